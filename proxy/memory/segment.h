@@ -1,0 +1,33 @@
+// A span of memory that other processes can map: a memfd, so nothing is left behind whatever kills its owner.
+#pragma once
+#include <cstddef>
+#include <memory>
+#include <string>
+
+namespace uccl {
+
+class Segment {
+ public:
+  // A new zeroed segment of `bytes` (rounded up to pages). Throws std::system_error.
+  static std::shared_ptr<Segment> create(const std::string& name, std::size_t bytes);
+  // Maps a segment of a process on this host and in this pid namespace, through /proc/<pid>/fd/<fd>.
+  // Throws std::system_error naming pid, fd and errno; std::runtime_error when it is smaller than `bytes`.
+  static std::shared_ptr<Segment> open(int pid, int fd, std::size_t bytes);
+  // Maps an inherited descriptor (takes ownership of it).
+  static std::shared_ptr<Segment> adopt(int fd, std::size_t bytes);
+  ~Segment();
+  Segment(const Segment&) = delete;
+  Segment& operator=(const Segment&) = delete;
+
+  void* data() const { return data_; }
+  std::size_t bytes() const { return bytes_; }
+  int fd() const { return fd_; }
+
+ private:
+  Segment(int fd, void* data, std::size_t bytes) : fd_(fd), data_(data), bytes_(bytes) {}
+  int fd_;
+  void* data_;
+  std::size_t bytes_;
+};
+
+}  // namespace uccl

@@ -1,0 +1,105 @@
+// The contract between the engine and a network family.
+//
+// What is asked of a network: a write is delivered reliably, and 32 bits reach the receiver after the write's data is
+// visible there. Nothing else: writes may arrive and complete in any order.
+//
+// A Transport belongs to one rank. It has lanes; a lane is used by exactly one worker thread, and lane i of a rank
+// exchanges only with lane i of its peers. Set-up (`local_address`, `connect`) is the control path: it may allocate,
+// block until its deadline, and throw. Everything in Lane is the data path: no allocation, no lock held across
+// threads, no exception, no log line.
+#pragma once
+#include <cstddef>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "memory/address_space.h"
+#include "wire/types.h"
+
+namespace uccl {
+
+struct WriteRequest {
+  u32 peer = 0;           // destination rank
+  u32 immediate = 0;      // delivered once, after the data is visible
+  const u8* source = nullptr;  // stays valid and unchanged until the completion
+  u64 remote_offset = 0;  // in the peer's flat offset space
+  u64 bytes = 0;          // may be 0: the immediate alone
+  u64 token = 0;          // comes back in the completion
+};
+
+struct Arrival {
+  u32 immediate;
+  u32 peer;  // who sent it, as the transport knows it; the engine refuses an immediate that claims another source
+};
+
+enum class PeerFault : u32 { kLost = 1, kProtocol = 2, kNetwork = 3 };
+
+struct PeerEvent {
+  u32 peer;
+  PeerFault fault;
+  int code;  // errno or a status of the family, 0 when there is none
+};
+
+// What the lane has counted since it was made. Plain words written by the lane's own thread, read racily by others.
+struct LaneCounters {
+  u64 writes = 0, write_bytes = 0, arrivals = 0, arrival_bytes = 0, refused = 0, system_calls = 0;
+};
+
+class Lane {
+ public:
+  virtual ~Lane() = default;
+
+  // Takes as many of `requests`, from the front, as it has room for; returns how many. A taken request is completed
+  // exactly once by `poll_completions`, unless its peer is lost. Requests to a lost or closed peer are taken and
+  // dropped. Never blocks.
+  virtual std::size_t post(std::span<const WriteRequest> requests) = 0;
+
+  // Rings the doorbell: everything posted so far is on its way after this.
+  virtual void flush() = 0;
+
+  // Tokens of writes that are complete: data and immediate have reached the receiver. In any order.
+  virtual std::size_t poll_completions(std::span<u64> tokens) = 0;
+
+  // Immediates whose data is visible. In any order. This call may itself move data (software families).
+  virtual std::size_t poll_arrivals(std::span<Arrival> out) = 0;
+
+  // Peers whose connection ended or misbehaved, each reported once.
+  virtual std::size_t poll_events(std::span<PeerEvent> out) = 0;
+
+  // Stops exchanging with a peer: its requests are dropped from now on and nothing of its memory is touched again.
+  virtual void close_peer(u32 peer) = 0;
+
+  virtual const LaneCounters& counters() const = 0;
+};
+
+struct TransportSettings {
+  u32 rank = 0;
+  u32 num_ranks = 1;
+  u32 num_lanes = 1;
+  u64 session = 0;               // one number per Buffer group, the same on all ranks
+  std::string secret;            // 32 bytes, the same on all ranks; whoever lacks it is dropped
+  AddressSpace local;            // where incoming writes may land; everything else is refused
+  std::string interface_address; // tcp: the one address to listen on, "" = 127.0.0.1
+  u32 max_in_flight = 256;       // writes per peer and lane that may be open; sizes every queue
+  u64 shuffle_seed = 0;          // loopback: deliver in a random order derived from this; 0 = as posted
+  u64 connect_timeout_ns = 30ull * 1000 * 1000 * 1000;
+};
+
+class Transport {
+ public:
+  virtual ~Transport() = default;
+  virtual const char* family() const = 0;
+  // What peers need to reach this rank; opaque bytes that travel in the handshake blob.
+  virtual std::string local_address() = 0;
+  // `addresses[r]` is rank r's local_address(), or "" for a rank that is not reached by this transport (this rank
+  // itself, ranks of the same node). Returns when both ways of every connection have been proven. Throws
+  // std::runtime_error naming the rank, what was tried and what happened.
+  virtual void connect(const std::vector<std::string>& addresses) = 0;
+  virtual Lane& lane(u32 index) = 0;
+};
+
+// family: "loopback" | "shared_memory" | "tcp". Throws std::invalid_argument that lists the families.
+std::unique_ptr<Transport> make_transport(const std::string& family, const TransportSettings& settings);
+
+}  // namespace uccl

@@ -1,0 +1,99 @@
+// The control segment of a rank: the words that a proxy writes and kernels wait on (or the other way round). It lives
+// in pinned host memory, is mapped by every rank of the node, and is part of the rank's flat offset space, so remote
+// proxies can land small headers in it.
+//
+// Every counter is 64 bits, only grows, and has one writer. Readers acquire what the writer released.
+#pragma once
+#include "wire/immediate.h"
+#include "wire/limits.h"
+#include "wire/types.h"
+
+namespace uccl {
+
+// Payload of a kCount command: what the sender of (phase, epoch) wants the receiver to know. 32 bytes.
+struct alignas(16) ExpectHeader {
+  u64 epoch;              // all 64 bits; the immediate carries the low ones
+  u64 num_writes;         // kWrite commands that belong to this (phase, epoch) from this source to this receiver
+  u64 consumed_dispatch;  // last low-latency dispatch epoch that the sender has finished reading
+  u64 consumed_combine;   // the same for combine
+};
+static_assert(sizeof(ExpectHeader) == 32);
+
+// Why a wait ended without what it waited for.
+enum class FaultKind : u32 {
+  kNone = 0,
+  kTimeout = 1,        // deadline passed
+  kPeerLost = 2,       // the peer's process or connection ended
+  kRingFull = 3,       // no room in a command ring before the deadline
+  kBadCommand = 4,     // a value beyond its field (seen = CommandError)
+  kMismatch = 5,       // two ranks disagree (expected, seen)
+  kTransport = 6,      // the network reported an error (seen = errno or status)
+  kBadArrival = 7,     // a message that no correct peer sends
+};
+
+// What was being waited for. Also the name a user reads.
+enum class WaitPhase : u32 {
+  kNone = 0, kRing, kDispatchSend, kDispatchReceive, kCombineSend, kCombineReceive, kCounts, kBarrier, kStart,
+  kStagingReuse, kTeardown
+};
+
+// First fault of a rank wins the compare-and-swap on `state`; the rest of the record is then written and `ready`
+// released. 64 bytes.
+struct alignas(64) FaultRecord {
+  u32 claimed;   // 0 -> 1 by the first to fail
+  u32 ready;     // 1 once the fields below are valid (release)
+  u32 kind;      // FaultKind
+  u32 phase;     // WaitPhase
+  u32 peer;      // rank waited for, or ~0
+  u32 channel;   // or ~0
+  u64 expected;
+  u64 seen;
+  u64 last_seen_ns;  // how long ago the peer's last arrival was, 0 when unknown
+  u64 waited_ns;
+};
+static_assert(sizeof(FaultRecord) == 64);
+
+// Offsets (bytes from the control segment's base) of every table. Built once from the group's shape; all ranks of a
+// group build the same one.
+struct ControlLayout {
+  u32 num_ranks = 0;
+  u32 num_channels = 0;
+
+  static constexpr u64 kAbort = 0;        // u64: non-zero ends every wait of this rank
+  static constexpr u64 kFault = 64;       // FaultRecord
+  static constexpr u64 kBarrier = 128;    // u64: rounds of barrier with remote peers completed (proxy)
+  static constexpr u64 kLocalBarrier = 192;  // u64: rounds this rank has entered (its kernel; read by node peers)
+  static constexpr u64 kTables = 256;
+
+  // Arrival flags: flag(phase, src) = last epoch of which everything from src has arrived. Writer: the proxy for remote
+  // sources, the kernel of this rank for itself.
+  constexpr u64 flag(Phase phase, u32 source) const {
+    return kTables + (static_cast<u64>(phase) * num_ranks + source) * 8;
+  }
+  // When that flag was last raised, steady-clock ns (proxy; for "last seen").
+  constexpr u64 flag_time(u32 source) const { return flags_end() + source * 8ull; }
+  // Expect headers: where the kCount of (phase, epoch) from src lands. Two sets, by epoch parity.
+  constexpr u64 expect(Phase phase, u64 epoch, u32 source) const {
+    return times_end() + ((static_cast<u64>(phase) * 2 + (epoch & 1)) * num_ranks + source) * sizeof(ExpectHeader);
+  }
+  // Sequence tails: chunks from src on (direction, channel) that have arrived in order.
+  constexpr u64 tail(Direction direction, u32 source, u32 channel) const {
+    return expects_end() + ((static_cast<u64>(direction) * num_ranks + source) * num_channels + channel) * 8;
+  }
+  // Credits: chunks of ours on (direction, channel) that peer's side has finished reading.
+  constexpr u64 credit(Direction direction, u32 peer, u32 channel) const {
+    return tails_end() + ((static_cast<u64>(direction) * num_ranks + peer) * num_channels + channel) * 8;
+  }
+  constexpr u64 bytes() const { return align_up(tails_end() + streams_bytes(), 4096); }
+
+ private:
+  constexpr u64 flags_end() const { return kTables + static_cast<u64>(kNumPhases) * num_ranks * 8; }
+  constexpr u64 times_end() const { return align_up(flags_end() + num_ranks * 8ull, 64); }
+  constexpr u64 expects_end() const {
+    return times_end() + static_cast<u64>(kNumPhases) * 2 * num_ranks * sizeof(ExpectHeader);
+  }
+  constexpr u64 streams_bytes() const { return static_cast<u64>(kNumDirections) * num_ranks * num_channels * 8; }
+  constexpr u64 tails_end() const { return expects_end() + streams_bytes(); }
+};
+
+}  // namespace uccl
