@@ -84,7 +84,18 @@ struct ControlLayout {
   constexpr u64 credit(Direction direction, u32 peer, u32 channel) const {
     return tails_end() + ((static_cast<u64>(direction) * num_ranks + peer) * num_channels + channel) * 8;
   }
-  constexpr u64 bytes() const { return align_up(tails_end() + streams_bytes(), 4096); }
+  // Low-latency epochs that `reader` has finished reading, as its ExpectHeaders said (proxy; Phase kDispatch, kCombine).
+  constexpr u64 consumed(Phase phase, u32 reader) const {
+    return tails_end() + streams_bytes() + (static_cast<u64>(phase) * num_ranks + reader) * 8;
+  }
+  // Non-zero once a peer has said goodbye: its end is no fault. Written by the peer itself when it runs on this host
+  // (it maps this segment), else by the proxy when the transport says so.
+  constexpr u64 departed(u32 peer) const { return consumed(Phase::kCounts, 0) + peer * 8ull; }
+  // For reports: (due << 32 | arrived) of the epoch that is under way from `source` (proxy, relaxed).
+  constexpr u64 progress(Phase phase, u32 source) const {
+    return departed(num_ranks) + (static_cast<u64>(phase) * num_ranks + source) * 8;
+  }
+  constexpr u64 bytes() const { return align_up(progress(static_cast<Phase>(kNumPhases), 0), 4096); }
 
  private:
   constexpr u64 flags_end() const { return kTables + static_cast<u64>(kNumPhases) * num_ranks * 8; }

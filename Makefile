@@ -1,0 +1,104 @@
+# Every target sets up what it needs by itself, in .venv; a second run starts at once.
+# PYTHON=python3.12 chooses the interpreter of a new .venv, PIP_ARGS=... adds arguments to pip (a CPU torch, a mirror).
+PYTHON ?= python3
+PIP_ARGS ?=
+ARGS ?=
+VENV := .venv
+BIN := $(VENV)/bin
+SAY := @printf '\n==> %s\n'
+INSTALL := $(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt $(PIP_ARGS)
+
+# Ranks share the cores: one OpenMP thread each, or they spin in each other's way.
+export OMP_NUM_THREADS := 1
+
+NATIVE_SOURCES := $(shell find proxy kernels cmake -type f \( -name '*.h' -o -name '*.cpp' -o -name '*.cmake' \))
+NATIVE_DIRS := $(shell find proxy kernels -type d)
+CHECKED_CPP = $(shell find proxy kernels tests bench -type f \( -name "*.h" -o -name "*.cpp" \) 2>/dev/null)
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test test-native test-sanitize test-slow test-compile bench lint format stub clean
+
+help: ## this list
+	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /|/' | awk -F'|' '{printf "  make %-14s %s\n", $$1, $$2}'
+	@echo "  variables: PYTHON=$(PYTHON) (of a new .venv)  PIP_ARGS=...  ARGS=... (for pytest, demo, bench)"
+
+$(VENV)/.stamp-python:
+	$(SAY) "create $(VENV) with $(PYTHON)"
+	@$(PYTHON) -c 'import sys; sys.exit(None if sys.version_info >= (3, 10) else "uccl-ep needs Python 3.10 or newer; \
+	$(PYTHON) is %s. Choose another: make PYTHON=python3.12 ..." % sys.version.split()[0])'
+	@$(PYTHON) -m venv $(VENV)
+	@touch $@
+
+# The build's own tools first: without build isolation, a rebuild reuses them and compiles only what changed.
+$(VENV)/.stamp-tools: $(VENV)/.stamp-python constraints.txt pyproject.toml
+	$(SAY) "install the build tools (scikit-build-core, nanobind, cmake, ninja)"
+	@$(INSTALL) scikit-build-core nanobind cmake ninja
+	@touch $@
+
+$(VENV)/.stamp-native: $(VENV)/.stamp-tools CMakeLists.txt $(NATIVE_SOURCES) $(NATIVE_DIRS)
+	$(SAY) "build the native module and install uccl-ep with its dependencies, editable"
+	@PATH="$(abspath $(BIN)):$$PATH" $(INSTALL) --no-build-isolation \
+	  --config-settings=cmake.define.UCCL_EP_WERROR=ON -e '.[dev]'
+	@touch $@
+
+$(VENV)/.stamp-compile: $(VENV)/.stamp-native
+	$(SAY) "install the GPU compilers (CuPy, NVRTC, ziglang; about 260 MB)"
+	@$(INSTALL) cupy-cuda13x nvidia-cuda-nvrtc ziglang
+	@touch $@
+
+setup: $(VENV)/.stamp-native ## only set up .venv
+
+demo: $(VENV)/.stamp-native ## train a small MoE model over 4 ranks and compare with one process
+	$(SAY) "uccl-ep demo"
+	@$(BIN)/uccl-ep demo $(ARGS)
+
+test: $(VENV)/.stamp-native ## native tests (wave32, wave64), Python tests and house checks
+	$(SAY) "pytest: native tests, Python tests, house checks"
+	@$(BIN)/pytest $(ARGS)
+
+test-native: $(VENV)/.stamp-native ## only the native tests
+	$(SAY) "pytest: native tests"
+	@$(BIN)/pytest --native-only $(ARGS)
+
+test-sanitize: $(VENV)/.stamp-native ## the native tests under ThreadSanitizer, then under Address- and UBSanitizer
+	$(SAY) "pytest: native tests under ThreadSanitizer"
+	@$(BIN)/pytest --sanitize thread $(ARGS)
+	$(SAY) "pytest: native tests under AddressSanitizer and UndefinedBehaviorSanitizer"
+	@$(BIN)/pytest --sanitize address $(ARGS)
+
+test-slow: $(VENV)/.stamp-native ## the tests marked slow
+	$(SAY) "pytest: slow tests"
+	@$(BIN)/pytest -m slow $(ARGS)
+
+test-compile: $(VENV)/.stamp-compile ## compile every kernel for NVIDIA and AMD processors; no device needed
+	$(SAY) "pytest: compile the kernels for sm_80, sm_90a, sm_100a, gfx942, gfx950"
+	@$(BIN)/pytest -m compile tests/kernels/test_compile_gpu.py $(ARGS)
+
+bench: $(VENV)/.stamp-native ## measure; results as JSON
+	$(SAY) "uccl-ep bench"
+	@$(BIN)/uccl-ep bench $(ARGS)
+
+# Every step runs, whatever the one before it found; the last line fails if any did.
+lint: $(VENV)/.stamp-native ## ruff, mypy --strict, clang-format and the house checks
+	$(SAY) "ruff, mypy --strict, clang-format, house checks"
+	@status=0; \
+	$(BIN)/ruff check . || status=1; \
+	$(BIN)/ruff format --check . || status=1; \
+	$(BIN)/mypy --strict uccl_ep || status=1; \
+	$(BIN)/clang-format --dry-run -Werror $(CHECKED_CPP) || status=1; \
+	$(BIN)/pytest -q tests/house $(ARGS) || status=1; \
+	exit $$status
+
+format: $(VENV)/.stamp-tools ## reformat Python and native code
+	$(SAY) "ruff format, clang-format"
+	@$(INSTALL) ruff clang-format
+	@$(BIN)/ruff format . && $(BIN)/ruff check --fix-only . && $(BIN)/clang-format -i $(CHECKED_CPP)
+
+stub: $(VENV)/.stamp-native ## write uccl_ep/_native.pyi from the built module
+	$(SAY) "nanobind.stubgen"
+	@$(BIN)/python -m nanobind.stubgen -m uccl_ep._native -o uccl_ep/_native.pyi
+
+clean: ## remove .venv, build/ and caches
+	$(SAY) "remove .venv, build and caches"
+	@rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	@find uccl_ep tests bench -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,0 +1,30 @@
+# The static libraries: `uccl_proxy` (proxy/ without its bindings) and, per warp width, `uccl_kernels_wave<N>` (kernels/).
+
+file(GLOB_RECURSE proxy_sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/proxy/*.cpp)
+list(FILTER proxy_sources EXCLUDE REGEX "/proxy/bindings/")
+add_library(uccl_proxy STATIC ${proxy_sources})
+target_link_libraries(uccl_proxy PUBLIC uccl_options)
+
+file(GLOB_RECURSE kernel_sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/kernels/*.cpp)
+
+# The fiber runtime switches stacks, which ThreadSanitizer cannot follow: it is compiled without, and tells the
+# sanitizer about fibers, barriers and launches itself (UCCL_SIMT_TSAN).
+if(UCCL_EP_SANITIZE STREQUAL "thread")
+  set(runtime_sources ${kernel_sources})
+  list(FILTER runtime_sources INCLUDE REGEX "/kernels/host/runtime[^/]*\\.cpp$")
+  set_source_files_properties(${runtime_sources} PROPERTIES COMPILE_OPTIONS -fno-sanitize=thread
+                              COMPILE_DEFINITIONS UCCL_SIMT_TSAN)
+endif()
+
+# -ffp-contract=off: a kernel fuses a multiply-add where it says fma and nowhere else, so bytes equal the GPU's.
+add_library(uccl_kernel_options INTERFACE)
+target_link_libraries(uccl_kernel_options INTERFACE uccl_options)
+target_compile_options(uccl_kernel_options INTERFACE -ffp-contract=off)
+
+# The width is the library's public definition: whoever links it instantiates kernel templates of the same width.
+function(uccl_add_kernels wave)
+  add_library(uccl_kernels_wave${wave} STATIC ${kernel_sources})
+  target_link_libraries(uccl_kernels_wave${wave} PUBLIC uccl_kernel_options)
+  target_compile_definitions(uccl_kernels_wave${wave} PUBLIC UCCL_SIMT_WARP=${wave})
+endfunction()
+uccl_add_kernels(32)

@@ -1,0 +1,17 @@
+# native_tests (all of tests/**.cpp, wave32) and native_tests_wave64 (tests/kernels again, as on an AMD processor).
+set(harness ${PROJECT_SOURCE_DIR}/tests/native/main.cpp)
+file(GLOB_RECURSE all_tests CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/tests/*.cpp)
+list(REMOVE_ITEM all_tests ${harness})
+set(kernel_tests ${all_tests})
+list(FILTER kernel_tests INCLUDE REGEX "/tests/kernels/")
+
+function(uccl_add_native_tests name wave)
+  add_executable(${name} ${harness} ${ARGN})
+  target_include_directories(${name} PRIVATE ${PROJECT_SOURCE_DIR}/tests)
+  target_link_libraries(${name} PRIVATE uccl_proxy uccl_kernels_wave${wave})
+  set_target_properties(${name} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR})
+endfunction()
+
+uccl_add_native_tests(native_tests 32 ${all_tests})
+uccl_add_kernels(64)
+uccl_add_native_tests(native_tests_wave64 64 ${kernel_tests})

@@ -1,0 +1,14 @@
+# uccl_ep._native (proxy/bindings over both libraries) and what the wheel carries for run-time compilation.
+find_package(Python 3.10 REQUIRED COMPONENTS Interpreter Development.Module OPTIONAL_COMPONENTS Development.SABIModule)
+find_package(nanobind CONFIG REQUIRED)
+
+file(GLOB_RECURSE binding_sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/proxy/bindings/*.cpp)
+# nanobind's headers count as system headers, so that our warnings stay about our sources.
+nanobind_add_module(_native STABLE_ABI NB_STATIC NB_SUPPRESS_WARNINGS ${binding_sources})
+target_link_libraries(_native PRIVATE uccl_proxy uccl_kernels_wave32)
+install(TARGETS _native LIBRARY DESTINATION uccl_ep)
+
+# uccl_ep/include has the repository's shape: -I include and -I include/proxy are what -I . and -I proxy are in it.
+install(DIRECTORY ${PROJECT_SOURCE_DIR}/kernels DESTINATION uccl_ep/include FILES_MATCHING PATTERN "*.h")
+install(DIRECTORY ${PROJECT_SOURCE_DIR}/proxy/wire ${PROJECT_SOURCE_DIR}/proxy/ring DESTINATION uccl_ep/include/proxy
+        FILES_MATCHING PATTERN "*.h")

@@ -1,0 +1,48 @@
+// The device API: everything a kernel may use, on NVIDIA, AMD and the CPU. Kernels include this file (and the helpers
+// beside it) and nothing of a vendor, so NVRTC needs no header folder but ours. This file picks the back end; vendor
+// conditionals live here and in the back ends only.
+//
+// Ordering: release stores and acquire loads, no stand-alone fence, so that ThreadSanitizer can follow the host build.
+// `_sys` is visible to CPUs, NICs and peers; `_gpu` to every block of this device.
+#pragma once
+#include "wire/types.h"
+
+#if defined(__CUDACC_RTC__) || defined(__CUDACC__)
+#include "kernels/device/backend_cuda.h"
+#elif defined(__HIP_DEVICE_COMPILE__)
+#include "kernels/device/backend_hip.h"
+#elif defined(__HIP__)
+#error "kernels have no host pass: compile them with --cuda-device-only"
+#else
+#include "kernels/host/backend_host.h"
+#endif
+
+namespace uccl::simt {
+
+// Bits of a mask_t above the warp do not exist: mask_t is exactly kWarp bits wide.
+static_assert(sizeof(mask_t) * 8 == kWarp);
+
+DEV u32 warp() { return tid() / kWarp; }
+DEV u32 num_warps() { return (ntid() + kWarp - 1) / kWarp; }
+
+// The largest of each aligned group of N lanes (N a power of two), in every lane of the group. NaN counts as absent.
+#if !defined(UCCL_SIMT_HOST)
+template <u32 N>
+DEV float group_max(float v) {
+UCCL_UNROLL
+  for (u32 d = N / 2; d; d >>= 1) v = fmax_(v, shfl_xor(v, d));
+  return v;
+}
+#endif
+DEV float warp_max(float v) { return group_max<kWarp>(v); }
+
+DEV float bf16_to_f(u16 v) { return bits_f(static_cast<u32>(v) << 16); }
+
+// Round to nearest, ties to even. Every NaN becomes 0x7fc0, as in torch, so results do not depend on whose NaN it was.
+DEV u16 f_to_bf16(float f) {
+  const u32 u = f_bits(f);
+  const u32 rounded = (u + 0x7fffu + (u >> 16 & 1)) >> 16;
+  return static_cast<u16>((u & 0x7fffffffu) > 0x7f800000u ? 0x7fc0u : rounded);
+}
+
+}  // namespace uccl::simt

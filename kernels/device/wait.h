@@ -1,0 +1,119 @@
+// Waiting with an end: a wait returns what it waited for, or leaves a fault record that says who waited for what.
+//
+// Every wait of a kernel shares one deadline, taken once at the kernel's start (`begin_wait`: one clock read a lane),
+// so a kernel that cannot finish ends within its timeout however many waits it holds. The first that fails claims the
+// fault record, releases `ready`, then releases `abort`, which ends every other wait of this rank.
+#pragma once
+#include "kernels/device/simt.h"
+#include "wire/control.h"
+
+namespace uccl::simt {
+
+inline constexpr u32 kNoPeer = ~0u;
+inline constexpr u32 kNoChannel = ~0u;
+
+struct WaitContext {
+  u64* abort;          // ControlLayout::kAbort
+  FaultRecord* fault;  // ControlLayout::kFault; null when expiry is no fault of the rank
+  u64 deadline_ns;     // on now_ns()'s clock; set by begin_wait
+  u32 rank;            // this one
+  u32 unused;
+};
+
+struct WaitSite {
+  WaitPhase phase;
+  u32 peer;      // or kNoPeer
+  u32 channel;   // or kNoChannel
+  u64 expected;  // the value waited for, as the report shows it
+};
+
+DEV WaitContext begin_wait(WaitContext context, u64 timeout_ns) {
+  const u64 now = now_ns();
+  context.deadline_ns = timeout_ns > ~0ull - now ? ~0ull : now + timeout_ns;
+  return context;
+}
+
+DEV bool aborted(const WaitContext& context) {
+  return ld_acquire_sys(context.abort) != 0;  // pairs with the release in record_fault, or with the proxy's
+}
+
+struct FaultDetail {
+  FaultKind kind;
+  u64 seen;
+  u64 waited_ns;
+};
+
+// Leaves the rank's first fault and ends its other waits. When another was first, it is the one that sets `abort`, after
+// its record is complete: nobody sees abort without a record to read.
+DEV void record_fault(const WaitContext& context, const WaitSite& site, const FaultDetail& detail) {
+  FaultRecord* const fault = context.fault;
+  if (fault == nullptr) return;
+  // Atomic among this device's blocks; the proxy's claim races with it only where PCIe has atomics, and then both are
+  // true faults of the rank.
+  if (cas_sys(&fault->claimed, 0u, 1u) != 0) return;
+  st_relaxed_sys(&fault->kind, static_cast<u32>(detail.kind));
+  st_relaxed_sys(&fault->phase, static_cast<u32>(site.phase));
+  st_relaxed_sys(&fault->peer, site.peer);
+  st_relaxed_sys(&fault->channel, site.channel);
+  st_relaxed_sys(&fault->expected, site.expected);
+  st_relaxed_sys(&fault->seen, detail.seen);
+  st_relaxed_sys(&fault->last_seen_ns, 0ull);  // the proxy knows
+  st_relaxed_sys(&fault->waited_ns, detail.waited_ns);
+  st_release_sys(&fault->ready, 1u);     // pairs with the acquire of whoever reports the fault
+  st_release_sys(context.abort, 1ull);   // pairs with aborted()
+}
+DEV void record_fault(const WaitContext& context, const WaitSite& site, FaultKind kind, u64 seen) {
+  record_fault(context, site, FaultDetail{kind, seen, 0});
+}
+
+// The slow part of a spin: look at abort and the clock every kSpinsPerCheck turns. For loops that wait_until does not
+// fit (warp-wide ones); `seen` is what the report says.
+struct SpinClock {
+  u32 spins = 0;
+  u64 started_ns = 0;
+
+  // False when the wait is over without what it waited for; the fault is then recorded.
+  DEV_MEMBER bool keep_waiting(const WaitContext& context, const WaitSite& site, FaultKind kind, u64 seen) {
+    if (++spins % kSpinsPerCheck != 0) return true;
+    if (aborted(context)) return false;
+    const u64 now = now_ns();
+    if (started_ns == 0) started_ns = now;
+    if (now < context.deadline_ns) return true;
+    record_fault(context, site, FaultDetail{kind, seen, now - started_ns});
+    return false;
+  }
+};
+
+// Spins until done(load()). For one lane, which then tells the others. False: deadline passed or the rank aborted.
+// `load` does the acquiring; what it pairs with is the caller's to say.
+template <class Load, class Done>
+DEV bool wait_until(const WaitContext& context, const WaitSite& site, Load load, Done done,
+                    FaultKind kind = FaultKind::kTimeout) {
+  u64 seen = load();
+  if (done(seen)) return true;
+  SpinClock clock;
+  for (;;) {
+    pause();
+    seen = load();
+    if (done(seen)) {
+      end_spin();
+      return true;
+    }
+    if (!clock.keep_waiting(context, site, kind, seen)) return false;
+  }
+}
+
+}  // namespace uccl::simt
+
+namespace uccl {
+using simt::aborted;
+using simt::begin_wait;
+using simt::FaultDetail;
+using simt::kNoChannel;
+using simt::kNoPeer;
+using simt::record_fault;
+using simt::SpinClock;
+using simt::wait_until;
+using simt::WaitContext;
+using simt::WaitSite;
+}  // namespace uccl

@@ -1,0 +1,57 @@
+// The row helpers written once over a vector type; vector_<level>.cpp includes this after it has defined
+//   VECTOR_FN   `static inline` and the target attribute of its instructions
+//   V           kLanes floats; load (bf16 to float), store (float to bf16), store_e4m3, set, zero, abs, max, add, mul,
+//               fma, largest (of the lanes)
+// Everything here is static, so that no code of one level is merged with that of another.
+//
+// The compiler may unroll and reorder; it may not change a rounding (no -ffast-math, -ffp-contract=off).
+#include "kernels/device/fp8.h"
+#include "kernels/host/vector.h"
+#include "kernels/host/vector_table.h"
+
+namespace uccl::simt::host {
+namespace {
+
+VECTOR_FN void quantize_group(const u16* x, u8* out, bool round_scale, float* scale_inv) {
+  constexpr u32 kVectors = kScaleGroup / V::kLanes;
+  V::F f[kVectors];
+  V::F amax = V::zero();
+  for (u32 i = 0; i < kVectors; ++i) {
+    f[i] = V::load(x + i * V::kLanes);
+    amax = V::max(V::abs(f[i]), amax);  // NaN in the first operand is ignored, as fmax_ does
+  }
+  const Fp8Scale s = fp8_scale(V::largest(amax), round_scale);
+  const V::F scale = V::set(s.scale);
+  for (u32 i = 0; i < kVectors; ++i) V::store_e4m3(out + i * V::kLanes, V::mul(f[i], scale));
+  *scale_inv = s.scale_inv;
+}
+
+// kVectors vectors of columns at once: with 64 bytes of each row a turn, the rows stream.
+template <u32 kVectors>
+VECTOR_FN void reduce_columns(const ReduceArgs& a, u32 first) {
+  V::F acc[kVectors];
+  for (u32 i = 0; i < kVectors; ++i) acc[i] = a.bias0 ? V::load(a.bias0 + first + i * V::kLanes) : V::zero();
+  if (a.bias1)
+    for (u32 i = 0; i < kVectors; ++i) acc[i] = V::add(acc[i], V::load(a.bias1 + first + i * V::kLanes));
+  for (u32 r = 0; r < a.count; ++r) {
+    const u16* const row = a.rows[r] + first;
+    if (a.weights) {
+      const V::F w = V::set(a.weights[r]);
+      for (u32 i = 0; i < kVectors; ++i) acc[i] = V::fma(V::load(row + i * V::kLanes), w, acc[i]);
+    } else {
+      for (u32 i = 0; i < kVectors; ++i) acc[i] = V::add(acc[i], V::load(row + i * V::kLanes));
+    }
+  }
+  for (u32 i = 0; i < kVectors; ++i) V::store(a.out + first + i * V::kLanes, acc[i]);
+}
+
+VECTOR_FN void reduce_whole(const ReduceArgs& a) {
+  constexpr u32 kAtOnce = 32 / V::kLanes;
+  u32 c = 0;
+  for (; c + 32 <= a.hidden; c += 32) reduce_columns<kAtOnce>(a, c);
+  for (; c + V::kLanes <= a.hidden; c += V::kLanes) reduce_columns<1>(a, c);
+  if (c < a.hidden) reduce_tail(a, c);
+}
+
+}  // namespace
+}  // namespace uccl::simt::host

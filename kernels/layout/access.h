@@ -1,0 +1,59 @@
+// Device-side shorthands over RankContext: where a word or a row of some rank is, as this rank sees it.
+#pragma once
+#include "kernels/device/simt.h"
+#include "kernels/device/wait.h"
+#include "kernels/layout/rank_context.h"
+
+namespace uccl {
+
+DEV u64* word(u8* base, u64 offset) { return reinterpret_cast<u64*>(base + offset); }
+
+DEV u8* own_data(const RankContext& c) { return c.data[c.topology.local]; }
+DEV u8* own_control(const RankContext& c) { return c.control[c.topology.local]; }
+DEV u8* data_of(const RankContext& c, u32 local_rank) { return c.data[c.topology.local_of[local_rank]]; }
+DEV u8* control_of(const RankContext& c, u32 local_rank) { return c.control[c.topology.local_of[local_rank]]; }
+
+DEV WaitContext wait_context(const RankContext& c) {
+  u8* control = own_control(c);
+  return begin_wait(WaitContext{word(control, ControlLayout::kAbort),
+                                reinterpret_cast<FaultRecord*>(control + ControlLayout::kFault), 0, c.topology.rank, 0},
+                    c.timeout_ns);
+}
+
+// The flag that says "everything of `source` for this phase and epoch is readable on my node": raised by the source's
+// kernel when it is on my node, else by the proxy of its host here.
+DEV const u64* arrival_flag(const RankContext& c, Phase phase, u32 source) {
+  if (c.topology.is_local(source)) return word(data_of(c, source), c.signals.flag(phase, source));
+  const u32 host = c.topology.host_of(source, c.topology.node);
+  return word(control_of(c, host), c.control_layout.flag(phase, source));
+}
+
+// Ring that carries commands to `peer` for one phase; every key keeps to one ring (engine.h).
+DEV const RingView& ring_to(const RankContext& c, u32 peer) { return c.rings[peer % c.num_rings]; }
+// Ring of a channel's stream commands.
+DEV const RingView& ring_of_channel(const RankContext& c, u32 channel) { return c.rings[channel % c.num_rings]; }
+
+DEV bool masked(const RankContext& c, u32 rank) { return c.mask != nullptr && simt::ld_relaxed_sys(&c.mask[rank]) != 0; }
+
+DEV void add_stat(const RankContext& c, u32 peer, PeerStat stat, u64 value) {
+  simt::add_gpu(&c.peer_stats[peer * kPeerStats + static_cast<u32>(stat)], value);
+}
+
+// Same value in every lane of the warp, as lane 0 has it.
+DEV bool warp_agree(bool v) { return simt::shfl(static_cast<u32>(v), 0) != 0; }
+
+// True in every thread of the block that is the last of the grid to come here; everything that any block wrote before
+// is then visible to it. `ticket` returns to 0 for the next launch.
+DEV bool last_block(u32* ticket, u32* shared_word) {
+  simt::sync_block();
+  if (simt::tid() == 0) {
+    const u32 n = simt::add_acq_rel_gpu(ticket, 1u);
+    const bool last = n == static_cast<u32>(simt::nbid()) - 1;
+    if (last) simt::st_release_gpu(ticket, 0u);
+    *shared_word = last;
+  }
+  simt::sync_block();
+  return *shared_word != 0;
+}
+
+}  // namespace uccl

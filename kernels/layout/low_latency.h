@@ -1,0 +1,73 @@
+// Where low-latency rows live. Two sets of everything, by epoch parity.
+//
+// Dispatch keeps one row per token, not one per expert: a source stages its rows once; ranks of its node read them
+// there, and each remote node gets them once, at the source's host (topology.h), slot = token index. Receivers know
+// from the routing block (the source's top-k ids) which rows are theirs, so rows carry no header.
+// Combine keeps one row per (token, k) at the token's owner, stored there by load/store or by a write.
+#pragma once
+#include "wire/limits.h"
+#include "wire/types.h"
+
+namespace uccl {
+
+enum class RowFormat : u32 { kBf16 = 0, kFp8 = 1, kFp8Ue8m0 = 2 };
+inline constexpr u32 kScaleChannels = 128;  // channels that share one scale
+
+// In front of the top-k ids (i16, row-major [num_tokens, topk]) of a routing block.
+struct alignas(16) RoutingHeader {
+  u32 num_tokens, topk, hidden, format;
+};
+
+struct LowLatencyLayout {
+  u32 max_tokens = 0;  // M, tokens a rank and call
+  u32 hidden = 0;
+  u32 max_topk = 0;
+  u32 num_hosted = 0;     // TopologyView::num_hosted(), 0 when there is one node
+  u32 staging_rows = 0;   // combine rows on their way out, 0 when there is one node
+  u32 num_ranks = 0;
+  u64 base = 0;  // where this part starts in the data region, multiple of 128
+
+  static constexpr u64 scale_bytes(u32 hidden, RowFormat f) {
+    const u64 groups = ceil_div(hidden, kScaleChannels);
+    return f == RowFormat::kBf16 ? 0 : f == RowFormat::kFp8 ? groups * 4 : ceil_div(groups, 4) * 4;
+  }
+  static constexpr u64 row_bytes(u32 hidden, RowFormat f) {
+    return f == RowFormat::kBf16 ? align_up(2ull * hidden, 16) : align_up(hidden + scale_bytes(hidden, f), 16);
+  }
+  static constexpr u64 routing_bytes(u32 tokens, u32 topk) {
+    return align_up(sizeof(RoutingHeader) + 2ull * tokens * topk, 16);
+  }
+  // A combine row on the wire: bf16, or logfmt behind a 16-byte header and never longer than this.
+  constexpr u64 combine_row_bytes() const { return align_up(16 + 2ull * hidden, 16); }
+
+  constexpr u64 rows_bytes() const { return align_up(max_tokens * row_bytes(hidden, RowFormat::kBf16), 128); }
+  constexpr u64 routing_stride() const { return align_up(routing_bytes(max_tokens, max_topk), 128); }
+  constexpr u64 source_bytes() const { return rows_bytes() + routing_stride(); }
+  constexpr u64 slots_bytes() const {
+    return align_up(static_cast<u64>(max_tokens) * max_topk * combine_row_bytes(), 128);
+  }
+  constexpr u64 headers_bytes() const { return align_up(static_cast<u64>(num_ranks) * 3 * 32, 128); }
+  constexpr u64 set_bytes() const {
+    return (1 + num_hosted) * source_bytes() + slots_bytes() + headers_bytes();
+  }
+  constexpr u64 staging_bytes() const { return align_up(staging_rows * combine_row_bytes(), 128); }
+  constexpr u64 bytes() const { return 2 * set_bytes() + staging_bytes(); }
+
+  // Offsets in the data region, by epoch.
+  constexpr u64 set(u64 epoch) const { return base + (epoch & 1) * set_bytes(); }
+  constexpr u64 staged_rows(u64 epoch) const { return set(epoch); }
+  constexpr u64 staged_routing(u64 epoch) const { return set(epoch) + rows_bytes(); }
+  constexpr u64 hosted_rows(u64 epoch, u32 slot) const { return set(epoch) + (1 + slot) * source_bytes(); }
+  constexpr u64 hosted_routing(u64 epoch, u32 slot) const { return hosted_rows(epoch, slot) + rows_bytes(); }
+  constexpr u64 combine_slot(u64 epoch, u64 slot) const {
+    return set(epoch) + (1 + num_hosted) * source_bytes() + slot * combine_row_bytes();
+  }
+  // Outgoing ExpectHeaders: one per peer for dispatch (0), combine (1) and announcements (2).
+  constexpr u64 header(u64 epoch, u32 kind, u32 peer) const {
+    return set(epoch) + (1 + num_hosted) * source_bytes() + slots_bytes() +
+           (static_cast<u64>(kind) * num_ranks + peer) * 32;
+  }
+  constexpr u64 staging(u32 row) const { return base + 2 * set_bytes() + row * combine_row_bytes(); }
+};
+
+}  // namespace uccl

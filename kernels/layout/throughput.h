@@ -1,0 +1,131 @@
+// Where throughput rows live, and what a row is.
+//
+// A *stream* is the rows of one source, one channel and one destination node, in token order. It is kept in a ring of
+// chunks at the source's host on that node; every rank of the node reads the whole ring and takes the rows that name
+// it. So a row is staged once, crosses the network once per remote node, and is never forwarded. In combine each rank
+// keeps a ring per (source, channel) with its rows for that source; the source's host on the node merges them by token
+// and sends one partial sum per token to the source.
+//
+// Rings are cut from *units* of equal size (one unit per source or node), each shared out among the channels of the
+// call. A chunk's number never resets, so late credits and writes of an older call cannot be taken for new ones.
+#pragma once
+#include "wire/limits.h"
+#include "wire/types.h"
+
+namespace uccl {
+
+// Dispatch row: header | payload | scales | top-k weights (f32) | top-k ids (i16), padded to 16.
+// Combine row:  header | payload (bf16) | top-k weights (f32), padded to 16. Its destinations field is unused.
+struct alignas(16) RowHeader {
+  u64 destinations;  // ranks of the node (by local index) that take this row
+  u32 token;         // index at its source
+  u32 unused;
+};
+
+struct RowShape {
+  u32 payload_bytes = 0;  // hidden * element size, multiple of 16
+  u32 scale_bytes = 0;    // scales of a row, multiple of 4
+  u32 topk = 0;           // 0: no ids, no weights
+  u32 has_ids = 0;
+  u32 has_weights = 0;
+
+  constexpr u64 scales() const { return sizeof(RowHeader) + payload_bytes; }
+  constexpr u64 weights() const { return scales() + scale_bytes; }
+  constexpr u64 ids() const { return weights() + (has_weights ? 4ull * topk : 0); }
+  constexpr u64 bytes() const { return align_up(ids() + (has_ids ? 2ull * topk : 0), 16); }
+};
+
+// How a unit is cut for one call. The same on every rank for the same call.
+struct StreamGeometry {
+  u64 unit_bytes = 0;
+  u32 num_channels = 1;
+  u32 rows_per_chunk = 1;
+  u32 num_slots = 0;  // chunks in one ring; power of two not required; 0 = does not fit
+  u32 row_bytes = 0;
+
+  static constexpr u64 kWantedChunkBytes = 64 << 10;
+  static constexpr u32 kMinSlots = 2;
+  static constexpr u32 kMaxSlots = kMaxSequenceInFlight / 2;
+
+  static constexpr StreamGeometry make(u64 unit_bytes, u32 num_channels, u64 row_bytes) {
+    StreamGeometry g;
+    g.unit_bytes = unit_bytes;
+    g.num_channels = num_channels;
+    g.row_bytes = static_cast<u32>(row_bytes);
+    const u64 ring = unit_bytes / num_channels / 128 * 128;
+    const u64 rows = ring / row_bytes;
+    u64 per_chunk = kWantedChunkBytes / row_bytes;
+    if (per_chunk > rows / 8) per_chunk = rows / 8;  // eight chunks keep reader and writer apart
+    if (per_chunk < 1) per_chunk = 1;
+    u64 slots = rows / per_chunk;
+    if (slots > kMaxSlots) slots = kMaxSlots;
+    g.rows_per_chunk = static_cast<u32>(per_chunk);
+    g.num_slots = slots < kMinSlots ? 0 : static_cast<u32>(slots);
+    return g;
+  }
+  constexpr u64 chunk_bytes() const { return static_cast<u64>(rows_per_chunk) * row_bytes; }
+  constexpr u64 num_chunks(u64 rows) const { return ceil_div(rows, rows_per_chunk); }
+  // Offset of a chunk inside its unit.
+  constexpr u64 chunk(u32 channel, u64 number) const {
+    return channel * (unit_bytes / num_channels / 128 * 128) + number % num_slots * chunk_bytes();
+  }
+  constexpr bool operator==(const StreamGeometry& o) const {
+    return unit_bytes == o.unit_bytes && num_channels == o.num_channels && rows_per_chunk == o.rows_per_chunk &&
+           num_slots == o.num_slots && row_bytes == o.row_bytes;
+  }
+};
+
+// What one source tells a node before a dispatch: u32 words behind this header:
+//   rows[channel]                       rows of the stream (source, channel)
+//   tokens[reader][channel]             how many of them reader takes
+//   experts[reader][local expert]       (token, k) selections of each expert, before alignment
+struct alignas(16) CountsHeader {
+  u32 num_channels, num_local_experts, num_readers, topk;
+  u32 payload_bytes, scale_bytes, has_ids, has_weights;
+};
+
+struct ThroughputLayout {
+  u64 base = 0;        // where this part starts in the data region
+  u32 num_ranks = 0;
+  u32 num_nodes = 0;
+  u32 num_hosted = 0;  // 0 when there is one node
+  u32 max_readers = 0; // largest node
+  u32 max_local_experts = 0;
+  u32 unused = 0;
+  u64 unit_bytes = 0;  // multiple of 128
+
+  constexpr u64 counts_bytes() const {
+    return align_up(sizeof(CountsHeader) + 4ull * kMaxChannels * (1 + max_readers) + 4ull * max_readers * max_local_experts,
+                    128);
+  }
+  constexpr u64 remote_nodes() const { return num_nodes > 1 ? num_nodes : 0; }
+  // Units: dispatch own stream, dispatch staging per node, dispatch hosted; combine contributions per source, combine
+  // partial staging per hosted source, combine partials per node.
+  constexpr u64 num_units() const { return 1 + remote_nodes() + num_hosted + num_ranks + num_hosted + remote_nodes(); }
+  // Two sets of counts, by epoch: outgoing per node, and hosted; then expect headers per node.
+  constexpr u64 counts_set_bytes() const { return (num_nodes + num_hosted) * counts_bytes() + align_up(num_nodes * 32ull, 128); }
+  constexpr u64 bytes() const { return 2 * counts_set_bytes() + num_units() * unit_bytes; }
+
+  constexpr u64 counts_set(u64 epoch) const { return base + (epoch & 1) * counts_set_bytes(); }
+  constexpr u64 own_counts(u64 epoch, u32 node) const { return counts_set(epoch) + node * counts_bytes(); }
+  constexpr u64 hosted_counts(u64 epoch, u32 slot) const { return counts_set(epoch) + (num_nodes + slot) * counts_bytes(); }
+  constexpr u64 counts_expect(u64 epoch, u32 node) const {
+    return counts_set(epoch) + (num_nodes + num_hosted) * counts_bytes() + node * 32ull;
+  }
+
+  constexpr u64 units() const { return base + 2 * counts_set_bytes(); }
+  constexpr u64 own_stream() const { return units(); }
+  constexpr u64 dispatch_staging(u32 node) const { return units() + (1 + node) * unit_bytes; }
+  constexpr u64 dispatch_hosted(u32 slot) const { return units() + (1 + remote_nodes() + slot) * unit_bytes; }
+  constexpr u64 contributions(u32 source) const {
+    return units() + (1 + remote_nodes() + num_hosted + source) * unit_bytes;
+  }
+  constexpr u64 partial_staging(u32 slot) const {
+    return units() + (1 + remote_nodes() + num_hosted + num_ranks + slot) * unit_bytes;
+  }
+  constexpr u64 partial(u32 node) const {
+    return units() + (1 + remote_nodes() + 2ull * num_hosted + num_ranks + node) * unit_bytes;
+  }
+};
+
+}  // namespace uccl

@@ -1,0 +1,110 @@
+// What the four low-latency kernels share: their workspace, and the rule for reusing a buffer set.
+//
+// Epochs. Dispatch and combine calls are numbered from 1, separately; epoch e uses set e & 1. A set may be overwritten
+// by epoch e only when every reader has finished epoch e - 2. Readers of the node store their progress into the
+// writer's region. Remote readers announce theirs inside the ExpectHeader of whatever they send next, which in the
+// usual dispatch-combine alternation has always arrived long before it is needed, so nothing is waited for and no
+// message is added. Only when a rank has read something and sent nothing since does it announce on its own (`announce`).
+#pragma once
+#include "kernels/device/ring_push.h"
+#include "kernels/layout/access.h"
+#include "kernels/layout/low_latency.h"
+
+namespace uccl {
+
+struct LowLatencyCall {
+  LowLatencyLayout layout;
+  u64 epoch;              // of this phase
+  u64 consumed_dispatch;  // epochs that this rank has finished reading, none left out; to be told to peers. In a
+                          // receiving half this call's own is among them
+  u64 consumed_combine;
+  u64 announce_epoch;     // non-zero: tell it on its own first, under Phase::kSpare
+  u32 num_experts;
+  u32 num_local_experts;
+  u32* ticket;            // zero between launches
+  u32* grid_barrier;      // kGridBarrierWords, zero between launches
+};
+
+// Finished epoch of `phase` that `reader` has made known here.
+DEV u64 known_consumed(const RankContext& c, Phase phase, u32 reader) {
+  if (c.topology.is_local(reader))
+    return simt::ld_acquire_sys(word(own_data(c), c.signals.consumed(phase, reader)));
+  const u64 direct = simt::ld_acquire_sys(word(own_control(c), c.control_layout.consumed(phase, reader)));
+  const u32 host = c.topology.host_of(reader, c.topology.node);
+  const u64 hosted = simt::ld_acquire_sys(word(control_of(c, host), c.control_layout.consumed(phase, reader)));
+  return direct > hosted ? direct : hosted;
+}
+
+// Waits until every rank has finished epoch - 2 of `phase`. Whole block; false when it failed.
+DEV bool wait_for_reuse(const RankContext& c, const WaitContext& wait, Phase phase, u64 epoch, u32* shared_ok) {
+  if (epoch <= 2) return true;
+  if (simt::tid() == 0) simt::st_release_gpu(shared_ok, 1u);
+  simt::sync_block();
+  if (simt::lane() == 0)
+    for (u32 r = simt::warp(); r < c.topology.num_ranks; r += simt::num_warps()) {
+      if (r == c.topology.rank || masked(c, r)) continue;
+      const WaitPhase name = phase == Phase::kDispatch ? WaitPhase::kDispatchSend : WaitPhase::kCombineSend;
+      const bool ok = wait_until(
+          wait, WaitSite{name, r, ~0u, epoch - 2}, [&] { return known_consumed(c, phase, r); },
+          [&](u64 seen) { return seen >= epoch - 2 || masked(c, r); });
+      if (!ok) simt::st_release_gpu(shared_ok, 0u);
+    }
+  simt::sync_block();
+  return simt::ld_acquire_gpu(shared_ok) != 0;
+}
+
+// Tells the ranks of this node that this rank has finished every epoch up to `epoch`.
+DEV void publish_consumed(const RankContext& c, Phase phase, u64 epoch) {
+  for (u32 i = simt::tid(); i < c.topology.local_size; i += simt::ntid())
+    if (i != c.topology.local)
+      simt::st_release_sys(word(c.data[i], c.signals.consumed(phase, c.topology.rank)), epoch);
+}
+
+// Writes an ExpectHeader into the outgoing area at `header_offset` and sends it to `peer`. One lane.
+DEV void send_expect(const RankContext& c, const WaitContext& wait, const LowLatencyCall& call, Phase phase, u64 epoch,
+                     u32 peer, u64 header_offset, u64 num_writes) {
+  *reinterpret_cast<ExpectHeader*>(own_data(c) + header_offset) =
+      ExpectHeader{epoch, num_writes, call.consumed_dispatch, call.consumed_combine};
+  Command m;
+  m.op = Op::kCount;
+  m.peer = peer;
+  m.key = epoch_key(phase, epoch);
+  m.local_offset = header_offset;
+  m.remote_offset = c.control_offset + c.control_layout.expect(phase, epoch, c.topology.rank);
+  m.bytes = sizeof(ExpectHeader);
+  push(ring_to(c, peer), m, wait);
+}
+
+// The rare announcement (see above): an ExpectHeader of Phase::kSpare that expects nothing, to every remote rank.
+DEV void announce_consumed(const RankContext& c, const WaitContext& wait, const LowLatencyCall& call) {
+  if (call.announce_epoch == 0 || simt::bid() != 0) return;
+  for (u32 r = simt::tid(); r < c.topology.num_ranks; r += simt::ntid())
+    if (!c.topology.is_local(r) && !masked(c, r))
+      send_expect(c, wait, call, Phase::kSpare, call.announce_epoch, r,
+                  call.layout.header(call.announce_epoch, 2, r), 0);
+}
+
+// Waits for an arrival flag. One lane. Returns false when the call failed. With `shrink`, a peer that does not come in
+// time is masked instead, as DeepEP's enable_shrink does; `*absent` then says to treat it as having sent nothing.
+DEV bool wait_for_flag(const RankContext& c, const WaitContext& wait, const WaitSite& site, const u64* flag, u64 epoch,
+                       bool* absent) {
+  *absent = masked(c, site.peer);
+  if (*absent) return true;
+  const u64 begin = simt::now_ns();
+  WaitContext bounded = wait;
+  if (c.shrink) bounded.fault = nullptr;  // expiry is not a fault then
+  const bool ok = wait_until(
+      bounded, site, [&] { return simt::ld_acquire_sys(flag); },
+      [&](u64 seen) { return seen >= epoch || masked(c, site.peer); });
+  add_stat(c, site.peer, PeerStat::kWaitNs, simt::now_ns() - begin);
+  if (ok) {
+    *absent = masked(c, site.peer);
+    return true;
+  }
+  if (!c.shrink || simt::ld_acquire_sys(wait.abort) != 0) return false;
+  simt::st_release_sys(&c.mask[site.peer], 1u);
+  *absent = true;
+  return true;
+}
+
+}  // namespace uccl

@@ -1,0 +1,155 @@
+// Low-latency dispatch, sending half: stages every token's row once (quantised if asked), then one write per run of
+// consecutive rows and remote node, then the routing block and the count of writes. Ranks of the node read the staged
+// rows where they are.
+#pragma once
+#include "kernels/device/copy.h"
+#include "kernels/device/fp8.h"
+#include "kernels/low_latency/common.h"
+
+namespace uccl {
+
+static_assert(kScaleChannels == kScaleGroup);
+
+struct DispatchSendArgs {
+  RankContext rank;
+  LowLatencyCall call;
+  const u16* x;           // bf16 [num_tokens, hidden]
+  const i64* topk_idx;    // [num_tokens, topk]; outside [0, num_experts) = not routed
+  u32* num_writes;        // [num_nodes], zero between launches
+  u32 num_tokens, topk;
+  u32 format;             // RowFormat
+  u32 round_scale;        // scales rounded up to powers of two
+  u32 batch;              // tokens that a warp stages before it sends; at most one per lane
+  u32 unused;
+};
+struct DispatchSendShared {
+  u32 ok, last;
+  // Behind it: hidden / 128 floats a warp.
+  static constexpr u64 bytes(u32 hidden, u32 warps) { return 16 + 4ull * warps * ceil_div(hidden, kScaleChannels); }
+};
+
+DEV bool goes_to_node(const DispatchSendArgs& a, u32 token, u32 node) {
+  for (u32 k = 0; k < a.topk; ++k) {
+    const i64 e = a.topk_idx[static_cast<u64>(token) * a.topk + k];
+    if (e < 0 || e >= static_cast<i64>(a.call.num_experts)) continue;
+    const u32 owner = static_cast<u32>(e) / a.call.num_local_experts;
+    if (a.rank.topology.node_of[owner] == node && !masked(a.rank, owner)) return true;
+  }
+  return false;
+}
+
+// One warp: bf16 row -> staged row of the wanted format. `scratch`: one float a scale, for this warp alone.
+DEV void stage_row(const DispatchSendArgs& a, u32 token, u8* out, float* scratch) {
+  const u32 hidden = a.call.layout.hidden;
+  const u16* x = a.x + static_cast<u64>(token) * hidden;
+  const RowFormat format = static_cast<RowFormat>(a.format);
+  if (format == RowFormat::kBf16) {
+    copy_row(out, reinterpret_cast<const u8*>(x), 2ull * hidden);
+    return;
+  }
+  u8* scales = out + hidden;
+  if (format == RowFormat::kFp8) {
+    quantize_row(x, out, reinterpret_cast<float*>(scales), hidden, a.round_scale != 0);
+    return;
+  }
+  quantize_row(x, out, scratch, hidden, true);
+  simt::sync_warp();
+  pack_ue8m0(scratch, reinterpret_cast<u32*>(scales), static_cast<u32>(ceil_div(hidden, kScaleChannels)));
+}
+
+// One warp: sends the staged rows [first, first + count) that node n needs, one write per run.
+DEV void send_runs(const DispatchSendArgs& a, const WaitContext& wait, u32 first, u32 count, u32 node) {
+  const LowLatencyLayout& layout = a.call.layout;
+  const TopologyView& topology = a.rank.topology;
+  const u64 row = LowLatencyLayout::row_bytes(layout.hidden, static_cast<RowFormat>(a.format));
+  const u32 lane = static_cast<u32>(simt::lane());
+  const u64 wanted = simt::ballot(lane < count && goes_to_node(a, first + lane, node));
+  if (lane != 0 || wanted == 0) return;
+  const u32 host = topology.host_of(topology.rank, node);
+  u32 runs = 0;
+  for (u32 i = 0; i < count;) {
+    if (!(wanted >> i & 1)) {
+      ++i;
+      continue;
+    }
+    u32 end = i;
+    while (end < count && (wanted >> end & 1)) ++end;
+    Command m;
+    m.op = Op::kWrite;
+    m.peer = host;
+    m.key = epoch_key(Phase::kDispatch, a.call.epoch);
+    m.local_offset = layout.staged_rows(a.call.epoch) + (first + i) * row;
+    m.remote_offset = layout.hosted_rows(a.call.epoch, topology.hosted_slot(topology.rank, node)) + (first + i) * row;
+    m.bytes = (end - i) * row;
+    if (push(ring_to(a.rank, host), m, wait) == ~0ull) return;
+    add_stat(a.rank, host, PeerStat::kRowsOut, end - i);
+    add_stat(a.rank, host, PeerStat::kBytesOut, m.bytes);
+    ++runs;
+    i = end;
+  }
+  simt::add_gpu(&a.num_writes[node], runs);
+}
+
+// The whole block 0 writes the routing block, 2 bytes an id.
+DEV void stage_routing(const DispatchSendArgs& a) {
+  u8* block = own_data(a.rank) + a.call.layout.staged_routing(a.call.epoch);
+  if (simt::tid() == 0)
+    *reinterpret_cast<RoutingHeader*>(block) = RoutingHeader{a.num_tokens, a.topk, a.call.layout.hidden, a.format};
+  short* ids = reinterpret_cast<short*>(block + sizeof(RoutingHeader));
+  for (u64 i = simt::tid(); i < static_cast<u64>(a.num_tokens) * a.topk; i += simt::ntid()) {
+    const i64 e = a.topk_idx[i];
+    const bool valid = e >= 0 && e < static_cast<i64>(a.call.num_experts);
+    ids[i] = static_cast<short>(valid ? e : -1);
+  }
+}
+
+// The last block: routing block and count to every remote node, then the flag for this node.
+DEV void finish_dispatch(const DispatchSendArgs& a, const WaitContext& wait) {
+  const TopologyView& topology = a.rank.topology;
+  const LowLatencyLayout& layout = a.call.layout;
+  for (u32 n = simt::tid(); n < topology.num_nodes; n += simt::ntid()) {
+    if (n == topology.node) continue;
+    const u32 host = topology.host_of(topology.rank, n);
+    const u32 runs = simt::ld_acquire_gpu(&a.num_writes[n]);
+    simt::st_release_gpu(&a.num_writes[n], 0u);
+    if (masked(a.rank, host)) continue;
+    Command m;
+    m.op = Op::kWrite;
+    m.peer = host;
+    m.key = epoch_key(Phase::kDispatch, a.call.epoch);
+    m.local_offset = layout.staged_routing(a.call.epoch);
+    m.remote_offset = layout.hosted_routing(a.call.epoch, topology.hosted_slot(topology.rank, n));
+    m.bytes = LowLatencyLayout::routing_bytes(a.num_tokens, a.topk);
+    if (push(ring_to(a.rank, host), m, wait) == ~0ull) continue;
+    send_expect(a.rank, wait, a.call, Phase::kDispatch, a.call.epoch, host, layout.header(a.call.epoch, 0, host),
+                runs + 1ull);
+  }
+  if (simt::tid() == 0)
+    simt::st_release_sys(word(own_data(a.rank), a.rank.signals.flag(Phase::kDispatch, topology.rank)), a.call.epoch);
+}
+
+KERNEL low_latency_dispatch_send(DispatchSendArgs a) {
+  DispatchSendShared& shared = simt::smem<DispatchSendShared>();
+  const WaitContext wait = wait_context(a.rank);
+  announce_consumed(a.rank, wait, a.call);
+  if (wait_for_reuse(a.rank, wait, Phase::kDispatch, a.call.epoch, &shared.ok)) {
+    if (simt::bid() == 0) stage_routing(a);
+    const u64 row = LowLatencyLayout::row_bytes(a.call.layout.hidden, static_cast<RowFormat>(a.format));
+    u8* rows = own_data(a.rank) + a.call.layout.staged_rows(a.call.epoch);
+    float* scratch = reinterpret_cast<float*>(reinterpret_cast<u8*>(&shared) + 16) +
+                     simt::warp() * ceil_div(a.call.layout.hidden, kScaleChannels);
+    const u32 warps = static_cast<u32>(simt::nbid() * simt::num_warps());
+    const u32 me = static_cast<u32>(simt::bid() * simt::num_warps() + simt::warp());
+    for (u32 first = me * a.batch; first < a.num_tokens; first += warps * a.batch) {
+      const u32 count = a.num_tokens - first < a.batch ? a.num_tokens - first : a.batch;
+      for (u32 i = 0; i < count; ++i) stage_row(a, first + i, rows + (first + i) * row, scratch);
+      simt::sync_warp();
+      for (u32 n = 0; n < a.rank.topology.num_nodes; ++n)
+        if (n != a.rank.topology.node && !masked(a.rank, a.rank.topology.host_of(a.rank.topology.rank, n)))
+          send_runs(a, wait, first, count, n);
+    }
+  }
+  if (last_block(a.call.ticket, &shared.last)) finish_dispatch(a, wait);
+}
+
+}  // namespace uccl

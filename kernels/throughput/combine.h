@@ -1,0 +1,351 @@
+// Throughput combine. Blocks of a channel: (0) puts this rank's rows into one ring per source; (1) sums this rank's own
+// tokens: rows of its node, then the partial sums of other nodes; (2), with several nodes, sums the node's rows of the
+// remote sources that this rank stands for and sends one partial row per token.
+//
+// Rounding (facts B.1). One node: fp32 sum of bias and rows in ascending rank, one round. Several: each node's rows in
+// ascending rank, rounded to bf16; then bias and nodes in ascending order, rounded.
+#pragma once
+#include "kernels/throughput/merge.h"
+
+namespace uccl {
+
+// Reading state of the partial sums from one node, in workspace.
+struct PartialState {
+  u64 head, released;
+  u32 row, remaining;
+};
+
+struct CombineArgs {
+  RankContext rank;
+  ThroughputCall call;
+  const u16* x;               // bf16 [rows, hidden], in received order
+  const float* topk_weights;  // [rows, topk] or null
+  const i32* recv_src_idx;    // [rows]
+  const u16* bias0;           // bf16 [num_tokens, hidden] or null
+  const u16* bias1;
+  u16* out;                   // bf16 [num_tokens, hidden]
+  float* out_weights;         // [num_tokens, topk] or null
+  u16* scratch;               // bf16 [C, warps of a block, hidden], several nodes only
+  PartialState* partials;     // [C, nodes] workspace
+  u32 hidden;
+  u32 unused;
+};
+
+struct CombineShared {
+  MergeShared merge;
+  u32 cursor, in_chunk;  // next token, or rows already in the outgoing chunk
+  u64 number;            // outgoing chunk
+  // Behind it, a warp: kMaxPartials + 1 payload pointers (also enough for kMaxRanksPerNode).
+  static constexpr u64 bytes(u32 warps) { return align_up(sizeof(CombineShared), 16) + warps * pointer_bytes(); }
+  static constexpr u64 pointer_bytes() { return (kMaxPartials + 2) * 8; }
+};
+static_assert(kMaxRanksPerNode <= kMaxPartials + 1);
+
+DEV const u16** warp_pointers(CombineShared& s) {
+  return reinterpret_cast<const u16**>(reinterpret_cast<u8*>(&s) + align_up(sizeof(CombineShared), 16) +
+                                       simt::warp() * CombineShared::pointer_bytes());
+}
+
+// The whole block: what thread 0 last left in `ok`, read by all before it can change again.
+DEV bool all_see_ok(CombineShared& s) {
+  simt::sync_block();
+  const bool ok = s.merge.ok != 0;
+  simt::sync_block();
+  return ok;
+}
+
+// ---- (0) contributions ------------------------------------------------------------------------------------------
+
+// One warp: this rank's rows for one source and channel.
+DEV void contribute(const CombineArgs& a, const WaitContext& wait, u32 channel, u32 source) {
+  const StreamGeometry& g = a.call.geometry;
+  const RowShape& shape = a.call.shape;
+  const TopologyView& t = a.rank.topology;
+  const u32 rows = a.call.recv_tokens[source * g.num_channels + channel];
+  if (rows == 0) return;
+  const u32 first = a.call.recv_begin[source * g.num_channels + channel];
+  const WaitSite site{WaitPhase::kCombineSend, t.host_of(source, t.node), channel, 0};
+  auto stream = [&](u32 c) { return contribution_stream(a.rank, a.call.layout, t.rank, source, c); };
+  const StreamAddress s = stream(channel);
+  u64* tail = const_cast<u64*>(s.tail);
+  if (a.call.drain &&
+      !warp_agree(simt::lane() != 0 ||
+                  wait_for_drain(wait, site, a.call.max_channels, [&](u32 c) { return simt::ld_relaxed_sys(stream(c).tail); },
+                                 [&](u32 c) { return simt::ld_acquire_sys(stream(c).heads); })))
+    return;
+  u64 number = simt::ld_relaxed_sys(tail);
+  for (u32 done = 0; done < rows; ++number) {
+    if (!warp_agree(simt::lane() != 0 ||
+                    wait_for_slot(wait, site, g, number, [&] { return simt::ld_acquire_sys(s.heads); })))
+      return;
+    const u32 n = rows - done < g.rows_per_chunk ? rows - done : g.rows_per_chunk;
+    for (u32 i = 0; i < n; ++i) {
+      const u64 at = first + done + i;
+      u8* row = const_cast<u8*>(s.unit) + g.chunk(channel, number) + static_cast<u64>(i) * g.row_bytes;
+      if (simt::lane() == 0)
+        *reinterpret_cast<RowHeader*>(row) = RowHeader{0, static_cast<u32>(a.recv_src_idx[at]), 0};
+      copy_row(row + sizeof(RowHeader), reinterpret_cast<const u8*>(a.x + at * a.hidden), shape.payload_bytes);
+      if (shape.has_weights && simt::lane() < shape.topk)
+        reinterpret_cast<float*>(row + shape.weights())[simt::lane()] = a.topk_weights[at * shape.topk + simt::lane()];
+    }
+    done += n;
+    simt::sync_warp();
+    if (simt::lane() == 0) simt::st_release_sys(tail, number + 1);  // pairs with look_ahead's acquire
+  }
+  if (simt::lane() != 0) return;
+  add_stat(a.rank, site.peer, PeerStat::kRowsOut, rows);
+  add_stat(a.rank, site.peer, PeerStat::kBytesOut, static_cast<u64>(rows) * g.row_bytes);
+}
+
+// ---- (1) this rank's own tokens ---------------------------------------------------------------------------------
+
+DEV void open_partials(const CombineArgs& a, u32 channel) {
+  const TopologyView& t = a.rank.topology;
+  for (u32 n = simt::tid(); n < t.num_nodes; n += simt::ntid()) {
+    PartialState& p = a.partials[channel * t.num_nodes + n];
+    const u32 rows = n == t.node ? 0 : a.call.node_rows[n * a.call.geometry.num_channels + channel];
+    u64 head = 0;
+    if (n != t.node) head = simt::ld_relaxed_sys(partial_stream(a.rank, a.call.layout, n, channel).heads);
+    p = PartialState{head, head, 0, rows};
+  }
+}
+
+// Lane 0: every partial row of this token is readable.
+DEV Step look_at_partials(const CombineArgs& a, const WaitContext& wait, u32 channel, u32 token, bool may_wait) {
+  const TopologyView& t = a.rank.topology;
+  for (u32 n = 0; n < t.num_nodes; ++n) {
+    if (n == t.node || destinations(a.rank, a.call.is_token_in_rank, token, n) == 0) continue;
+    const PartialState& p = a.partials[channel * t.num_nodes + n];
+    const u64* tail = partial_stream(a.rank, a.call.layout, n, channel).tail;
+    const u64 head = p.head;
+    if (simt::ld_acquire_sys(tail) > head) continue;
+    if (!may_wait) return Step::kNotYet;
+    const u32 peer = t.host_of(t.rank, n);
+    const u64 begin = simt::now_ns();
+    if (!wait_until(wait, WaitSite{WaitPhase::kCombineReceive, peer, channel, head + 1},
+                    [&] { return simt::ld_acquire_sys(tail); }, [&](u64 seen) { return seen > head; }))
+      return Step::kFailed;
+    add_stat(a.rank, peer, PeerStat::kWaitNs, simt::now_ns() - begin);
+  }
+  return Step::kReady;
+}
+
+// Lane 0: puts the token's partial rows into the entry, in ascending node order.
+DEV void take_partials(const CombineArgs& a, u32 channel, u32 token, PlanEntry& e) {
+  const TopologyView& t = a.rank.topology;
+  const StreamGeometry& g = a.call.geometry;
+  for (u32 n = 0; n < t.num_nodes; ++n) {
+    if (n == t.node) e.own_position = e.num_partials;
+    if (n == t.node || destinations(a.rank, a.call.is_token_in_rank, token, n) == 0) continue;
+    PartialState& p = a.partials[channel * t.num_nodes + n];
+    e.partials[e.num_partials++] = partial_stream(a.rank, a.call.layout, n, channel).unit + g.chunk(channel, p.head) +
+                                   static_cast<u64>(p.row) * g.row_bytes;
+    --p.remaining;
+    if (++p.row < g.rows_per_chunk && p.remaining != 0) continue;
+    ++p.head;
+    p.row = 0;
+  }
+}
+
+// Lane 0 plans up to kMaxPlan of this rank's tokens.
+DEV void plan_own(const CombineArgs& a, const WaitContext& wait, CombineShared& s, u32 channel, u32 end) {
+  MergeShared& m = s.merge;
+  const TopologyView& t = a.rank.topology;
+  m.count = 0;
+  while (m.count < kMaxPlan && s.cursor < end) {
+    const bool may_wait = m.count == 0;
+    const bool here = destinations(a.rank, a.call.is_token_in_rank, s.cursor, t.node) != 0;
+    Step step = here ? look_ahead(a.rank, wait, a.call, m, channel, may_wait) : Step::kReady;
+    if (step == Step::kReady && t.num_nodes > 1) step = look_at_partials(a, wait, channel, s.cursor, may_wait);
+    if (step == Step::kFailed) m.ok = 0;
+    if (step != Step::kReady) return;
+    PlanEntry& e = m.plan[m.count++];
+    e.num_rows = e.num_partials = e.own_position = 0;
+    e.token = s.cursor;
+    if (here) take_token(a.rank, a.call, m, channel, s.cursor, e);
+    if (t.num_nodes > 1) take_partials(a, channel, s.cursor, e);
+    ++s.cursor;
+  }
+}
+
+// One warp: one of this rank's tokens.
+DEV void reduce_own(const CombineArgs& a, CombineShared& s, u32 channel, const PlanEntry& e) {
+  const RowShape& shape = a.call.shape;
+  const u64 at = static_cast<u64>(e.token) * a.hidden;
+  const u16* bias0 = a.bias0 != nullptr ? a.bias0 + at : nullptr;
+  const u16* bias1 = a.bias1 != nullptr ? a.bias1 + at : nullptr;
+  const u16** list = warp_pointers(s);
+  payloads(e.rows, e.num_rows, list);
+  if (a.rank.topology.num_nodes == 1) {
+    reduce_rows(a.out + at, list, nullptr, e.num_rows, a.hidden, bias0, bias1);
+  } else {
+    u16* own = a.scratch + static_cast<u64>(channel * simt::num_warps() + simt::warp()) * a.hidden;
+    if (e.num_rows != 0) reduce_rows(own, list, nullptr, e.num_rows, a.hidden, nullptr, nullptr);
+    simt::sync_warp();
+    const u32 has_own = e.num_rows != 0;
+    for (u32 i = simt::lane(); i < e.num_partials; i += simt::kWarp)
+      list[i + (i >= e.own_position ? has_own : 0)] = reinterpret_cast<const u16*>(e.partials[i] + sizeof(RowHeader));
+    if (has_own && simt::lane() == 0) list[e.own_position] = own;
+    simt::sync_warp();
+    reduce_rows(a.out + at, list, nullptr, e.num_partials + has_own, a.hidden, bias0, bias1);
+  }
+  const u32 k = simt::lane();
+  if (shape.has_weights && k < shape.topk) {
+    float sum = e.num_partials == 0 ? sum_weights(shape, e.rows, e.num_rows, k) : 0.0f;
+    for (u32 i = 0; e.num_partials != 0 && i <= e.num_partials; ++i) {
+      if (i == e.own_position) sum += sum_weights(shape, e.rows, e.num_rows, k);
+      if (i < e.num_partials) sum += sum_weights(shape, &e.partials[i], 1, k);
+    }
+    a.out_weights[static_cast<u64>(e.token) * shape.topk + k] = sum;
+  }
+  simt::sync_warp();
+}
+
+// After a batch: gives partial chunks back to the nodes that sent them.
+DEV void release_partials(const CombineArgs& a, const WaitContext& wait, u32 channel) {
+  const TopologyView& t = a.rank.topology;
+  if (t.num_nodes == 1) return;
+  for (u32 n = simt::tid(); n < t.num_nodes; n += simt::ntid()) {
+    PartialState& p = a.partials[channel * t.num_nodes + n];
+    if (p.released == p.head) continue;
+    p.released = p.head;
+    simt::st_release_sys(partial_stream(a.rank, a.call.layout, n, channel).heads, p.head);
+    send_credit(a.rank, wait, Direction::kCombine, t.host_of(t.rank, n), channel, p.head);
+  }
+}
+
+DEV void combine_own(const CombineArgs& a, const WaitContext& wait, CombineShared& s, u32 channel) {
+  const u32 channels = a.call.geometry.num_channels;
+  const u32 end = channel_begin(a.call.num_tokens, channels, channel + 1);
+  if (simt::tid() == 0) s.cursor = channel_begin(a.call.num_tokens, channels, channel);
+  open_partials(a, channel);
+  open_contributions(a.rank, a.call, s.merge, a.rank.topology.rank, channel);
+  while (s.cursor < end) {
+    simt::sync_block();  // everyone has seen the cursor
+    if (simt::tid() == 0) plan_own(a, wait, s, channel, end);
+    if (!all_see_ok(s)) return;
+    for (u32 i = simt::warp(); i < s.merge.count; i += simt::num_warps()) reduce_own(a, s, channel, s.merge.plan[i]);
+    simt::sync_block();
+    release_contributions(a.rank, s.merge);
+    release_partials(a, wait, channel);
+    simt::sync_block();
+  }
+}
+
+// ---- (2) partial sums for remote sources ------------------------------------------------------------------------
+
+struct PartialOut {
+  u32 source, channel, rows;
+  u64 unit_offset, remote_offset;
+  u64* sent_word;
+};
+DEV PartialOut partial_out(const CombineArgs& a, u32 source, u32 channel) {
+  const TopologyView& t = a.rank.topology;
+  PartialOut p{};
+  p.source = source;
+  p.channel = channel;
+  p.rows = a.call.stream_rows[source * a.call.geometry.num_channels + channel];
+  p.unit_offset = a.call.layout.partial_staging(t.hosted_slot(source, t.node));
+  p.remote_offset = a.call.layout.partial(t.node);
+  p.sent_word = word(own_data(a.rank), a.rank.signals.sent(Direction::kCombine, source, channel));
+  return p;
+}
+
+// Lane 0: plans rows of one outgoing chunk; `left` rows of the stream are still to come.
+DEV void plan_partials(const CombineArgs& a, const WaitContext& wait, CombineShared& s, const PartialOut& p, u32 left) {
+  MergeShared& m = s.merge;
+  const StreamGeometry& g = a.call.geometry;
+  m.count = 0;
+  if (s.in_chunk == 0) {
+    const WaitSite site{WaitPhase::kCombineSend, p.source, p.channel, s.number};
+    if (!wait_for_slot(wait, site, g, s.number,
+                       [&] { return credit_of(a.rank, Direction::kCombine, p.source, p.channel); })) {
+      m.ok = 0;
+      return;
+    }
+  }
+  u8* chunk = own_data(a.rank) + p.unit_offset + g.chunk(p.channel, s.number);
+  while (m.count < kMaxPlan && s.in_chunk < g.rows_per_chunk && m.count < left) {
+    const Step step = look_ahead(a.rank, wait, a.call, m, p.channel, m.count == 0);
+    if (step == Step::kFailed) m.ok = 0;
+    if (step != Step::kReady) return;
+    PlanEntry& e = m.plan[m.count++];
+    e.num_rows = e.num_partials = e.own_position = 0;
+    take_token(a.rank, a.call, m, p.channel, kNoToken, e);
+    e.out_row = chunk + static_cast<u64>(s.in_chunk++) * g.row_bytes;
+  }
+}
+
+// One warp: one partial row.
+DEV void reduce_partial(const CombineArgs& a, CombineShared& s, const PlanEntry& e) {
+  const RowShape& shape = a.call.shape;
+  const u16** list = warp_pointers(s);
+  payloads(e.rows, e.num_rows, list);
+  if (simt::lane() == 0) *reinterpret_cast<RowHeader*>(e.out_row) = RowHeader{0, e.token, 0};
+  reduce_rows(reinterpret_cast<u16*>(e.out_row + sizeof(RowHeader)), list, nullptr, e.num_rows, a.hidden, nullptr, nullptr);
+  if (shape.has_weights && simt::lane() < shape.topk)
+    reinterpret_cast<float*>(e.out_row + shape.weights())[simt::lane()] =
+        sum_weights(shape, e.rows, e.num_rows, simt::lane());
+  simt::sync_warp();
+}
+
+// Thread 0, after a batch: sends the chunk when it is full or the stream has ended.
+DEV bool send_partials(const CombineArgs& a, const WaitContext& wait, CombineShared& s, const PartialOut& p, u32 left) {
+  const StreamGeometry& g = a.call.geometry;
+  if (s.in_chunk < g.rows_per_chunk && left != 0) return true;
+  const u64 bytes = static_cast<u64>(s.in_chunk) * g.row_bytes, at = g.chunk(p.channel, s.number);
+  add_stat(a.rank, p.source, PeerStat::kRowsOut, s.in_chunk);
+  add_stat(a.rank, p.source, PeerStat::kBytesOut, bytes);
+  simt::st_relaxed_sys(p.sent_word, s.number + 1);
+  const bool ok = send_chunk(a.rank, wait, Op::kSequence, p.source, stream_key(Direction::kCombine, p.channel, s.number),
+                             p.unit_offset + at, p.remote_offset + at, bytes);
+  ++s.number;
+  s.in_chunk = 0;
+  return ok;
+}
+
+// The whole block: one remote source.
+DEV bool combine_for(const CombineArgs& a, const WaitContext& wait, CombineShared& s, u32 channel, u32 source) {
+  const PartialOut p = partial_out(a, source, channel);
+  if (p.rows == 0) return true;
+  open_contributions(a.rank, a.call, s.merge, source, channel);
+  if (simt::tid() == 0) {
+    s.number = simt::ld_relaxed_sys(p.sent_word);
+    s.in_chunk = 0;
+    if (a.call.drain && !wait_for_drain(
+                            wait, WaitSite{WaitPhase::kCombineSend, source, channel, 0}, a.call.max_channels,
+                            [&](u32 c) { return simt::ld_relaxed_sys(partial_out(a, source, c).sent_word); },
+                            [&](u32 c) { return credit_of(a.rank, Direction::kCombine, source, c); }))
+      s.merge.ok = 0;
+  }
+  bool ok = all_see_ok(s);
+  for (u32 done = 0; ok && done < p.rows;) {
+    if (simt::tid() == 0) plan_partials(a, wait, s, p, p.rows - done);
+    if (!all_see_ok(s)) return false;
+    for (u32 i = simt::warp(); i < s.merge.count; i += simt::num_warps()) reduce_partial(a, s, s.merge.plan[i]);
+    done += s.merge.count;
+    simt::sync_block();
+    release_contributions(a.rank, s.merge);
+    if (simt::tid() == 0 && !send_partials(a, wait, s, p, p.rows - done)) s.merge.ok = 0;
+    ok = all_see_ok(s);
+  }
+  return ok;
+}
+
+KERNEL throughput_combine(CombineArgs a) {
+  CombineShared& shared = simt::smem<CombineShared>();
+  const WaitContext wait = wait_context(a.rank);
+  const TopologyView& t = a.rank.topology;
+  const u32 roles = t.num_nodes > 1 ? 3 : 2, channel = simt::bid() / roles, role = simt::bid() % roles;
+  if (role == 0) {
+    for (u32 s = simt::warp(); s < t.num_ranks; s += simt::num_warps()) contribute(a, wait, channel, s);
+  } else if (role == 1) {
+    combine_own(a, wait, shared, channel);
+  } else {
+    // Ascending on every rank, as the contributions are: the smallest unfinished source always has all its parts.
+    for (u32 s = 0; s < t.num_ranks; ++s)
+      if (!t.is_local(s) && t.host_of(s, t.node) == t.rank && !combine_for(a, wait, shared, channel, s)) return;
+  }
+}
+
+}  // namespace uccl

@@ -1,0 +1,134 @@
+// What the throughput kernels share: the call, and the addresses of streams (layout/throughput.h says what those are).
+//
+// A stream's writer may fill chunk n when n - head < slots; head is the slowest reader's. On a node, readers store their
+// heads beside the ring. Over the network the host of the ring sends the slowest head back as a credit.
+// No call waits for another call to end: chunk numbers go on, and only a change of geometry first drains the rings.
+#pragma once
+#include "kernels/device/copy.h"
+#include "kernels/device/ring_push.h"
+#include "kernels/layout/access.h"
+#include "kernels/layout/throughput.h"
+
+namespace uccl {
+
+struct ThroughputCall {
+  ThroughputLayout layout;
+  StreamGeometry geometry;
+  RowShape shape;
+  u32 num_local_experts;
+  u32 drain;          // geometry differs from the last call's of this direction
+  u32 max_channels;   // channels that any earlier call may have used
+  // Where the routing of this call is (from the counts kernel, or a handle). C = geometry.num_channels.
+  const u8* is_token_in_rank;  // [num_tokens, N]
+  const u32* node_rows;        // [nodes, C] rows that this rank sends to each node
+  const u32* recv_tokens;      // [N, C] rows that this rank takes from each source
+  const u32* recv_begin;       // [N, C] where they start in the output
+  const u32* stream_rows;      // [N, C] rows of each source's stream to this node
+  const u32* reducer_tokens;   // [N, readers, C] rows per local reader, for sources that this rank stands for
+  u32 num_tokens;
+  u32 readers;                 // stride of reducer_tokens: largest node
+};
+
+// A ring as its reader sees it.
+struct StreamAddress {
+  const u8* unit;
+  const u64* tail;
+  u64* heads;  // one word a reader
+};
+
+// The dispatch stream of `source` to this node.
+DEV StreamAddress dispatch_stream(const RankContext& c, const ThroughputLayout& layout, u32 source, u32 channel) {
+  const TopologyView& t = c.topology;
+  if (t.is_local(source)) {
+    u8* base = data_of(c, source);
+    return StreamAddress{base + layout.own_stream(), word(base, c.signals.stream_tail(Direction::kDispatch, source, channel)),
+                         word(base, c.signals.stream_head(Direction::kDispatch, source, channel, 0))};
+  }
+  const u32 host = t.host_of(source, t.node);
+  u8* base = data_of(c, host);
+  return StreamAddress{base + layout.dispatch_hosted(t.hosted_slot(source, t.node)),
+                       word(control_of(c, host), c.control_layout.tail(Direction::kDispatch, source, channel)),
+                       word(base, c.signals.stream_head(Direction::kDispatch, source, channel, 0))};
+}
+
+// The combine rows that local rank `contributor` has for `source`.
+DEV StreamAddress contribution_stream(const RankContext& c, const ThroughputLayout& layout, u32 contributor, u32 source,
+                                      u32 channel) {
+  u8* base = data_of(c, contributor);
+  return StreamAddress{base + layout.contributions(source),
+                       word(base, c.signals.stream_tail(Direction::kCombine, source, channel)),
+                       word(base, c.signals.stream_head(Direction::kCombine, source, channel, 0))};
+}
+
+// The partial sums that node n sends this rank.
+DEV StreamAddress partial_stream(const RankContext& c, const ThroughputLayout& layout, u32 node, u32 channel) {
+  const u32 reducer = c.topology.host_of(c.topology.rank, node);
+  return StreamAddress{own_data(c) + layout.partial(node),
+                       word(own_control(c), c.control_layout.tail(Direction::kCombine, reducer, channel)),
+                       word(own_data(c), c.signals.partial_head(reducer, channel))};
+}
+
+DEV u64 slowest_head(const u64* heads, u32 readers) {
+  u64 slowest = ~0ull;
+  for (u32 g = 0; g < readers; ++g) {
+    const u64 head = simt::ld_acquire_sys(&heads[g]);  // pairs with the reader's release after its last read
+    if (head < slowest) slowest = head;
+  }
+  return slowest;
+}
+
+// Head of an outgoing stream to another node: the credit that its host sent back.
+DEV u64 credit_of(const RankContext& c, Direction d, u32 peer, u32 channel) {
+  return simt::ld_acquire_sys(word(own_control(c), c.control_layout.credit(d, peer, channel)));
+}
+
+// One lane: waits until `head()` lets chunk `number` be written.
+template <class Head>
+DEV bool wait_for_slot(const WaitContext& wait, const WaitSite& site, const StreamGeometry& g, u64 number, Head head) {
+  return wait_until(wait, site, head, [&](u64 seen) { return number - seen < g.num_slots; });
+}
+
+// One lane: everything that earlier calls wrote into this unit has been read, on every channel they used.
+template <class Sent, class Head>
+DEV bool wait_for_drain(const WaitContext& wait, WaitSite site, u32 channels, Sent sent, Head head) {
+  for (u32 c = 0; c < channels; ++c) {
+    const u64 target = sent(c);
+    site.channel = c;
+    site.expected = target;
+    if (!wait_until(wait, site, [&] { return head(c); }, [&](u64 seen) { return seen >= target; })) return false;
+  }
+  return true;
+}
+
+// One lane: a chunk to another node, or (bytes = 0) a credit for one.
+DEV bool send_chunk(const RankContext& c, const WaitContext& wait, Op op, u32 peer, u32 key, u64 from, u64 to, u64 bytes) {
+  Command m;
+  m.op = op;
+  m.peer = peer;
+  m.key = key;
+  m.local_offset = from;
+  m.remote_offset = to;
+  m.bytes = bytes;
+  return push(ring_of_channel(c, key_channel(key)), m, wait) != kNoTicket;
+}
+DEV bool send_credit(const RankContext& c, const WaitContext& wait, Direction d, u32 peer, u32 channel, u64 head) {
+  return send_chunk(c, wait, Op::kCredit, peer, stream_key(d, channel, head), 0, 0, 0);
+}
+
+// The tokens of one channel: contiguous, in equal shares.
+DEV u32 channel_begin(u32 tokens, u32 channels, u32 channel) {
+  const u32 share = static_cast<u32>(ceil_div(tokens, channels));
+  const u64 begin = static_cast<u64>(share) * channel;
+  return begin < tokens ? static_cast<u32>(begin) : tokens;
+}
+
+// Ranks of node n (by local index) that take a token.
+DEV u64 destinations(const RankContext& c, const u8* is_token_in_rank, u32 token, u32 node) {
+  const u8* row = is_token_in_rank + static_cast<u64>(token) * c.topology.num_ranks;
+  u64 mask = 0;
+  for (u32 i = 0; i < c.topology.size_of(node); ++i)
+    if (row[c.topology.member(node, i)]) mask |= 1ull << i;
+  return mask;
+}
+
+}  // namespace uccl

@@ -1,0 +1,239 @@
+// Throughput dispatch. Two blocks a channel: the even one writes this rank's streams to every node, the odd one reads
+// every source's stream to this node and packs the rows that name this rank, by source rank and then token. The rank
+// that holds a remote source's ring also returns the credits for it.
+#pragma once
+#include "kernels/throughput/common.h"
+
+namespace uccl {
+
+struct DispatchArgs {
+  RankContext rank;
+  ThroughputCall call;
+  const u8* x;               // [num_tokens, payload]
+  const u32* scales;         // 4-byte words, strided; null without scales
+  i64 scale_token_stride, scale_stride;
+  const i64* topk_idx;       // [num_tokens, topk] or null
+  const float* topk_weights; // [num_tokens, topk] or null
+  u8* recv_x;                // [capacity, payload]
+  u32* recv_scales;          // [capacity, words]
+  i64* recv_topk_idx;        // [capacity, topk] local expert or -1
+  float* recv_topk_weights;  // [capacity, topk]; 0 where the index is -1
+  i32* recv_src_idx;         // [capacity] token index at its source
+  const u32* recv_total;     // [1]
+  u32 capacity;              // rows of the outputs
+  u32 pad_tail;              // rows beyond recv_total get index -1
+};
+
+// One warp: one token into its place in a chunk.
+DEV void write_row(const DispatchArgs& a, u32 token, u64 destinations, u8* row) {
+  const RowShape& shape = a.call.shape;
+  const u32 lane = simt::lane();
+  if (lane == 0) *reinterpret_cast<RowHeader*>(row) = RowHeader{destinations, token, 0};
+  copy_row(row + sizeof(RowHeader), a.x + static_cast<u64>(token) * shape.payload_bytes, shape.payload_bytes);
+  u32* scales = reinterpret_cast<u32*>(row + shape.scales());
+  for (u32 i = lane; i < shape.scale_bytes / 4; i += simt::kWarp)
+    scales[i] = a.scales[token * a.scale_token_stride + i * a.scale_stride];
+  if (lane >= shape.topk) return;
+  const u64 at = static_cast<u64>(token) * shape.topk + lane;
+  if (shape.has_weights) reinterpret_cast<float*>(row + shape.weights())[lane] = a.topk_weights[at];
+  if (shape.has_ids) reinterpret_cast<short*>(row + shape.ids())[lane] = static_cast<short>(a.topk_idx[at]);
+}
+
+// The writing end of this rank's stream to one node.
+struct OutgoingStream {
+  u32 node, peer, channel;
+  bool local;
+  u8* unit;          // where rows are written
+  u64 unit_offset, remote_offset;
+  u64* sent_word;    // local: the tail that readers acquire; remote: this rank's own note
+};
+DEV OutgoingStream outgoing_stream(const DispatchArgs& a, u32 node, u32 channel) {
+  const TopologyView& t = a.rank.topology;
+  const ThroughputLayout& layout = a.call.layout;
+  OutgoingStream s{};
+  s.node = node;
+  s.channel = channel;
+  s.local = node == t.node;
+  s.peer = t.host_of(t.rank, node);
+  s.unit_offset = s.local ? layout.own_stream() : layout.dispatch_staging(node);
+  s.unit = own_data(a.rank) + s.unit_offset;
+  s.remote_offset = s.local ? 0 : layout.dispatch_hosted(t.hosted_slot(t.rank, node));
+  s.sent_word = word(own_data(a.rank), s.local ? a.rank.signals.stream_tail(Direction::kDispatch, t.rank, channel)
+                                               : a.rank.signals.sent(Direction::kDispatch, s.peer, channel));
+  return s;
+}
+DEV u64 outgoing_head(const DispatchArgs& a, const OutgoingStream& s, u32 channel) {
+  const TopologyView& t = a.rank.topology;
+  if (!s.local) return credit_of(a.rank, Direction::kDispatch, s.peer, channel);
+  const u64* heads = word(own_data(a.rank), a.rank.signals.stream_head(Direction::kDispatch, t.rank, channel, 0));
+  return slowest_head(heads, t.local_size);
+}
+
+// One lane: chunk `number` may be written.
+DEV bool outgoing_room(const DispatchArgs& a, const WaitContext& wait, const OutgoingStream& s, u64 number) {
+  return wait_for_slot(wait, WaitSite{WaitPhase::kDispatchSend, s.peer, s.channel, number}, a.call.geometry, number,
+                       [&] { return outgoing_head(a, s, s.channel); });
+}
+// One lane: earlier calls' chunks, of another geometry, have all been read.
+DEV bool drain_outgoing(const DispatchArgs& a, const WaitContext& wait, const OutgoingStream& s) {
+  return wait_for_drain(
+      wait, WaitSite{WaitPhase::kDispatchSend, s.peer, 0, 0}, a.call.max_channels,
+      [&](u32 c) { return simt::ld_relaxed_sys(outgoing_stream(a, s.node, c).sent_word); },
+      [&](u32 c) { return outgoing_head(a, s, c); });
+}
+
+// One lane: chunk `number` with `rows` rows is complete.
+DEV bool publish_chunk(const DispatchArgs& a, const WaitContext& wait, const OutgoingStream& s, u64 number, u32 rows) {
+  const u64 bytes = static_cast<u64>(rows) * a.call.geometry.row_bytes;
+  add_stat(a.rank, s.peer, PeerStat::kRowsOut, rows);
+  add_stat(a.rank, s.peer, PeerStat::kBytesOut, bytes);
+  if (s.local) {
+    simt::st_release_sys(s.sent_word, number + 1);  // pairs with the readers' acquire of the tail
+    return true;
+  }
+  simt::st_relaxed_sys(s.sent_word, number + 1);
+  const u64 at = a.call.geometry.chunk(s.channel, number);
+  return send_chunk(a.rank, wait, Op::kSequence, s.peer, stream_key(Direction::kDispatch, s.channel, number),
+                    s.unit_offset + at, s.remote_offset + at, bytes);
+}
+
+// One warp writes the whole stream of one channel to one node.
+DEV void send_stream(const DispatchArgs& a, const WaitContext& wait, u32 channel, u32 node) {
+  const StreamGeometry& g = a.call.geometry;
+  const u32 rows = a.call.node_rows[node * g.num_channels + channel];
+  if (rows == 0) return;
+  const OutgoingStream s = outgoing_stream(a, node, channel);
+  if (a.call.drain && !warp_agree(simt::lane() != 0 || drain_outgoing(a, wait, s))) return;
+  u64 number = simt::ld_relaxed_sys(s.sent_word);
+  const u32 end = channel_begin(a.call.num_tokens, g.num_channels, channel + 1);
+  u32 done = 0, in_chunk = 0;
+  for (u32 base = channel_begin(a.call.num_tokens, g.num_channels, channel); base < end; base += simt::kWarp) {
+    const u32 token = base + simt::lane();
+    const u64 mine = token < end ? destinations(a.rank, a.call.is_token_in_rank, token, node) : 0;
+    for (simt::mask_t going = simt::ballot(mine != 0); going != 0; going &= going - 1) {
+      const u32 from = simt::first_lane(going);
+      if (in_chunk == 0 && !warp_agree(simt::lane() != 0 || outgoing_room(a, wait, s, number))) return;
+      write_row(a, base + from, simt::shfl(mine, from),
+                s.unit + g.chunk(channel, number) + static_cast<u64>(in_chunk) * g.row_bytes);
+      ++done;
+      if (++in_chunk < g.rows_per_chunk && done < rows) continue;
+      simt::sync_warp();  // all lanes' stores are before lane 0's release
+      if (!warp_agree(simt::lane() != 0 || publish_chunk(a, wait, s, number, in_chunk))) return;
+      ++number;
+      in_chunk = 0;
+    }
+  }
+}
+
+// One warp: takes a row that names this rank.
+DEV void take_row(const DispatchArgs& a, const u8* row, u32 at) {
+  const RowShape& shape = a.call.shape;
+  const u32 lane = simt::lane();
+  copy_row(a.recv_x + static_cast<u64>(at) * shape.payload_bytes, row + sizeof(RowHeader), shape.payload_bytes);
+  const u32* scales = reinterpret_cast<const u32*>(row + shape.scales());
+  for (u32 i = lane; i < shape.scale_bytes / 4; i += simt::kWarp)
+    a.recv_scales[static_cast<u64>(at) * (shape.scale_bytes / 4) + i] = scales[i];
+  if (lane == 0) a.recv_src_idx[at] = static_cast<i32>(reinterpret_cast<const RowHeader*>(row)->token);
+  if (!shape.has_ids || lane >= shape.topk) return;
+  const i32 first = static_cast<i32>(a.rank.topology.rank * a.call.num_local_experts);
+  const i32 e = reinterpret_cast<const short*>(row + shape.ids())[lane] - first;
+  const bool here = e >= 0 && e < static_cast<i32>(a.call.num_local_experts);
+  a.recv_topk_idx[static_cast<u64>(at) * shape.topk + lane] = here ? e : -1;
+  if (shape.has_weights)
+    a.recv_topk_weights[static_cast<u64>(at) * shape.topk + lane] =
+        here ? reinterpret_cast<const float*>(row + shape.weights())[lane] : 0.0f;
+}
+
+// One lane, at the ring's host: tells a remote source how far its slowest reader here is, when that is news.
+DEV bool return_credit(const DispatchArgs& a, const WaitContext& wait, const StreamAddress& s, u32 source, u32 channel,
+                       u64 news, u64* told) {
+  const u64 head = slowest_head(s.heads, a.rank.topology.local_size);
+  if (head < *told + news) return true;
+  *told = head;
+  return send_credit(a.rank, wait, Direction::kDispatch, source, channel, head);
+}
+
+// One lane, at the ring's host: stays until every local reader has finished this call's part of the stream.
+DEV bool finish_credits(const DispatchArgs& a, const WaitContext& wait, const StreamAddress& s, u32 source, u32 channel,
+                        u64 end, u64* told) {
+  const u32 readers = a.rank.topology.local_size;
+  while (*told < end) {
+    const u64 known = *told;
+    const WaitSite site{WaitPhase::kDispatchReceive, source, channel, end};
+    if (!wait_until(wait, site, [&] { return slowest_head(s.heads, readers); }, [&](u64 h) { return h > known; }))
+      return false;
+    if (!return_credit(a, wait, s, source, channel, 1, told)) return false;
+  }
+  return true;
+}
+
+// One warp reads one source's stream of one channel.
+DEV void receive_stream(const DispatchArgs& a, const WaitContext& wait, u32 channel, u32 source) {
+  const StreamGeometry& g = a.call.geometry;
+  const TopologyView& t = a.rank.topology;
+  const u32 rows = a.call.stream_rows[source * g.num_channels + channel];
+  const StreamAddress s = dispatch_stream(a.rank, a.call.layout, source, channel);
+  u64* head_word = s.heads + t.local;
+  u64 head = simt::ld_relaxed_sys(head_word), told = head;
+  const bool crediting = !t.is_local(source) && t.host_of(source, t.node) == t.rank;
+  const u64 news = g.num_slots / 4 > 0 ? g.num_slots / 4 : 1;
+  u32 at = a.call.recv_begin[source * g.num_channels + channel], taken = 0;
+  u64 waited = 0;
+  for (u32 done = 0; done < rows; ++head) {
+    bool ok = true;
+    if (simt::lane() == 0 && simt::ld_acquire_sys(s.tail) <= head) {
+      const u64 begin = simt::now_ns();
+      ok = wait_until(wait, WaitSite{WaitPhase::kDispatchReceive, source, channel, head + 1},
+                      [&] { return simt::ld_acquire_sys(s.tail); }, [&](u64 tail) { return tail > head; });
+      waited += simt::now_ns() - begin;
+    }
+    if (!warp_agree(ok)) return;
+    const u32 n = rows - done < g.rows_per_chunk ? rows - done : g.rows_per_chunk;
+    const u8* chunk = s.unit + g.chunk(channel, head);
+    for (u32 i = 0; i < n; ++i) {
+      const u8* row = chunk + static_cast<u64>(i) * g.row_bytes;
+      if (!(reinterpret_cast<const RowHeader*>(row)->destinations >> t.local & 1)) continue;
+      take_row(a, row, at + taken++);
+    }
+    done += n;
+    simt::sync_warp();  // every lane has read the chunk
+    if (simt::lane() == 0) {
+      simt::st_release_sys(head_word, head + 1);  // pairs with slowest_head
+      if (crediting) ok = return_credit(a, wait, s, source, channel, news, &told);
+    }
+    if (!warp_agree(ok)) return;
+  }
+  if (simt::lane() != 0) return;
+  add_stat(a.rank, source, PeerStat::kRowsIn, taken);
+  add_stat(a.rank, source, PeerStat::kBytesIn, static_cast<u64>(taken) * g.row_bytes);
+  add_stat(a.rank, source, PeerStat::kWaitNs, waited);
+  if (crediting) finish_credits(a, wait, s, source, channel, head, &told);
+}
+
+// Rows beyond the real count, shared out over the reading blocks.
+DEV void pad_tail(const DispatchArgs& a, u32 channel) {
+  const u64 first = static_cast<u64>(*a.recv_total) * a.call.shape.topk;
+  const u64 end = static_cast<u64>(a.capacity) * a.call.shape.topk;
+  for (u64 i = first + channel * simt::ntid() + simt::tid(); i < end; i += a.call.geometry.num_channels * simt::ntid())
+    a.recv_topk_idx[i] = -1;
+}
+
+KERNEL throughput_dispatch(DispatchArgs a) {
+  const WaitContext wait = wait_context(a.rank);
+  const u32 channel = simt::bid() / 2;
+  if (*a.recv_total > a.capacity) {
+    if (simt::tid() == 0 && simt::bid() == 0)
+      record_fault(wait, WaitSite{WaitPhase::kDispatchReceive, a.rank.topology.rank, 7, a.capacity}, FaultKind::kMismatch,
+                   *a.recv_total);
+    return;
+  }
+  if (simt::bid() % 2 == 0) {
+    for (u32 n = simt::warp(); n < a.rank.topology.num_nodes; n += simt::num_warps()) send_stream(a, wait, channel, n);
+    return;
+  }
+  // Ascending on every rank: the smallest unfinished source of a class always has all its readers, so none starves.
+  for (u32 s = simt::warp(); s < a.rank.topology.num_ranks; s += simt::num_warps()) receive_stream(a, wait, channel, s);
+  if (a.pad_tail) pad_tail(a, channel);
+}
+
+}  // namespace uccl

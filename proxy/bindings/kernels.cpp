@@ -1,0 +1,261 @@
+// Streams, kernel arguments and launches of the CPU build. Arguments are the kernels' own structs: Python fills fields.
+#include <nanobind/stl/function.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include "bindings/rank_tables.h"
+#include "bindings/register.h"
+#include "kernels/collective/barrier.h"
+#include "kernels/host/runtime.h"
+#include "kernels/host/stream.h"
+#include "kernels/low_latency/combine_recv.h"
+#include "kernels/low_latency/combine_send.h"
+#include "kernels/low_latency/dispatch_recv.h"
+#include "kernels/low_latency/dispatch_send.h"
+#include "kernels/throughput/combine.h"
+#include "kernels/throughput/counts.h"
+#include "kernels/throughput/dispatch.h"
+#include "kernels/throughput/layout.h"
+
+namespace nb = nanobind;
+
+namespace uccl {
+namespace {
+
+struct Shape {
+  u32 grid = 1, warps = 1, threads = 1;
+};
+
+// def launch_<name>(stream, args, shape): queues the kernel with a copy of its arguments.
+template <class Args, class Shared>
+void kernel(nb::module_& m, const char* name, void (*entry)(Args), Shared shared_bytes) {
+  m.def(
+      name,
+      [entry, shared_bytes](simt::Stream& stream, const Args& args, const Shape& shape) {
+        simt::LaunchConfig config;
+        config.grid = shape.grid;
+        config.block = shape.warps * simt::kWarp;
+        config.smem_bytes = static_cast<u32>(shared_bytes(args, shape.warps));
+        config.threads = shape.threads;
+        stream.enqueue([entry, args, config] { simt::launch(config, [&] { entry(args); }); });
+      },
+      nb::arg("stream"), nb::arg("args"), nb::arg("shape"));
+}
+
+template <class Args>
+nb::class_<Args> arguments(nb::module_& m, const char* name) {
+  nb::class_<Args> c(m, name);
+  c.def(nb::init<>());
+  c.def_prop_ro("bytes", [](const Args& a) { return nb::bytes(reinterpret_cast<const char*>(&a), sizeof a); },
+                "The struct as a kernel launch passes it.");
+  return c;
+}
+
+void register_streams(nb::module_& m) {
+  nb::class_<simt::Event>(m, "Event")
+      .def(nb::init<>())
+      .def("query", &simt::Event::query)
+      .def("wait", &simt::Event::wait, nb::arg("timeout_ns"), nb::call_guard<nb::gil_scoped_release>());
+  nb::class_<simt::Stream>(m, "Stream", "An ordered queue on a native thread: the CPU's stand-in for a CUDA stream.")
+      .def(nb::init<>())
+      .def("record", &simt::Stream::record)
+      .def("wait", &simt::Stream::wait, nb::arg("event"))
+      .def("synchronize", &simt::Stream::synchronize, nb::call_guard<nb::gil_scoped_release>());
+  nb::class_<Shape>(m, "LaunchShape")
+      .def(nb::init<u32, u32, u32>(), nb::arg("grid"), nb::arg("warps"), nb::arg("threads"))
+      .def_ro("grid", &Shape::grid)
+      .def_ro("warps", &Shape::warps)
+      .def_ro("threads", &Shape::threads);
+}
+
+void register_rank(nb::module_& m) {
+  nb::class_<RankContext>(m, "RankContext").def_prop_ro("bytes", [](const RankContext& c) {
+    return nb::bytes(reinterpret_cast<const char*>(&c), sizeof c);
+  });
+  nb::class_<RankTablesSettings>(m, "RankTablesSettings")
+      .def(nb::init<>())
+      .def_rw("rank", &RankTablesSettings::rank)
+      .def_rw("node_of", &RankTablesSettings::node_of)
+      .def_rw("data", &RankTablesSettings::data)
+      .def_rw("control", &RankTablesSettings::control)
+      .def_rw("rings", &RankTablesSettings::rings)
+      .def_rw("num_rings", &RankTablesSettings::num_rings)
+      .def_rw("ring_capacity", &RankTablesSettings::ring_capacity)
+      .def_rw("mask", &RankTablesSettings::mask)
+      .def_rw("peer_stats", &RankTablesSettings::peer_stats)
+      .def_rw("shrink", &RankTablesSettings::shrink)
+      .def_rw("timeout_ns", &RankTablesSettings::timeout_ns)
+      .def_rw("control_offset", &RankTablesSettings::control_offset)
+      .def_rw("num_channels", &RankTablesSettings::num_channels);
+  nb::class_<RankTables>(m, "RankTables")
+      .def(nb::init<const RankTablesSettings&>(), nb::arg("settings"))
+      .def_prop_ro("context", &RankTables::context, nb::rv_policy::copy);
+  m.attr("PEER_STATS") = kPeerStats;
+}
+
+void register_low_latency(nb::module_& m) {
+  nb::class_<LowLatencyCall> call(m, "LowLatencyCall");
+  call.def(nb::init<>())
+      .def_rw("layout", &LowLatencyCall::layout)
+      .def_rw("epoch", &LowLatencyCall::epoch)
+      .def_rw("consumed_dispatch", &LowLatencyCall::consumed_dispatch)
+      .def_rw("consumed_combine", &LowLatencyCall::consumed_combine)
+      .def_rw("announce_epoch", &LowLatencyCall::announce_epoch)
+      .def_rw("num_experts", &LowLatencyCall::num_experts)
+      .def_rw("num_local_experts", &LowLatencyCall::num_local_experts);
+  address(call, "ticket", &LowLatencyCall::ticket);
+  address(call, "grid_barrier", &LowLatencyCall::grid_barrier);
+
+  auto send = arguments<DispatchSendArgs>(m, "DispatchSendArgs");
+  send.def_rw("rank", &DispatchSendArgs::rank).def_rw("call", &DispatchSendArgs::call);
+  send.def_rw("num_tokens", &DispatchSendArgs::num_tokens).def_rw("topk", &DispatchSendArgs::topk);
+  send.def_rw("format", &DispatchSendArgs::format).def_rw("round_scale", &DispatchSendArgs::round_scale);
+  send.def_rw("batch", &DispatchSendArgs::batch);
+  address(send, "x", &DispatchSendArgs::x);
+  address(send, "topk_idx", &DispatchSendArgs::topk_idx);
+  address(send, "num_writes", &DispatchSendArgs::num_writes);
+  kernel(m, "low_latency_dispatch_send", &low_latency_dispatch_send, [](const DispatchSendArgs& a, u32 warps) {
+    return DispatchSendShared::bytes(a.call.layout.hidden, warps);
+  });
+
+  auto receive = arguments<DispatchReceiveArgs>(m, "DispatchReceiveArgs");
+  receive.def_rw("rank", &DispatchReceiveArgs::rank).def_rw("call", &DispatchReceiveArgs::call);
+  receive.def_rw("format", &DispatchReceiveArgs::format);
+  address(receive, "recv_x", &DispatchReceiveArgs::recv_x);
+  address(receive, "recv_scales", &DispatchReceiveArgs::recv_scales);
+  address(receive, "recv_count", &DispatchReceiveArgs::recv_count);
+  address(receive, "src_info", &DispatchReceiveArgs::src_info);
+  address(receive, "layout_range", &DispatchReceiveArgs::layout_range);
+  address(receive, "cumulative_stats", &DispatchReceiveArgs::cumulative_stats);
+  address(receive, "wait_stats", &DispatchReceiveArgs::wait_stats);
+  address(receive, "counts", &DispatchReceiveArgs::counts);
+  kernel(m, "low_latency_dispatch_recv", &low_latency_dispatch_recv,
+         [](const DispatchReceiveArgs&, u32) { return sizeof(DispatchReceiveShared); });
+
+  auto combine = arguments<CombineSendArgs>(m, "CombineSendArgs");
+  combine.def_rw("rank", &CombineSendArgs::rank).def_rw("call", &CombineSendArgs::call);
+  combine.def_rw("zero_copy_offset", &CombineSendArgs::zero_copy_offset);
+  combine.def_rw("row_stride", &CombineSendArgs::row_stride).def_rw("logfmt", &CombineSendArgs::logfmt);
+  address(combine, "x", &CombineSendArgs::x);
+  address(combine, "src_info", &CombineSendArgs::src_info);
+  address(combine, "layout_range", &CombineSendArgs::layout_range);
+  address(combine, "staging_ticket", &CombineSendArgs::staging_ticket);
+  kernel(m, "low_latency_combine_send", &low_latency_combine_send,
+         [](const CombineSendArgs&, u32) { return sizeof(CombineSendShared); });
+
+  auto reduce = arguments<CombineReceiveArgs>(m, "CombineReceiveArgs");
+  reduce.def_rw("rank", &CombineReceiveArgs::rank).def_rw("call", &CombineReceiveArgs::call);
+  reduce.def_rw("num_tokens", &CombineReceiveArgs::num_tokens).def_rw("topk", &CombineReceiveArgs::topk);
+  reduce.def_rw("logfmt", &CombineReceiveArgs::logfmt);
+  address(reduce, "out", &CombineReceiveArgs::out);
+  address(reduce, "topk_idx", &CombineReceiveArgs::topk_idx);
+  address(reduce, "weights", &CombineReceiveArgs::weights);
+  address(reduce, "wait_stats", &CombineReceiveArgs::wait_stats);
+  kernel(m, "low_latency_combine_recv", &low_latency_combine_recv,
+         [](const CombineReceiveArgs&, u32) { return sizeof(CombineReceiveShared); });
+}
+
+void register_throughput_call(nb::module_& m) {
+  nb::class_<ThroughputCall> call(m, "ThroughputCall");
+  call.def(nb::init<>())
+      .def_rw("layout", &ThroughputCall::layout)
+      .def_rw("geometry", &ThroughputCall::geometry)
+      .def_rw("shape", &ThroughputCall::shape)
+      .def_rw("num_local_experts", &ThroughputCall::num_local_experts)
+      .def_rw("drain", &ThroughputCall::drain)
+      .def_rw("max_channels", &ThroughputCall::max_channels)
+      .def_rw("num_tokens", &ThroughputCall::num_tokens)
+      .def_rw("readers", &ThroughputCall::readers);
+  address(call, "is_token_in_rank", &ThroughputCall::is_token_in_rank);
+  address(call, "node_rows", &ThroughputCall::node_rows);
+  address(call, "recv_tokens", &ThroughputCall::recv_tokens);
+  address(call, "recv_begin", &ThroughputCall::recv_begin);
+  address(call, "stream_rows", &ThroughputCall::stream_rows);
+  address(call, "reducer_tokens", &ThroughputCall::reducer_tokens);
+}
+
+void register_routing(nb::module_& m) {
+  auto layout = arguments<LayoutArgs>(m, "LayoutArgs");
+  layout.def("set_topology", [](LayoutArgs& a, const RankContext& c) { a.topology = c.topology; }, nb::arg("rank"));
+  layout.def_rw("num_tokens", &LayoutArgs::num_tokens).def_rw("topk", &LayoutArgs::topk);
+  layout.def_rw("num_experts", &LayoutArgs::num_experts);
+  address(layout, "topk_idx", &LayoutArgs::topk_idx);
+  address(layout, "num_tokens_per_rank", &LayoutArgs::num_tokens_per_rank);
+  address(layout, "num_tokens_per_node", &LayoutArgs::num_tokens_per_node);
+  address(layout, "num_tokens_per_expert", &LayoutArgs::num_tokens_per_expert);
+  address(layout, "is_token_in_rank", &LayoutArgs::is_token_in_rank);
+  kernel(m, "throughput_layout", &throughput_layout, [](const LayoutArgs&, u32) { return 0u; });
+
+  auto counts = arguments<CountsArgs>(m, "CountsArgs");
+  counts.def_rw("rank", &CountsArgs::rank).def_rw("layout", &CountsArgs::layout).def_rw("shape", &CountsArgs::shape);
+  counts.def_rw("epoch", &CountsArgs::epoch).def_rw("num_tokens", &CountsArgs::num_tokens);
+  counts.def_rw("num_channels", &CountsArgs::num_channels);
+  counts.def_rw("num_local_experts", &CountsArgs::num_local_experts);
+  counts.def_rw("expert_alignment", &CountsArgs::expert_alignment).def_rw("readers", &CountsArgs::readers);
+  address(counts, "is_token_in_rank", &CountsArgs::is_token_in_rank);
+  address(counts, "num_tokens_per_expert", &CountsArgs::num_tokens_per_expert);
+  address(counts, "channel_prefix", &CountsArgs::channel_prefix);
+  address(counts, "node_rows", &CountsArgs::node_rows);
+  address(counts, "recv_tokens", &CountsArgs::recv_tokens);
+  address(counts, "recv_begin", &CountsArgs::recv_begin);
+  address(counts, "stream_rows", &CountsArgs::stream_rows);
+  address(counts, "reducer_tokens", &CountsArgs::reducer_tokens);
+  address(counts, "rank_prefix", &CountsArgs::rank_prefix);
+  address(counts, "expert_counts", &CountsArgs::expert_counts);
+  address(counts, "recv_total", &CountsArgs::recv_total);
+  kernel(m, "throughput_counts", &throughput_counts, [](const CountsArgs&, u32) { return sizeof(CountsShared); });
+}
+
+void register_streams_of_rows(nb::module_& m) {
+  auto dispatch = arguments<DispatchArgs>(m, "DispatchArgs");
+  dispatch.def_rw("rank", &DispatchArgs::rank).def_rw("call", &DispatchArgs::call);
+  dispatch.def_rw("scale_token_stride", &DispatchArgs::scale_token_stride);
+  dispatch.def_rw("scale_stride", &DispatchArgs::scale_stride);
+  dispatch.def_rw("capacity", &DispatchArgs::capacity).def_rw("pad_tail", &DispatchArgs::pad_tail);
+  address(dispatch, "x", &DispatchArgs::x);
+  address(dispatch, "scales", &DispatchArgs::scales);
+  address(dispatch, "topk_idx", &DispatchArgs::topk_idx);
+  address(dispatch, "topk_weights", &DispatchArgs::topk_weights);
+  address(dispatch, "recv_x", &DispatchArgs::recv_x);
+  address(dispatch, "recv_scales", &DispatchArgs::recv_scales);
+  address(dispatch, "recv_topk_idx", &DispatchArgs::recv_topk_idx);
+  address(dispatch, "recv_topk_weights", &DispatchArgs::recv_topk_weights);
+  address(dispatch, "recv_src_idx", &DispatchArgs::recv_src_idx);
+  address(dispatch, "recv_total", &DispatchArgs::recv_total);
+  kernel(m, "throughput_dispatch", &throughput_dispatch, [](const DispatchArgs&, u32) { return 0u; });
+
+  auto combine = arguments<CombineArgs>(m, "CombineArgs");
+  combine.def_rw("rank", &CombineArgs::rank).def_rw("call", &CombineArgs::call).def_rw("hidden", &CombineArgs::hidden);
+  address(combine, "x", &CombineArgs::x);
+  address(combine, "topk_weights", &CombineArgs::topk_weights);
+  address(combine, "recv_src_idx", &CombineArgs::recv_src_idx);
+  address(combine, "bias0", &CombineArgs::bias0);
+  address(combine, "bias1", &CombineArgs::bias1);
+  address(combine, "out", &CombineArgs::out);
+  address(combine, "out_weights", &CombineArgs::out_weights);
+  address(combine, "scratch", &CombineArgs::scratch);
+  address(combine, "partials", &CombineArgs::partials);
+  kernel(m, "throughput_combine", &throughput_combine,
+         [](const CombineArgs&, u32 warps) { return CombineShared::bytes(warps); });
+  m.attr("PARTIAL_STATE_BYTES") = sizeof(PartialState);
+  m.attr("MAX_PARTIALS") = kMaxPartials;
+
+  auto barrier = arguments<BarrierArgs>(m, "BarrierArgs");
+  barrier.def_rw("rank", &BarrierArgs::rank).def_rw("round", &BarrierArgs::round);
+  kernel(m, "rank_barrier", &rank_barrier, [](const BarrierArgs&, u32) { return 0u; });
+}
+
+}  // namespace
+
+void register_kernels(nb::module_& m) {
+  register_streams(m);
+  register_rank(m);
+  register_low_latency(m);
+  register_throughput_call(m);
+  register_routing(m);
+  register_streams_of_rows(m);
+  m.attr("WARP") = simt::kWarp;
+  m.attr("GRID_BARRIER_WORDS") = kGridBarrierWords;
+}
+
+}  // namespace uccl

@@ -1,0 +1,78 @@
+// The layouts: Python asks the same structs that kernels and proxy use where bytes live.
+#include "bindings/register.h"
+#include "kernels/layout/low_latency.h"
+#include "kernels/layout/signals.h"
+#include "kernels/layout/throughput.h"
+#include "wire/control.h"
+
+namespace nb = nanobind;
+
+namespace uccl {
+
+void register_layouts(nb::module_& m) {
+  nb::class_<ControlLayout>(m, "ControlLayout")
+      .def(nb::init<>())
+      .def_rw("num_ranks", &ControlLayout::num_ranks)
+      .def_rw("num_channels", &ControlLayout::num_channels)
+      .def("bytes", &ControlLayout::bytes)
+      .def("departed", &ControlLayout::departed, nb::arg("peer"))
+      .def("progress", [](const ControlLayout& c, u32 phase, u32 source) {
+        return c.progress(static_cast<Phase>(phase), source);
+      }, nb::arg("phase"), nb::arg("source"));
+  nb::class_<SignalLayout>(m, "SignalLayout")
+      .def(nb::init<>())
+      .def_rw("num_ranks", &SignalLayout::num_ranks)
+      .def_rw("num_channels", &SignalLayout::num_channels)
+      .def_rw("max_readers", &SignalLayout::max_readers)
+      .def("bytes", &SignalLayout::bytes);
+  nb::class_<LowLatencyLayout>(m, "LowLatencyLayout")
+      .def(nb::init<>())
+      .def_rw("max_tokens", &LowLatencyLayout::max_tokens)
+      .def_rw("hidden", &LowLatencyLayout::hidden)
+      .def_rw("max_topk", &LowLatencyLayout::max_topk)
+      .def_rw("num_hosted", &LowLatencyLayout::num_hosted)
+      .def_rw("staging_rows", &LowLatencyLayout::staging_rows)
+      .def_rw("num_ranks", &LowLatencyLayout::num_ranks)
+      .def_rw("base", &LowLatencyLayout::base)
+      .def("bytes", &LowLatencyLayout::bytes)
+      .def("set_bytes", &LowLatencyLayout::set_bytes)
+      .def("source_bytes", &LowLatencyLayout::source_bytes)
+      .def("slots_bytes", &LowLatencyLayout::slots_bytes)
+      .def("staging_bytes", &LowLatencyLayout::staging_bytes)
+      .def("combine_row_bytes", &LowLatencyLayout::combine_row_bytes)
+      .def_static("row_bytes", [](u32 hidden, u32 format) {
+        return LowLatencyLayout::row_bytes(hidden, static_cast<RowFormat>(format));
+      }, nb::arg("hidden"), nb::arg("format"));
+  nb::class_<RowShape>(m, "RowShape")
+      .def(nb::init<>())
+      .def_rw("payload_bytes", &RowShape::payload_bytes)
+      .def_rw("scale_bytes", &RowShape::scale_bytes)
+      .def_rw("topk", &RowShape::topk)
+      .def_rw("has_ids", &RowShape::has_ids)
+      .def_rw("has_weights", &RowShape::has_weights)
+      .def("bytes", &RowShape::bytes);
+  nb::class_<StreamGeometry>(m, "StreamGeometry")
+      .def(nb::init<>())
+      .def_static("make", &StreamGeometry::make, nb::arg("unit_bytes"), nb::arg("num_channels"), nb::arg("row_bytes"))
+      .def_ro("unit_bytes", &StreamGeometry::unit_bytes)
+      .def_ro("num_channels", &StreamGeometry::num_channels)
+      .def_ro("rows_per_chunk", &StreamGeometry::rows_per_chunk)
+      .def_ro("num_slots", &StreamGeometry::num_slots)
+      .def_ro("row_bytes", &StreamGeometry::row_bytes)
+      .def("__eq__", [](const StreamGeometry& a, nb::object b) {
+        return nb::isinstance<StreamGeometry>(b) && a == nb::cast<StreamGeometry>(b);
+      }, nb::arg("other").none());
+  nb::class_<ThroughputLayout>(m, "ThroughputLayout")
+      .def(nb::init<>())
+      .def_rw("base", &ThroughputLayout::base)
+      .def_rw("num_ranks", &ThroughputLayout::num_ranks)
+      .def_rw("num_nodes", &ThroughputLayout::num_nodes)
+      .def_rw("num_hosted", &ThroughputLayout::num_hosted)
+      .def_rw("max_readers", &ThroughputLayout::max_readers)
+      .def_rw("max_local_experts", &ThroughputLayout::max_local_experts)
+      .def_rw("unit_bytes", &ThroughputLayout::unit_bytes)
+      .def("num_units", &ThroughputLayout::num_units)
+      .def("bytes", &ThroughputLayout::bytes);
+}
+
+}  // namespace uccl

@@ -1,0 +1,148 @@
+// The proxy, its rings and its counters for Python.
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include <atomic>
+
+#include "bindings/proxy_host.h"
+#include "bindings/register.h"
+#include "ring/producer.h"
+
+namespace nb = nanobind;
+
+namespace uccl {
+namespace {
+
+template <class T>
+u64 relaxed(T& word) {
+  return std::atomic_ref<u64>(word).load(std::memory_order_relaxed);
+}
+
+nb::dict worker_dict(WorkerCounters& c) {
+  nb::dict d;
+  d["commands"] = relaxed(c.commands);
+  d["writes"] = relaxed(c.writes);
+  d["write_bytes"] = relaxed(c.write_bytes);
+  d["completions"] = relaxed(c.completions);
+  d["arrivals"] = relaxed(c.arrivals);
+  d["expects"] = relaxed(c.expects);
+  d["sequences"] = relaxed(c.sequences);
+  d["credits"] = relaxed(c.credits);
+  d["barriers"] = relaxed(c.barriers);
+  d["quiets"] = relaxed(c.quiets);
+  d["parked"] = relaxed(c.parked);
+  d["deepest_reorder"] = relaxed(c.deepest_reorder);
+  d["stale"] = relaxed(c.stale);
+  d["refused"] = relaxed(c.refused);
+  d["stalls"] = relaxed(c.stalls);
+  d["naps"] = relaxed(c.naps);
+  return d;
+}
+
+nb::dict peer_dict(PeerCounters& c) {
+  nb::dict d;
+  d["writes"] = relaxed(c.writes);
+  d["write_bytes"] = relaxed(c.write_bytes);
+  d["arrivals"] = relaxed(c.arrivals);
+  d["stalls"] = relaxed(c.stalls);
+  d["in_flight"] = relaxed(c.in_flight);
+  d["in_flight_bytes"] = relaxed(c.in_flight_bytes);
+  d["last_arrival_ns"] = relaxed(c.last_arrival_ns);
+  d["lost"] = relaxed(c.lost);
+  return d;
+}
+
+// (workers, peers) as lists of dicts, from a mapped counters segment.
+nb::tuple read_counters(std::uintptr_t address, u32 num_workers, u32 num_ranks) {
+  auto* workers = reinterpret_cast<WorkerCounters*>(address);
+  auto* peers = reinterpret_cast<PeerCounters*>(workers + num_workers);
+  nb::list w, p;
+  for (u32 i = 0; i < num_workers; ++i) w.append(worker_dict(workers[i]));
+  for (u32 i = 0; i < num_ranks; ++i) p.append(peer_dict(peers[i]));
+  return nb::make_tuple(w, p);
+}
+
+// True when every command ever pushed into these rings is complete at its receiver.
+bool rings_idle(std::uintptr_t address, u32 num_rings, u32 capacity) {
+  for (u32 i = 0; i < num_rings; ++i) {
+    auto* h = reinterpret_cast<RingHeader*>(address + i * ring_bytes(capacity));
+    if (std::atomic_ref<u64>(h->done).load(std::memory_order_acquire) != relaxed(h->head)) return false;
+  }
+  return true;
+}
+
+// The rank's first fault as a dict, or None; `address` is the control segment's base.
+nb::object read_fault(std::uintptr_t address) {
+  auto* f = reinterpret_cast<FaultRecord*>(address + ControlLayout::kFault);
+  if (std::atomic_ref<u32>(f->ready).load(std::memory_order_acquire) == 0) return nb::none();
+  nb::dict d;
+  d["kind"] = f->kind;
+  d["phase"] = f->phase;
+  d["peer"] = f->peer;
+  d["channel"] = f->channel;
+  d["expected"] = f->expected;
+  d["seen"] = f->seen;
+  d["last_seen_ns"] = f->last_seen_ns;
+  d["waited_ns"] = f->waited_ns;
+  return d;
+}
+
+}  // namespace
+
+void register_proxy(nb::module_& m) {
+  nb::class_<SpanSettings>(m, "SpanSettings")
+      .def(nb::init<>())
+      .def_rw("offset", &SpanSettings::offset)
+      .def_rw("bytes", &SpanSettings::bytes)
+      .def_rw("fd", &SpanSettings::fd);
+  nb::class_<ProxySettings>(m, "ProxySettings")
+      .def(nb::init<>())
+      .def_rw("rank", &ProxySettings::rank)
+      .def_rw("num_ranks", &ProxySettings::num_ranks)
+      .def_rw("num_workers", &ProxySettings::num_workers)
+      .def_rw("spans", &ProxySettings::spans)
+      .def_rw("control_offset", &ProxySettings::control_offset)
+      .def_rw("num_channels", &ProxySettings::num_channels)
+      .def_rw("rings_fd", &ProxySettings::rings_fd)
+      .def_rw("num_rings", &ProxySettings::num_rings)
+      .def_rw("ring_capacity", &ProxySettings::ring_capacity)
+      .def_rw("counters_fd", &ProxySettings::counters_fd)
+      .def_rw("family", &ProxySettings::family)
+      .def_rw("session", &ProxySettings::session)
+      .def_prop_rw(
+          "secret", [](const ProxySettings& s) { return nb::bytes(s.secret.data(), s.secret.size()); },
+          [](ProxySettings& s, nb::bytes v) { s.secret.assign(v.c_str(), v.size()); })
+      .def_rw("interface_address", &ProxySettings::interface_address)
+      .def_rw("max_in_flight", &ProxySettings::max_in_flight)
+      .def_rw("max_in_flight_bytes", &ProxySettings::max_in_flight_bytes)
+      .def_rw("shuffle_seed", &ProxySettings::shuffle_seed)
+      .def_rw("connect_timeout_ns", &ProxySettings::connect_timeout_ns)
+      .def_rw("cpus", &ProxySettings::cpus);
+  nb::class_<ProxyHost>(m, "Proxy", "The proxy of one rank: transport and engine threads.")
+      .def(nb::init<ProxySettings>(), nb::arg("settings"))
+      .def("local_address",
+           [](ProxyHost& p) {
+             const std::string a = p.local_address();
+             return nb::bytes(a.data(), a.size());
+           })
+      .def(
+          "connect",
+          [](ProxyHost& p, const std::vector<nb::bytes>& addresses, const std::vector<u64>& peer_bytes,
+             const std::vector<int>& peer_pids) {
+            std::vector<std::string> plain;
+            for (const nb::bytes& a : addresses) plain.emplace_back(a.c_str(), a.size());
+            nb::gil_scoped_release release;
+            p.connect(plain, peer_bytes, peer_pids);
+          },
+          nb::arg("addresses"), nb::arg("peer_bytes"), nb::arg("peer_pids"))
+      .def("start", &ProxyHost::start)
+      .def("stop", &ProxyHost::stop, nb::arg("drain_ns"), nb::call_guard<nb::gil_scoped_release>())
+      .def("dismiss_peer", &ProxyHost::dismiss_peer, nb::arg("peer"));
+  m.def("ring_bytes", &ring_bytes, nb::arg("capacity"));
+  m.def("counters_bytes", &counters_bytes, nb::arg("num_workers"), nb::arg("num_ranks"));
+  m.def("read_counters", &read_counters, nb::arg("address"), nb::arg("num_workers"), nb::arg("num_ranks"));
+  m.def("rings_idle", &rings_idle, nb::arg("address"), nb::arg("num_rings"), nb::arg("capacity"));
+  m.def("read_fault", &read_fault, nb::arg("control"));
+}
+
+}  // namespace uccl

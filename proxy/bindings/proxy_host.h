@@ -1,0 +1,61 @@
+// One rank's proxy from plain settings: maps the segments by descriptor, makes the transport and the engine. The same
+// object serves inside the rank's process and in a process of its own.
+#pragma once
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "engine/engine.h"
+#include "memory/segment.h"
+
+namespace uccl {
+
+struct SpanSettings {
+  u64 offset = 0, bytes = 0;
+  int fd = -1;
+};
+
+struct ProxySettings {
+  u32 rank = 0, num_ranks = 1, num_workers = 1;
+  std::vector<SpanSettings> spans;  // the rank's flat offset space
+  u64 control_offset = 0;           // where in it the control segment is
+  u32 num_channels = 1;
+  int rings_fd = -1;
+  u32 num_rings = 1, ring_capacity = 1024;
+  int counters_fd = -1;
+  std::string family;
+  u64 session = 0;
+  std::string secret, interface_address;
+  u32 max_in_flight = 64;
+  u64 max_in_flight_bytes = 8ull << 20;
+  u64 shuffle_seed = 0;
+  u64 connect_timeout_ns = 30ull * 1000 * 1000 * 1000;
+  std::vector<int> cpus;
+};
+
+// Counters segment: num_workers WorkerCounters, then num_ranks PeerCounters.
+u64 counters_bytes(u32 num_workers, u32 num_ranks);
+
+class ProxyHost {
+ public:
+  explicit ProxyHost(ProxySettings settings);
+  ~ProxyHost();
+
+  std::string local_address();
+  // addresses[r] "" = not a peer of the transport; peer_bytes[r] its flat space; peer_pids[r] 0 = not watched.
+  void connect(const std::vector<std::string>& addresses, const std::vector<u64>& peer_bytes,
+               const std::vector<int>& peer_pids);
+  void start();
+  void stop(u64 drain_ns);
+  void dismiss_peer(u32 peer);
+
+ private:
+  ProxySettings settings_;
+  std::vector<std::shared_ptr<Segment>> segments_;
+  std::shared_ptr<Segment> rings_, counters_;
+  AddressSpace local_;
+  std::unique_ptr<Transport> transport_;
+  std::unique_ptr<Engine> engine_;
+};
+
+}  // namespace uccl

@@ -1,0 +1,223 @@
+// The sending half of a worker; the rules are in poster.h.
+#include "engine/poster.h"
+
+#include "engine/words.h"
+#include "wire/immediate.h"
+
+namespace uccl {
+namespace {
+
+// token: [62:48] ring of this worker, [47:0] low bits of the ticket. Bit 63 marks a barrier's immediate.
+constexpr int kTicketBits = 48;
+constexpr u64 make_token(u32 ring, u64 ticket) { return u64{ring} << kTicketBits | (ticket & low_bits(kTicketBits)); }
+
+}  // namespace
+
+Poster::Poster(const WorkerContext& context, Barrier& barrier)
+    : settings_(context.settings),
+      worker_(context.index),
+      lane_(context.lane),
+      counters_(context.counters),
+      ledger_(context.ledger),
+      faults_(context.faults),
+      barrier_(barrier) {
+  const u32 capacity = settings_.ring_capacity;
+  for (std::size_t i = worker_; i < settings_.rings.size(); i += settings_.num_workers) {
+    Ring& ring = rings_.emplace_back();
+    ring.consumer = RingConsumer(settings_.rings[i], capacity);
+    ring.slots.assign(capacity, Slot{0, 0, 0, SlotState::kEmpty});
+    ring.done = ring.published_done = ring.consumer.next_ticket();
+  }
+}
+
+u32 Poster::turn() {
+  u32 moved = 0;
+  const u32 n = static_cast<u32>(rings_.size());
+  for (u32 i = 0; i < n; ++i) {
+    const u32 index = first_ + i < n ? first_ + i : first_ + i - n;
+    moved += turn(rings_[index], index);
+  }
+  if (++first_ >= n) first_ = 0;
+  return moved;
+}
+
+u32 Poster::turn(Ring& ring, u32 index) {
+  u32 moved = ring.staged_end - ring.staged_begin;
+  if (push_staged(ring)) {
+    u32 taken = 0;
+    Command command;
+    // A ticket's slot is free once the ticket a lap before it is done.
+    while (ring.staged_end < kBatch && taken < kBatch &&
+           ring.consumer.next_ticket() - ring.done < settings_.ring_capacity && ring.consumer.peek(&command)) {
+      if (take(ring, index, command) == Step::kWait) break;
+      ++taken;
+    }
+    if (taken != 0) {
+      bump(counters_.commands, taken);
+      ring.consumer.publish_tail();
+      moved += taken + ring.staged_end;
+      push_staged(ring);
+    }
+  }
+  moved -= ring.staged_end - ring.staged_begin;
+  if (ring.done != ring.published_done) ring.consumer.publish_done(ring.published_done = ring.done);
+  return moved;
+}
+
+Poster::Step Poster::take(Ring& ring, u32 index, const Command& command) {
+  switch (command.op) {
+    case Op::kWrite:
+    case Op::kCount:
+    case Op::kSequence:
+    case Op::kCredit: return take_write(ring, index, command);
+    case Op::kQuiet:
+      bump(counters_.quiets);
+      finish(ring);
+      return Step::kTaken;
+    case Op::kBarrier: return take_barrier(ring, command);
+    default: refuse(ring, command, CommandError::kOp); return Step::kTaken;
+  }
+}
+
+Poster::Step Poster::take_barrier(Ring& ring, const Command& command) {
+  if (worker_ != 0) {  // rounds are one sequence, so one thread counts them
+    refuse(ring, command, CommandError::kOp);
+    return Step::kTaken;
+  }
+  if (ring.done != ring.consumer.next_ticket()) return Step::kWait;  // quiet first
+  if (barrier_.active() && barrier_ring_ != &ring) return Step::kWait;
+  if (!barrier_.active()) {
+    u64 round;
+    if (!barrier_.round_of(command.key, &round)) {
+      refuse(ring, command, CommandError::kKey);
+      return Step::kTaken;
+    }
+    barrier_ring_ = &ring;
+    barrier_.begin(round);
+  }
+  if (!barrier_.progress()) return Step::kWait;
+  finish(ring);
+  return Step::kTaken;
+}
+
+Poster::Step Poster::take_write(Ring& ring, u32 index, const Command& command) {
+  if (ledger_.is_peer(command.peer) && ledger_.gone(command.peer)) {
+    finish(ring);
+    return Step::kTaken;
+  }
+  const u8* source = nullptr;
+  const CommandError error = refusal(command, &source);
+  if (error != CommandError::kOk) {
+    refuse(ring, command, error);
+    return Step::kTaken;
+  }
+  if (!ledger_.has_room(command.peer, command.bytes)) {
+    stall(ring, command.peer);
+    return Step::kWait;
+  }
+  const u64 ticket = ring.consumer.advance();
+  ring.slots[ticket & (settings_.ring_capacity - 1)] =
+      Slot{ticket, static_cast<u32>(command.bytes), static_cast<u16>(command.peer), SlotState::kOpen};
+  ring.staged[ring.staged_end++] =
+      WriteRequest{command.peer, pack(Immediate{kind_of(command.op), settings_.rank, command.key}), source,
+                   command.remote_offset, command.bytes, make_token(index, ticket)};
+  ledger_.opened(command.peer, command.bytes);
+  bump(counters_.writes);
+  bump(counters_.write_bytes, command.bytes);
+  return Step::kTaken;
+}
+
+CommandError Poster::refusal(const Command& c, const u8** source) const {
+  if (!ledger_.is_peer(c.peer)) return CommandError::kPeer;
+  const bool stream = c.op == Op::kSequence || c.op == Op::kCredit;
+  if (stream && key_channel(c.key) >= settings_.control_layout.num_channels) return CommandError::kKey;
+  if (c.op == Op::kCredit && c.bytes != 0) return CommandError::kLength;
+  if (c.op == Op::kCount && c.bytes != sizeof(ExpectHeader)) return CommandError::kLength;
+  if (c.bytes == 0) return CommandError::kOk;
+  *source = settings_.local.resolve(c.local_offset, c.bytes);
+  if (*source == nullptr) return CommandError::kLocalOffset;
+  const u64 limit = settings_.peer_bytes[c.peer];
+  if (c.bytes > limit || c.remote_offset > limit - c.bytes) return CommandError::kRemoteOffset;
+  return CommandError::kOk;
+}
+
+void Poster::refuse(Ring& ring, const Command& command, CommandError error) {
+  bump(counters_.refused);
+  faults_.raise({.kind = FaultKind::kBadCommand,
+                 .phase = WaitPhase::kRing,
+                 .peer = command.peer,
+                 .seen = static_cast<u64>(error)});
+  finish(ring);  // whoever waits for `done` must not wait for ever
+}
+
+void Poster::finish(Ring& ring) {
+  const u64 ticket = ring.consumer.advance();
+  ring.slots[ticket & (settings_.ring_capacity - 1)] = Slot{ticket, 0, 0, SlotState::kOpen};
+  settle(ring, ticket);
+}
+
+void Poster::stall(Ring& ring, u32 peer) {
+  if (ring.stalled_ticket == ring.consumer.next_ticket()) return;
+  ring.stalled_ticket = ring.consumer.next_ticket();
+  bump(counters_.stalls);
+  ledger_.stalled(peer);
+}
+
+// True when nothing is left over. The lane takes from the front, so ring order is kept.
+bool Poster::push_staged(Ring& ring) {
+  if (ring.staged_begin != ring.staged_end) {
+    const std::span<const WriteRequest> left(&ring.staged[ring.staged_begin], ring.staged_end - ring.staged_begin);
+    ring.staged_begin += static_cast<u32>(lane_.post(left));
+    if (ring.staged_begin != ring.staged_end) {
+      stall(ring, ring.staged[ring.staged_begin].peer);
+      return false;
+    }
+  }
+  ring.staged_begin = ring.staged_end = 0;
+  return true;
+}
+
+void Poster::settle(Ring& ring, u64 ticket) {
+  const u64 mask = settings_.ring_capacity - 1;
+  ring.slots[ticket & mask].state = SlotState::kComplete;
+  for (; ring.slots[ring.done & mask].state == SlotState::kComplete; ++ring.done)
+    ring.slots[ring.done & mask].state = SlotState::kEmpty;
+}
+
+void Poster::complete(std::span<const u64> tokens) {
+  for (const u64 token : tokens) {
+    if (token & Barrier::kToken) {
+      const u32 peer = static_cast<u32>(token & ~Barrier::kToken);
+      if (ledger_.is_peer(peer) && !ledger_.gone(peer)) ledger_.completed(peer, 0);
+      continue;
+    }
+    const u64 index = token >> kTicketBits;
+    if (index >= rings_.size()) continue;
+    Ring& ring = rings_[index];
+    Slot& slot = ring.slots[token & (settings_.ring_capacity - 1)];
+    // A completion of a lost peer may come late: its ticket was settled when the peer was dropped.
+    if (slot.state != SlotState::kOpen || ((slot.ticket ^ token) & low_bits(kTicketBits)) != 0) continue;
+    ledger_.completed(slot.peer, slot.bytes);
+    settle(ring, slot.ticket);
+  }
+  bump(counters_.completions, tokens.size());
+}
+
+void Poster::drop_peer(u32 peer) {
+  ledger_.forget(peer);
+  for (Ring& ring : rings_)
+    for (u64 ticket = ring.done; ticket != ring.consumer.next_ticket(); ++ticket) {
+      const Slot& slot = ring.slots[ticket & (settings_.ring_capacity - 1)];
+      if (slot.state == SlotState::kOpen && slot.ticket == ticket && slot.peer == peer) settle(ring, ticket);
+    }
+}
+
+bool Poster::drained() const {
+  Command command;
+  for (const Ring& ring : rings_)
+    if (ring.done != ring.consumer.next_ticket() || ring.published_done != ring.done || ring.consumer.peek(&command))
+      return false;
+  return true;
+}
+
+}  // namespace uccl

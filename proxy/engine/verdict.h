@@ -1,0 +1,19 @@
+// What came of one immediate.
+#pragma once
+#include "wire/types.h"
+
+namespace uccl {
+
+enum class Outcome : u32 {
+  kApplied,
+  kStale,    // of another life of the buffer, or here already: dropped and counted
+  kRefused,  // no correct peer sends it: a fault (expected, seen)
+};
+
+struct Verdict {
+  Outcome outcome = Outcome::kApplied;
+  u64 expected = 0;
+  u64 seen = 0;
+};
+
+}  // namespace uccl

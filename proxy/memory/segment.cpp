@@ -1,0 +1,101 @@
+// Shared segments: a memfd that is sealed against shrinking, so no peer can turn a mapped page into a bus error.
+#include "memory/segment.h"
+
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <stdexcept>
+#include <system_error>
+
+namespace uccl {
+namespace {
+
+// A descriptor until it is handed to the Segment that then owns it.
+struct Descriptor {
+  int fd;
+  explicit Descriptor(int f) : fd(f) {}
+  ~Descriptor() {
+    if (fd >= 0) close(fd);
+  }
+  Descriptor(const Descriptor&) = delete;
+  Descriptor& operator=(const Descriptor&) = delete;
+  int release() {
+    const int f = fd;
+    fd = -1;
+    return f;
+  }
+};
+
+[[noreturn]] void fail(int error, const std::string& what) { throw std::system_error(error, std::generic_category(), what); }
+
+std::size_t whole_pages(std::size_t bytes, const std::string& what) {
+  const std::size_t page = static_cast<std::size_t>(sysconf(_SC_PAGESIZE));
+  if (bytes == 0 || bytes > static_cast<std::size_t>(-1) / 2) {
+    fail(EINVAL, what + ": " + std::to_string(bytes) + " bytes cannot be mapped");
+  }
+  return (bytes + page - 1) / page * page;
+}
+
+void* map_shared(int fd, std::size_t bytes, const std::string& what) {
+  void* data = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+  if (data == MAP_FAILED) fail(errno, what + ": mmap of " + std::to_string(bytes) + " bytes");
+  return data;
+}
+
+void demand_size(int fd, std::size_t bytes, const std::string& what) {
+  struct stat s {};
+  if (fstat(fd, &s) != 0) fail(errno, what + ": fstat");
+  if (!S_ISREG(s.st_mode)) throw std::runtime_error(what + " is not a memory file");
+  if (static_cast<std::size_t>(s.st_size) < bytes) {
+    throw std::runtime_error(what + " has " + std::to_string(s.st_size) + " bytes, " + std::to_string(bytes) +
+                             " are needed");
+  }
+}
+
+}  // namespace
+
+std::shared_ptr<Segment> Segment::create(const std::string& name, std::size_t bytes) {
+  const std::string what = "segment " + name;
+  const std::size_t size = whole_pages(bytes, what);
+  Descriptor d(memfd_create(name.c_str(), MFD_CLOEXEC | MFD_ALLOW_SEALING));
+  if (d.fd < 0) fail(errno, what + ": memfd_create");
+  if (ftruncate(d.fd, static_cast<off_t>(size)) != 0) fail(errno, what + ": ftruncate to " + std::to_string(size));
+  if (fcntl(d.fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0) fail(errno, what + ": F_ADD_SEALS");
+  void* data = map_shared(d.fd, size, what);
+  return std::shared_ptr<Segment>(new Segment(d.release(), data, size));
+}
+
+std::shared_ptr<Segment> Segment::open(int pid, int fd, std::size_t bytes) {
+  const std::string what = "segment of pid " + std::to_string(pid) + " fd " + std::to_string(fd);
+  const std::size_t size = whole_pages(bytes, what);
+  const std::string path = "/proc/" + std::to_string(pid) + "/fd/" + std::to_string(fd);
+  // O_NONBLOCK: the number may by now name a pipe, whose open would wait for a writer.
+  Descriptor d(::open(path.c_str(), O_RDWR | O_CLOEXEC | O_NONBLOCK));
+  if (d.fd < 0) fail(errno, what + ": open " + path);
+  demand_size(d.fd, bytes, what);
+  const int seals = fcntl(d.fd, F_GET_SEALS);
+  if (seals < 0 || !(seals & F_SEAL_SHRINK)) {
+    throw std::runtime_error(what + " is not sealed against shrinking: its owner could cut the mapping off");
+  }
+  void* data = map_shared(d.fd, size, what);
+  return std::shared_ptr<Segment>(new Segment(d.release(), data, size));
+}
+
+std::shared_ptr<Segment> Segment::adopt(int fd, std::size_t bytes) {
+  const std::string what = "inherited segment fd " + std::to_string(fd);
+  Descriptor d(fd);
+  const std::size_t size = whole_pages(bytes, what);
+  demand_size(d.fd, bytes, what);
+  void* data = map_shared(d.fd, size, what);
+  return std::shared_ptr<Segment>(new Segment(d.release(), data, size));
+}
+
+Segment::~Segment() {
+  munmap(data_, bytes_);
+  close(fd_);
+}
+
+}  // namespace uccl

@@ -1,0 +1,211 @@
+// The data path of loopback: single-producer single-consumer queues, and a copy made by the receiver.
+#include "transport/loopback/lane.h"
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+
+namespace uccl {
+namespace {
+
+// A shuffled item is held back for at most this many polls that had room for it.
+constexpr u32 kMaxHeldPolls = 16;
+
+}  // namespace
+
+LoopbackLane::LoopbackLane(const TransportSettings& settings, u32 index)
+    : index_(index),
+      local_(settings.local),
+      book_(settings.num_ranks),
+      max_in_flight_(settings.max_in_flight),
+      random_state_(settings.shuffle_seed == 0 ? 0 : settings.shuffle_seed ^ (settings.rank + 1ull) << 40 ^ index << 20),
+      by_rank_(settings.num_ranks, nullptr) {
+  if (settings.shuffle_seed != 0 && random_state_ == 0) random_state_ = 1;
+}
+
+LoopbackLane::~LoopbackLane() {
+  for (const Peer& p : peers_) close_peer(p.rank);
+}
+
+void LoopbackLane::attach(const std::shared_ptr<LoopbackEndpoint>& self,
+                          const std::vector<std::shared_ptr<LoopbackEndpoint>>& endpoints) {
+  self_ = self;
+  endpoints_ = endpoints;
+  peers_.reserve(endpoints.size());
+  std::size_t in_flight = 0;
+  for (u32 p = 0; p < endpoints.size(); ++p) {
+    if (!endpoints[p]) continue;
+    LoopbackLink& in = self->inbound(p, index_);
+    LoopbackLink& out = endpoints[p]->inbound(self->rank, index_);
+    peers_.push_back(Peer{p, &in, &out, std::min(max_in_flight_, out.requests.capacity())});
+    by_rank_[p] = &peers_.back();
+    in_flight += std::max(in.requests.capacity(), max_in_flight_);
+    book_.open(p);
+  }
+  if (random_state_ != 0) {
+    held_.reserve(in_flight);
+    held_tokens_.reserve(in_flight);
+  }
+}
+
+u64 LoopbackLane::random() {  // splitmix64
+  u64 z = random_state_ += 0x9e3779b97f4a7c15ull;
+  z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9ull;
+  z = (z ^ z >> 27) * 0x94d049bb133111ebull;
+  return z ^ z >> 31;
+}
+
+std::size_t LoopbackLane::post(std::span<const WriteRequest> requests) {
+  std::size_t n = 0;
+  for (; n < requests.size(); ++n) {
+    const WriteRequest& r = requests[n];
+    int code = 0;
+    const PeerBook::Verdict verdict = book_.judge(r, &code);
+    if (verdict == PeerBook::Verdict::kRefuse) {
+      ++counters_.refused;
+      if (r.peer < by_rank_.size() && by_rank_[r.peer]) lose(*by_rank_[r.peer], PeerFault::kProtocol, code, 0);
+      else if (r.peer < by_rank_.size()) book_.fail(r.peer, PeerFault::kProtocol, code);
+    }
+    if (verdict != PeerBook::Verdict::kPost) continue;
+    Peer& p = *by_rank_[r.peer];
+    if (p.open == p.limit) break;
+    // Never full: its capacity is at least the limit.
+    p.out->requests.push(LoopbackRequest{r.source, r.remote_offset, r.bytes, r.token, r.immediate});
+    ++p.open;
+    ++counters_.writes;
+    counters_.write_bytes += r.bytes;
+  }
+  return n;
+}
+
+std::size_t LoopbackLane::poll_completions(std::span<u64> tokens) {
+  return random_state_ == 0 ? tokens_in_order(tokens) : tokens_shuffled(tokens);
+}
+
+std::size_t LoopbackLane::tokens_in_order(std::span<u64> tokens) {
+  std::size_t n = 0;
+  for (Peer& p : peers_) {
+    while (n < tokens.size() && p.out->completions.pop(&tokens[n])) {
+      ++n;
+      --p.open;
+    }
+  }
+  return n;
+}
+
+std::size_t LoopbackLane::tokens_shuffled(std::span<u64> tokens) {
+  for (Peer& p : peers_) {
+    u64 token;
+    while (held_tokens_.size() < held_tokens_.capacity() && p.out->completions.pop(&token)) {
+      held_tokens_.push_back(HeldToken{&p, token, 0});
+    }
+  }
+  std::size_t n = 0;
+  for (std::size_t i = held_tokens_.size(); i > 1; --i) std::swap(held_tokens_[i - 1], held_tokens_[random() % i]);
+  for (std::size_t i = 0; i < held_tokens_.size() && n < tokens.size();) {
+    if (held_tokens_[i].polls++ < kMaxHeldPolls && random() % 2) {
+      ++i;
+      continue;
+    }
+    tokens[n++] = held_tokens_[i].token;
+    --held_tokens_[i].peer->open;
+    held_tokens_[i] = held_tokens_.back();
+    held_tokens_.pop_back();
+  }
+  return n;
+}
+
+// Copies one request into this rank's memory. False when there is nothing to report: refused, or the peer has gone.
+bool LoopbackLane::deliver(Peer& peer, const LoopbackRequest& r, Arrival* out) {
+  u8* target = r.bytes == 0 ? nullptr : local_.resolve(r.remote_offset, r.bytes);
+  if (r.bytes != 0 && target == nullptr) {
+    ++counters_.refused;
+    lose(peer, PeerFault::kProtocol, ERANGE, EPROTO);
+    return false;
+  }
+  if (!peer.in->begin_copy()) {
+    notice_closed(peer);
+    return false;
+  }
+  if (r.bytes != 0) std::memcpy(target, r.source, r.bytes);
+  peer.in->end_copy();
+  peer.in->completions.push(r.token);  // never full: at most its capacity of writes is open
+  ++counters_.arrivals;
+  counters_.arrival_bytes += r.bytes;
+  *out = Arrival{r.immediate, peer.rank};
+  return true;
+}
+
+std::size_t LoopbackLane::poll_arrivals(std::span<Arrival> out) {
+  for (Peer& p : peers_) notice_closed(p);
+  return random_state_ == 0 ? poll_in_order(out) : poll_shuffled(out);
+}
+
+std::size_t LoopbackLane::poll_in_order(std::span<Arrival> out) {
+  std::size_t n = 0;
+  for (std::size_t i = 0; i < peers_.size() && n < out.size(); ++i) {
+    Peer& p = peers_[(turn_ + i) % peers_.size()];
+    LoopbackRequest r;
+    while (n < out.size() && book_.is_open(p.rank) && p.in->requests.pop(&r)) n += deliver(p, r, &out[n]);
+  }
+  ++turn_;
+  return n;
+}
+
+std::size_t LoopbackLane::poll_shuffled(std::span<Arrival> out) {
+  for (Peer& p : peers_) {
+    LoopbackRequest r;
+    while (book_.is_open(p.rank) && held_.size() < held_.capacity() && p.in->requests.pop(&r)) {
+      held_.push_back(Held{&p, r, 0});
+    }
+  }
+  for (std::size_t i = held_.size(); i > 1; --i) std::swap(held_[i - 1], held_[random() % i]);
+  std::size_t n = 0;
+  for (const bool overdue : {true, false}) {
+    for (std::size_t i = 0; i < held_.size() && n < out.size();) {
+      Held& h = held_[i];
+      const bool gone = !book_.is_open(h.peer->rank);
+      const bool now = overdue ? h.polls >= kMaxHeldPolls : random() % 2 == 0;
+      if (!gone && !now) {
+        h.polls += !overdue;
+        ++i;
+        continue;
+      }
+      const Held chosen = h;
+      h = held_.back();
+      held_.pop_back();
+      if (!gone) n += deliver(*chosen.peer, chosen.request, &out[n]);
+    }
+  }
+  return n;
+}
+
+std::size_t LoopbackLane::poll_events(std::span<PeerEvent> out) {
+  for (Peer& p : peers_) notice_closed(p);
+  return book_.take_events(out);
+}
+
+void LoopbackLane::notice_closed(Peer& peer) {
+  if (!book_.is_open(peer.rank)) return;
+  const u32 closed = std::max(peer.in->sender_closed.load(std::memory_order_acquire),
+                              peer.out->receiver_closed.load(std::memory_order_acquire));
+  if (closed != 0) lose(peer, PeerFault::kLost, static_cast<int>(closed - 1), 0);
+}
+
+// Ends both directions; the peer will report kLost with `farewell`.
+void LoopbackLane::lose(Peer& peer, PeerFault fault, int code, u32 farewell) {
+  if (!book_.fail(peer.rank, fault, code)) return;
+  peer.in->receiver_closed.store(1 + farewell, std::memory_order_release);  // pairs with notice_closed
+  peer.out->close_sender(farewell);
+}
+
+void LoopbackLane::close_peer(u32 peer) {
+  if (peer >= by_rank_.size()) return;
+  if (book_.is_open(peer)) {
+    by_rank_[peer]->in->receiver_closed.store(1, std::memory_order_release);  // pairs with notice_closed
+    by_rank_[peer]->out->close_sender(0);
+  }
+  book_.close(peer);
+}
+
+}  // namespace uccl

@@ -1,0 +1,74 @@
+// A lane between threads of one process. With a shuffle seed the receiver delivers in a random order, so that tests
+// meet every order that the transport contract allows.
+#pragma once
+#include <memory>
+#include <vector>
+
+#include "transport/loopback/link.h"
+#include "transport/loopback/registry.h"
+#include "transport/peer_book.h"
+#include "transport/transport.h"
+
+namespace uccl {
+
+class LoopbackLane final : public Lane {
+ public:
+  LoopbackLane(const TransportSettings& settings, u32 index);
+  ~LoopbackLane() override;  // peers see kLost, code 0
+
+  // Control path: `endpoints` by rank, null where not connected; `self` holds the inbound links.
+  void attach(const std::shared_ptr<LoopbackEndpoint>& self,
+              const std::vector<std::shared_ptr<LoopbackEndpoint>>& endpoints);
+
+  std::size_t post(std::span<const WriteRequest> requests) override;
+  void flush() override {}  // a pushed request is already where the receiver looks
+  std::size_t poll_completions(std::span<u64> tokens) override;
+  std::size_t poll_arrivals(std::span<Arrival> out) override;
+  std::size_t poll_events(std::span<PeerEvent> out) override;
+  void close_peer(u32 peer) override;
+  const LaneCounters& counters() const override { return counters_; }
+
+ private:
+  struct Peer {
+    u32 rank;
+    LoopbackLink* in;
+    LoopbackLink* out;
+    u32 limit;     // writes that may be open
+    u32 open = 0;  // posted, and its token not yet handed to poll_completions' caller
+  };
+  struct Held {  // shuffle: taken from its queue, not yet delivered
+    Peer* peer;
+    LoopbackRequest request;
+    u32 polls;
+  };
+  struct HeldToken {
+    Peer* peer;
+    u64 token;
+    u32 polls;
+  };
+
+  void lose(Peer& peer, PeerFault fault, int code, u32 farewell);
+  void notice_closed(Peer& peer);
+  bool deliver(Peer& peer, const LoopbackRequest& request, Arrival* out);
+  std::size_t poll_in_order(std::span<Arrival> out);
+  std::size_t poll_shuffled(std::span<Arrival> out);
+  std::size_t tokens_in_order(std::span<u64> tokens);
+  std::size_t tokens_shuffled(std::span<u64> tokens);
+  u64 random();
+
+  u32 index_;
+  AddressSpace local_;
+  PeerBook book_;
+  LaneCounters counters_;
+  u32 max_in_flight_;
+  u64 random_state_;  // 0 = in order
+  std::size_t turn_ = 0;  // peer that is served first, so that none starves
+  std::vector<Peer> peers_;
+  std::vector<Peer*> by_rank_;
+  std::vector<Held> held_;             // room for everything that can be in flight
+  std::vector<HeldToken> held_tokens_;
+  std::shared_ptr<LoopbackEndpoint> self_;
+  std::vector<std::shared_ptr<LoopbackEndpoint>> endpoints_;  // keep the links alive
+};
+
+}  // namespace uccl

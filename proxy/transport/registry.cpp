@@ -1,0 +1,40 @@
+// The families, by name.
+#include <stdexcept>
+
+#include "transport/loopback/transport.h"
+#include "transport/shared_memory/transport.h"
+#include "transport/tcp/transport.h"
+#include "transport/transport.h"
+#include "wire/limits.h"
+
+namespace uccl {
+namespace {
+
+constexpr u32 kMaxLanes = 256;
+constexpr u32 kMaxInFlight = 1u << 16;  // keeps every queue's size and every 32-bit acknowledgement unambiguous
+
+void demand(bool ok, const std::string& what) {
+  if (!ok) throw std::invalid_argument("transport settings: " + what);
+}
+
+void validate(const TransportSettings& s) {
+  demand(s.num_ranks >= 1 && s.num_ranks <= kMaxRanks,
+         "num_ranks is " + std::to_string(s.num_ranks) + ", allowed are 1 to " + std::to_string(kMaxRanks));
+  demand(s.rank < s.num_ranks, "rank " + std::to_string(s.rank) + " of " + std::to_string(s.num_ranks));
+  demand(s.num_lanes >= 1 && s.num_lanes <= kMaxLanes,
+         "num_lanes is " + std::to_string(s.num_lanes) + ", allowed are 1 to " + std::to_string(kMaxLanes));
+  demand(s.max_in_flight >= 1 && s.max_in_flight <= kMaxInFlight,
+         "max_in_flight is " + std::to_string(s.max_in_flight) + ", allowed are 1 to " + std::to_string(kMaxInFlight));
+}
+
+}  // namespace
+
+std::unique_ptr<Transport> make_transport(const std::string& family, const TransportSettings& settings) {
+  validate(settings);
+  if (family == "loopback") return std::make_unique<LoopbackTransport>(settings);
+  if (family == "shared_memory") return std::make_unique<SharedMemoryTransport>(settings);
+  if (family == "tcp") return std::make_unique<TcpTransport>(settings);
+  throw std::invalid_argument("no transport family '" + family + "'; there are: loopback, shared_memory, tcp");
+}
+
+}  // namespace uccl

@@ -1,0 +1,60 @@
+// A lane between processes of one host: the sender copies into the receiver's memory and pushes the immediate.
+#pragma once
+#include <vector>
+
+#include "transport/peer_book.h"
+#include "transport/shared_memory/mailbox.h"
+#include "transport/transport.h"
+
+namespace uccl {
+
+class SharedMemoryLane final : public Lane {
+ public:
+  SharedMemoryLane(const TransportSettings& settings, u32 index);
+  ~SharedMemoryLane() override;  // peers see kLost, code 0
+
+  // What of a peer is mapped here. The mappings outlive the lane.
+  struct Mapping {
+    MailboxRing* out = nullptr;  // ours, in the peer's mailbox
+    MailboxRing* in = nullptr;   // the peer's, in our mailbox
+    u32 out_capacity = 0, in_capacity = 0;
+    const AddressSpace* memory = nullptr;
+  };
+  void attach(u32 peer, const Mapping& mapping);  // control path
+
+  std::size_t post(std::span<const WriteRequest> requests) override;
+  void flush() override {}  // `post` has published everything it took
+  std::size_t poll_completions(std::span<u64> tokens) override;
+  std::size_t poll_arrivals(std::span<Arrival> out) override;
+  std::size_t poll_events(std::span<PeerEvent> out) override;
+  void close_peer(u32 peer) override;
+  const LaneCounters& counters() const override { return counters_; }
+
+ private:
+  struct Peer {
+    u32 rank;
+    Mapping m;
+    u32 limit;                 // immediates that may wait in the peer's mailbox
+    u64 tail = 0;              // ours, in the peer's mailbox: pushed
+    u64 cached_consumed = 0;
+    u64 consumed = 0;          // the peer's, in our mailbox: taken
+  };
+
+  bool take(const WriteRequest& r);
+  bool has_room(Peer& p);
+  static void publish(Peer& p);
+  std::size_t drain(Peer& p, std::span<Arrival> out);
+  void lose(Peer& p, PeerFault fault, int code, u32 farewell);
+  void refuse(u32 peer, int code);
+
+  PeerBook book_;
+  LaneCounters counters_;
+  u32 max_in_flight_;
+  std::size_t turn_ = 0;  // peer that is served first, so that none starves
+  std::vector<Peer> peers_;
+  std::vector<Peer*> by_rank_;
+  std::vector<u64> completed_;  // ring of tokens, a power of two
+  u64 completed_head_ = 0, completed_tail_ = 0;
+};
+
+}  // namespace uccl

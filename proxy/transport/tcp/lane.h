@@ -1,0 +1,75 @@
+// A lane of tcp: one connection per peer, one epoll instance, one epoll_wait per poll whatever the number of peers.
+#pragma once
+#include <memory>
+#include <vector>
+
+#include "transport/peer_book.h"
+#include "transport/tcp/connection.h"
+#include "transport/transport.h"
+
+namespace uccl {
+
+class TcpLane final : public Lane {
+ public:
+  TcpLane(const TransportSettings& settings, const TcpTuning& tuning);
+  ~TcpLane() override;  // peers see kLost, code 0
+
+  // Control path: takes a proven connection.
+  void attach(u32 peer, Socket socket, u32 peer_window);
+
+  std::size_t post(std::span<const WriteRequest> requests) override;
+  void flush() override;
+  std::size_t poll_completions(std::span<u64> tokens) override;
+  std::size_t poll_arrivals(std::span<Arrival> out) override;  // moves everything: reads, acknowledges, sends the rest
+  std::size_t poll_events(std::span<PeerEvent> out) override;
+  void close_peer(u32 peer) override;
+  const LaneCounters& counters() const override { return counters_; }
+
+ private:
+  // Peers that wait for one kind of attention; each at most once, so its size is fixed.
+  class Queue {
+   public:
+    explicit Queue(u32 num_ranks) : ranks_(num_ranks), waiting_(num_ranks, 0) {}
+    std::size_t size() const { return size_; }
+    void push(u32 rank) {
+      if (waiting_[rank]) return;
+      waiting_[rank] = 1;
+      ranks_[(head_ + size_++) % ranks_.size()] = rank;
+    }
+    u32 pop() {
+      const u32 rank = ranks_[head_];
+      head_ = (head_ + 1) % ranks_.size();
+      --size_;
+      waiting_[rank] = 0;
+      return rank;
+    }
+
+   private:
+    std::vector<u32> ranks_;
+    std::vector<u8> waiting_;
+    std::size_t head_ = 0, size_ = 0;
+  };
+
+  void wait_events();
+  void receive(u32 peer);
+  void send(u32 peer);
+  void send_acks();
+  std::size_t take_ready(std::span<Arrival> out);
+  void fail(u32 peer, PeerFault fault, int code, u32 farewell);
+  void end(u32 peer, u32 farewell);
+  void refuse(u32 peer, int code);
+
+  AddressSpace local_;
+  const TcpTuning tuning_;
+  const u32 max_in_flight_;
+  PeerBook book_;
+  LaneCounters counters_;
+  Socket epoll_;
+  std::vector<std::unique_ptr<TcpConnection>> connections_;  // by rank; null = never connected
+  TcpInbox inbox_;
+  Queue readable_, unsent_, unacked_, completed_;
+  u32 num_blocked_ = 0;      // connections whose socket was full
+  u32 skipped_waits_ = 0;
+};
+
+}  // namespace uccl

@@ -1,0 +1,184 @@
+"""Makes every TEST of tests/**/test_*.cpp a pytest item: builds the native test programs once, runs each TEST alone.
+
+--native-only leaves the Python tests out; --sanitize thread|address runs the native tests of an instrumented build.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import platform
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+# Before anything imports torch: many ranks share few cores, and OpenMP threads that spin stretch milliseconds to
+# scheduler time slices. Child processes inherit these.
+for _variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
+    os.environ[_variable] = "1"
+
+import pytest  # noqa: E402
+
+ROOT = Path(__file__).resolve().parent.parent
+SANITIZERS = ("thread", "address")
+PROGRAMS = {32: "native_tests", 64: "native_tests_wave64"}  # by warp width
+LIMIT_S = {"": 50, "thread": 240, "address": 150}  # one TEST; below pytest's own limit, which would end the session
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("native", "native tests (C++)")
+    group.addoption("--sanitize", choices=SANITIZERS, help="run the native tests, and only those, under a sanitizer")
+    group.addoption("--native-only", action="store_true", help="collect no Python test")
+
+
+def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
+    native_only = config.getoption("--native-only") or config.getoption("--sanitize")
+    return True if native_only and collection_path.suffix == ".py" else None
+
+
+def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> pytest.Collector | None:
+    if file_path.suffix == ".cpp" and file_path.name.startswith("test_"):
+        return NativeFile.from_parent(parent, path=file_path)
+    return None
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _one_torch_thread() -> None:
+    if "torch" in sys.modules:  # imported by a plug-in before the variables above were set
+        sys.modules["torch"].set_num_threads(1)
+
+
+class NativeBuild:
+    """One configured and built folder of native test programs: build/native or build/native-<sanitizer>."""
+
+    def __init__(self, sanitize: str) -> None:
+        self.sanitize = sanitize
+        self.folder = ROOT / "build" / ("native" + (f"-{sanitize}" if sanitize else ""))
+        self.tests: dict[tuple[int, str], list[str]] = {}  # (warp width, source file) -> names
+
+    def make(self) -> None:
+        """Builds, then asks each program for its tests. Raises CollectError with the whole output."""
+        cmake = _tool("cmake")
+        self.folder.mkdir(parents=True, exist_ok=True)
+        configure = [cmake, "-S", str(ROOT), "-B", str(self.folder), "-G", "Ninja", "-DUCCL_EP_TESTS=ON"]
+        configure += [f"-DUCCL_EP_SANITIZE={self.sanitize}", f"-DCMAKE_MAKE_PROGRAM={_tool('ninja')}"]
+        with open(self.folder / ".lock", "w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)  # several pytest processes may share the folder
+            moved = _run(configure).returncode != 0 and (self.folder / "CMakeCache.txt").exists()
+            hint = "configure the native tests (is a C++20 compiler installed? g++ 12 or newer, or CXX=...)"
+            _must_run([*configure, "--fresh"] if moved else configure, hint)
+            _must_run([cmake, "--build", str(self.folder)], "build the native tests")
+        for wave, program in PROGRAMS.items():
+            listing = _must_run([str(self.folder / program), "--list"], f"list the tests of {program}")
+            for line in listing.splitlines():
+                name, file = line.split("\t")
+                self.tests.setdefault((wave, file), []).append(name)
+
+
+def _tool(name: str) -> str:
+    """A build tool: the one beside this Python (from PyPI) before the machine's."""
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
+    found = shutil.which(name, path=path)
+    if found is None:
+        raise pytest.Collector.CollectError(f"{name} is missing, so no native test can run: pip install {name}")
+    return found
+
+
+def _run(command: list[str]) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, cwd=ROOT)
+
+
+def _must_run(command: list[str], purpose: str) -> str:
+    done = _run(command)
+    if done.returncode != 0:
+        raise pytest.Collector.CollectError(f"could not {purpose}\n$ {' '.join(command)}\n{done.stdout}")
+    return done.stdout
+
+
+_builds: dict[str, NativeBuild | str] = {}  # by sanitizer: what was built, or why it was not
+
+
+def _build(config: pytest.Config) -> NativeBuild:
+    """The session's build. Its failure is shown in full once; every further test file refers to it."""
+    sanitize = config.getoption("--sanitize") or ""
+    known = _builds.get(sanitize)
+    if isinstance(known, str):
+        raise pytest.Collector.CollectError(known)
+    if known is None:
+        _builds[sanitize] = "the native tests were not built: see the first of these errors"
+        known = NativeBuild(sanitize)
+        known.make()
+        _builds[sanitize] = known
+    return known
+
+
+class NativeFile(pytest.File):
+    """A C++ test file."""
+
+    def collect(self) -> Iterator[NativeTest]:
+        build = _build(self.config)
+        file = self.path.relative_to(ROOT).as_posix()
+        if (32, file) not in build.tests:
+            raise self.CollectError(f"{file} holds no TEST, so it proves nothing")
+        for wave in PROGRAMS:
+            for name in build.tests.get((wave, file), []):
+                item = NativeTest.from_parent(self, name=name if wave == 32 else f"{name}[wave{wave}]")
+                item.command = [str(build.folder / PROGRAMS[wave]), name]
+                item.limit_s = LIMIT_S[build.sanitize]
+                item.add_marker(pytest.mark.native)
+                item.add_marker(pytest.mark.timeout(item.limit_s + 8))
+                yield item
+
+
+class NativeFailure(Exception):
+    """A native test failed; the text is what it printed."""
+
+
+class NativeTest(pytest.Item):
+    """One TEST, in a process of its own."""
+
+    command: list[str]
+    limit_s: int
+
+    def runtest(self) -> None:
+        env = dict(os.environ, UCCL_EP_NATIVE_TEST_LIMIT_S=str(self.limit_s))
+        env["TSAN_OPTIONS"] = "halt_on_error=1:second_deadlock_stack=1:" + env.get("TSAN_OPTIONS", "")
+        env["UBSAN_OPTIONS"] = "print_stacktrace=1:" + env.get("UBSAN_OPTIONS", "")
+        process = subprocess.Popen(
+            [*_fixed_addresses(), *self.command],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            cwd=ROOT,
+            env=env,
+            start_new_session=True,  # so that what the test started ends with it
+        )
+        try:
+            output, _ = process.communicate(timeout=self.limit_s + 3)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            output, _ = process.communicate()
+        if process.returncode != 0:
+            raise NativeFailure(f"{self._why(process.returncode)}\n{output.decode(errors='replace')}")
+
+    def _why(self, status: int) -> str:
+        if status in (-signal.SIGALRM, -signal.SIGKILL):
+            return f"took longer than its limit of {self.limit_s} s"
+        return f"ended by {signal.Signals(-status).name}" if status < 0 else f"failed with status {status}"
+
+    def repr_failure(self, excinfo: pytest.ExceptionInfo[BaseException], style: object = None) -> str:
+        if isinstance(excinfo.value, NativeFailure):
+            return f"{excinfo.value}\nto repeat: {' '.join(self.command)}"
+        return str(super().repr_failure(excinfo))
+
+    def reportinfo(self) -> tuple[Path, int | None, str]:
+        return self.path, None, self.name
+
+
+def _fixed_addresses() -> list[str]:
+    """A prefix that switches address randomisation off where GCC 12's ThreadSanitizer would refuse to start."""
+    bits = Path("/proc/sys/vm/mmap_rnd_bits")
+    wide = bits.exists() and os.access(bits, os.R_OK) and int(bits.read_text()) > 28
+    return ["setarch", platform.machine(), "-R"] if wide and shutil.which("setarch") else []

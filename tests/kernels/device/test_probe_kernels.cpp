@@ -1,0 +1,95 @@
+// Runs the probe kernels of the compile tests on the host and checks every result, so that what is compiled for GPUs is
+// known to be right somewhere.
+#include "kernels/device/probe_kernels.h"
+
+#include <thread>
+
+#include "kernels/device/on_device.h"
+#include "ring/consumer.h"
+#include "ring/producer.h"
+
+namespace uccl {
+
+using simt::Control;
+using simt::kWarp;
+
+TEST(probe_words_have_the_values_of_the_device_api) {
+  Control control;
+  alignas(16) u64 words[64] = {};
+  u32 halves[64] = {};
+  float floats[64] = {};
+  ProbeArgs args{words, halves, floats, {&control.abort, &control.fault, 0, 0, 0}, 0};
+  simt::launch({1, 128, sizeof(ProbeShared), 1, 0}, [&] { probe_words(args); });
+  const u32 expect_halves[] = {1, 9, 5, 7, 9, 10, 11, 12, 13};
+  for (u32 i = 0; i < 9; ++i) CHECK_EQ(halves[i], expect_halves[i]);
+  const u64 base = (1ull << 40) + 3;
+  const u64 expect_words[] = {base, base - 3, base + 1, base + 2, base + 3, base + 4, 17, 18, 17, 18, 1, 129,
+                              simt::kSpinsPerCheck + kWarp};
+  for (u32 i = 0; i < 13; ++i) CHECK_EQ(words[i], expect_words[i]);
+}
+
+TEST(probe_lanes_have_the_values_of_the_device_api) {
+  Control control;
+  u64 words[64] = {};
+  u32 halves[64] = {};
+  float floats[64] = {};
+  ProbeArgs args{words, halves, floats, {&control.abort, &control.fault, 0, 0, 0}, 0};
+  simt::launch({1, kWarp, 0, 1, 0}, [&] { probe_lanes(args); });
+  const u32 expect_halves[] = {kWarp / 2, 1, 3, kWarp * (kWarp - 1) / 2, 2, 0x2a | 0x2a << 8 | 0xaa << 16, 0x3f800000u};
+  for (u32 i = 0; i < 7; ++i) CHECK_EQ(halves[10 + i], expect_halves[i]);
+  CHECK_EQ(words[20], (5ull << 32) + 1);
+  const float expect[] = {kWarp - 1.f, 15, 17, 2, 3, 16, -2, 1, 448, 1, 4};
+  for (u32 i = 0; i < 11; ++i) CHECK_EQ(floats[i], expect[i]);
+}
+
+TEST(probe_rows_end_as_the_reduced_row) {
+  const u32 hidden = 512, count = 2;
+  alignas(16) static u16 x[hidden], row[hidden], out[hidden];
+  alignas(16) static u8 bytes[2 * hidden];
+  for (u32 i = 0; i < hidden; ++i) x[i] = simt::f_to_bf16(static_cast<float>(i)), row[i] = 0x3f80;
+  const u16* rows[] = {row, row};
+  const float weights[] = {0.5f, 0.25f};
+  float scales[4] = {};
+  u32 packed[1] = {};
+  simt::launch({1, kWarp, 0, 1, 0},
+               [&] { probe_rows({x, rows, weights, bytes, scales, packed, out, hidden, count}); });
+  for (u32 i = 0; i < hidden; ++i)
+    CHECK_EQ(out[i], simt::f_to_bf16(2 * simt::bf16_to_f(x[i]) + 0.75f));
+  CHECK_EQ(packed[0], 126u | 127u << 8 | 127u << 16 | 128u << 24);  // group maxima 127, 255, 384, 512 over 448
+}
+
+TEST(probe_ring_pushes_and_waits) {
+  constexpr u32 kGrid = 2, kBlock = 65, kCapacity = 32;
+  alignas(64) static u8 memory[ring_bytes(kCapacity)];
+  std::memset(memory, 0, sizeof memory);
+  Control control;
+  u32 barrier = 0;
+  std::vector<u64> tickets(kGrid * kBlock);
+  u64 total = 0;
+  for (u32 b = 0; b < kGrid; ++b)
+    for (u32 t = 0; t < kBlock; ++t) total += t % kWarp % 3 != 0 || t % kWarp == 0;
+  std::thread proxy([&] {
+    RingConsumer consumer(memory, kCapacity);
+    Command c;
+    while (consumer.next_ticket() < total) {
+      if (consumer.peek(&c)) {
+        consumer.advance();
+        consumer.publish_tail();
+        consumer.publish_done(consumer.next_ticket());
+      } else {
+        std::this_thread::yield();
+      }
+    }
+  });
+  ProbeRingArgs args{ring_view(memory, kCapacity), &barrier, tickets.data(),
+                     {&control.abort, &control.fault, 0, 0, 0}, 50'000'000'000, 4};
+  simt::launch({kGrid, kBlock, 0, 2, 5}, [&] { probe_ring(args); });
+  proxy.join();
+  CHECK_EQ(control.fault.claimed, 0u);
+  std::vector<u32> used(total, 0);
+  for (const u64 t : tickets)
+    if (t != simt::kNoTicket) used.at(t)++;
+  for (const u32 n : used) CHECK_EQ(n, 1u);
+}
+
+}  // namespace uccl

@@ -1,0 +1,143 @@
+// Waits end: with the value, with a fault record, or because another wait of the rank failed.
+#include "kernels/device/wait.h"
+
+#include <atomic>
+#include <thread>
+
+#include "kernels/device/on_device.h"
+
+namespace uccl::simt {
+namespace {
+
+constexpr u64 kSecond = 1'000'000'000;
+
+WaitContext context_of(Control& c, u64 timeout_ns) {
+  return begin_wait(WaitContext{&c.abort, &c.fault, 0, 3, 0}, timeout_ns);
+}
+
+}  // namespace
+
+TEST(wait_returns_at_once_when_the_value_is_there) {
+  Control control;
+  on_warp([&] {
+    if (lane() != 0) return;
+    const WaitContext wait = context_of(control, 0);  // even past the deadline
+    CHECK(wait_until(wait, WaitSite{WaitPhase::kStart, 0, 0, 1}, [] { return 7ull; }, [](u64 v) { return v == 7; }));
+  });
+  CHECK_EQ(control.abort, 0ull);
+  CHECK_EQ(control.fault.claimed, 0u);
+}
+
+TEST(wait_sees_what_another_thread_releases) {
+  Control control;
+  u64 flag = 0, data = 0;
+  std::thread writer([&] {
+    for (u64 i = 1; i <= 50; ++i) {
+      while (std::atomic_ref<u64>(flag).load(std::memory_order_acquire) != 2 * i - 2) std::this_thread::yield();
+      data = i;
+      std::atomic_ref<u64>(flag).store(2 * i - 1, std::memory_order_release);
+    }
+  });
+  u64 wrong = 0;
+  on_warp([&] {
+    if (lane() != 5) return;
+    const WaitContext wait = context_of(control, 30 * kSecond);
+    for (u64 i = 1; i <= 50; ++i) {
+      wrong += !wait_until(wait, WaitSite{WaitPhase::kStart, 0, 0, i}, [&] { return ld_acquire_sys(&flag); },
+                           [&](u64 v) { return v == 2 * i - 1; });
+      wrong += data != i;
+      st_release_sys(&flag, 2 * i);
+    }
+  });
+  writer.join();
+  CHECK_EQ(wrong, 0ull);
+  CHECK_EQ(control.abort, 0ull);
+}
+
+TEST(wait_that_expires_leaves_a_whole_record_and_ends_the_others) {
+  Control control;
+  const u64 begin = now_ns();
+  u32 ended = 0;
+  launch(LaunchConfig{3, 2 * kWarp, 0, 2, 11}, [&] {
+    if (lane() != 0) return;
+    // Only block 1, warp 1 has a short deadline; the rest would wait for an hour.
+    const bool mine = bid() == 1 && warp() == 1;
+    const WaitContext wait = context_of(control, mine ? kSecond / 50 : 3600 * kSecond);
+    const u32 peer = bid() * 2 + warp();
+    const bool ok = wait_until(wait, WaitSite{WaitPhase::kCombineReceive, peer, 9, 100 + peer},
+                               [&] { return 40ull + peer; }, [](u64) { return false; });
+    CHECK(!ok);
+    add_gpu(&ended, 1u);
+  });
+  CHECK_EQ(ended, 6u);
+  CHECK(now_ns() - begin < 20 * kSecond);
+  CHECK_EQ(control.abort, 1ull);
+  const FaultRecord& f = control.fault;
+  CHECK_EQ(f.claimed, 1u);
+  CHECK_EQ(f.ready, 1u);
+  CHECK_EQ(f.kind, static_cast<u32>(FaultKind::kTimeout));
+  CHECK_EQ(f.phase, static_cast<u32>(WaitPhase::kCombineReceive));
+  CHECK_EQ(f.peer, 3u);
+  CHECK_EQ(f.channel, 9u);
+  CHECK_EQ(f.expected, 103ull);
+  CHECK_EQ(f.seen, 43ull);
+  CHECK(f.waited_ns <= now_ns() - begin);
+}
+
+TEST(wait_ends_when_the_proxy_aborts_and_records_nothing) {
+  Control control;
+  std::thread proxy([&] {
+    std::this_thread::sleep_for(std::chrono::milliseconds(10));
+    std::atomic_ref<u64>(control.abort).store(1, std::memory_order_release);
+  });
+  bool ok = true;
+  on_warp([&] {
+    if (lane() == 0)
+      ok = wait_until(context_of(control, 3600 * kSecond), WaitSite{WaitPhase::kStart, 0, 0, 1}, [] { return 0ull; },
+                      [](u64 v) { return v != 0; });
+  });
+  proxy.join();
+  CHECK(!ok);
+  CHECK_EQ(control.fault.claimed, 0u);
+}
+
+TEST(wait_first_fault_wins_and_is_never_mixed) {
+  for (u64 seed = 1; seed < 20; ++seed) {
+    Control control;
+    launch(LaunchConfig{4, 33, 0, 2, seed}, [&] {
+      const u32 me = bid() * 100 + tid();
+      record_fault(context_of(control, kSecond), WaitSite{WaitPhase::kRing, me, me, me}, FaultKind::kMismatch, me);
+    });
+    const FaultRecord& f = control.fault;
+    CHECK_EQ(f.peer, f.channel);
+    CHECK_EQ(static_cast<u64>(f.peer), f.expected);
+    CHECK_EQ(static_cast<u64>(f.peer), f.seen);
+    CHECK_EQ(f.kind, static_cast<u32>(FaultKind::kMismatch));
+    CHECK_EQ(f.waited_ns, 0ull);
+    CHECK_EQ(f.ready, 1u);
+    CHECK_EQ(control.abort, 1ull);
+  }
+}
+
+TEST(wait_without_a_record_expires_quietly) {
+  Control control;
+  bool ok = true;
+  on_warp([&] {
+    WaitContext wait = context_of(control, 1000);
+    wait.fault = nullptr;
+    if (lane() == 0)
+      ok = wait_until(wait, WaitSite{WaitPhase::kStart, 0, 0, 1}, [] { return 0ull; }, [](u64) { return false; });
+  });
+  CHECK(!ok);
+  CHECK_EQ(control.abort, 0ull);
+}
+
+TEST(wait_deadline_does_not_wrap) {
+  Control control;
+  CHECK_EQ(context_of(control, ~0ull).deadline_ns, ~0ull);
+  const u64 now = now_ns();
+  const u64 deadline = context_of(control, 5 * kSecond).deadline_ns;
+  CHECK(deadline >= now + 5 * kSecond && deadline < now + 6 * kSecond);
+}
+
+}  // namespace uccl::simt

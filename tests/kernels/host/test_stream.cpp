@@ -1,0 +1,131 @@
+// The CPU stream: order, events between streams, errors, and an end that runs what is queued.
+#include "kernels/host/stream.h"
+
+#include <atomic>
+#include <chrono>
+#include <stdexcept>
+#include <vector>
+
+#include "native/check.h"
+
+namespace uccl::simt {
+namespace {
+
+constexpr u64 kSecond = 1'000'000'000;
+
+// A function that waits until the test opens it.
+struct Gate {
+  std::mutex mutex;
+  std::condition_variable changed;
+  bool open = false;
+  void wait() {
+    std::unique_lock<std::mutex> lock(mutex);
+    changed.wait(lock, [this] { return open; });
+  }
+  void release() {
+    std::lock_guard<std::mutex> lock(mutex);
+    open = true;
+    changed.notify_all();
+  }
+};
+
+}  // namespace
+
+TEST(stream_runs_in_order) {
+  Stream stream;
+  std::vector<u32> order;
+  for (u32 i = 0; i < 1000; ++i) stream.enqueue([&, i] { order.push_back(i); });
+  stream.synchronize();
+  CHECK_EQ(order.size(), 1000u);
+  for (u32 i = 0; i < 1000; ++i) CHECK_EQ(order[i], i);
+}
+
+TEST(stream_event_happens_after_what_was_queued_before_it) {
+  Gate gate;
+  Stream stream;
+  u32 value = 0;
+  stream.enqueue([&] { gate.wait(); });
+  stream.enqueue([&] { value = 7; });
+  const Event event = stream.record();
+  CHECK(!event.query());
+  CHECK(!event.wait(kSecond / 100));
+  gate.release();
+  CHECK(event.wait(30 * kSecond));
+  CHECK(event.query());
+  CHECK_EQ(value, 7u);
+  CHECK(Event().query());
+  CHECK(Event().wait(0));
+}
+
+TEST(stream_waits_for_an_event_of_another) {
+  for (u32 round = 0; round < 50; ++round) {
+    Stream a, b;
+    Gate gate;
+    std::vector<u32> order;  // written by both threads, ordered by the events alone
+    a.enqueue([&] { gate.wait(); });
+    a.enqueue([&] { order.push_back(1); });
+    b.wait(a.record());
+    b.enqueue([&] { order.push_back(2); });
+    a.wait(b.record());
+    a.enqueue([&] { order.push_back(3); });
+    gate.release();
+    a.synchronize();
+    CHECK((order == std::vector<u32>{1, 2, 3}));
+  }
+}
+
+TEST(stream_keeps_an_error_skips_what_follows_and_gives_it_once) {
+  Stream stream;
+  u32 ran = 0;
+  stream.enqueue([] { throw std::runtime_error("first"); });
+  stream.enqueue([&] { ++ran; });
+  stream.enqueue([] { throw std::logic_error("second"); });
+  const Event event = stream.record();
+  CHECK_THROWS(std::runtime_error, event.wait(30 * kSecond));
+  CHECK(event.query());
+  CHECK_THROWS(std::runtime_error, stream.synchronize());
+  CHECK_EQ(ran, 0u);
+  stream.synchronize();  // claimed: the stream works again
+  stream.enqueue([&] { ++ran; });
+  stream.synchronize();
+  CHECK_EQ(ran, 1u);
+  CHECK_THROWS(std::runtime_error, event.wait(0));  // what happened before the event does not change
+}
+
+TEST(stream_error_reaches_the_streams_that_wait_for_it) {
+  Stream a, b;
+  u32 ran = 0;
+  a.enqueue([] { throw std::runtime_error("in a"); });
+  b.wait(a.record());
+  b.enqueue([&] { ++ran; });
+  CHECK_THROWS(std::runtime_error, b.synchronize());
+  CHECK_EQ(ran, 0u);
+  CHECK_THROWS(std::runtime_error, a.synchronize());
+}
+
+TEST(stream_end_runs_what_is_queued) {
+  std::atomic<u32> ran{0};
+  {
+    Stream stream;
+    for (u32 i = 0; i < 100; ++i) stream.enqueue([&] { ++ran; });
+  }
+  CHECK_EQ(ran.load(), 100u);
+}
+
+TEST(stream_takes_work_from_many_threads_and_from_itself) {
+  Stream stream;
+  u32 ran = 0;  // only the stream's thread touches it
+  std::vector<std::thread> threads;
+  for (u32 t = 0; t < 4; ++t)
+    threads.emplace_back([&] {
+      for (u32 i = 0; i < 200; ++i) stream.enqueue([&] { ++ran; });
+      stream.synchronize();
+    });
+  for (std::thread& t : threads) t.join();
+  stream.enqueue([&] { stream.enqueue([&] { ++ran; }); });
+  stream.synchronize();
+  stream.synchronize();
+  CHECK_EQ(ran, 801u);
+}
+
+}  // namespace uccl::simt

@@ -1,0 +1,184 @@
+// Partial completion: every permutation of small cases, neighbouring epochs mixed, stale ones dropped, wraps of the
+// epoch field, and what no correct peer sends.
+#include <algorithm>
+#include <random>
+
+#include "native/check.h"
+#include "proxy/engine/rank_memory.h"
+
+using namespace uccl;
+using namespace uccl::testing;
+
+namespace {
+
+struct Message {
+  u64 epoch;
+  bool expect;
+  auto operator<=>(const Message&) const = default;
+};
+
+Verdict hand_in(Arrivals& arrivals, Phase phase, u32 source, const Message& m) {
+  const u32 key = epoch_key(phase, m.epoch);
+  return m.expect ? arrivals.expect(source, key, 5) : arrivals.arrive(source, key, 5);
+}
+
+// The messages of one epoch with n writes.
+void append(std::vector<Message>& all, u64 epoch, u64 n) {
+  for (u64 i = 0; i < n; ++i) all.push_back({epoch, false});
+  all.push_back({epoch, true});
+}
+
+// What the flag must be: epochs whose messages are all in, without a gap.
+u64 model(u64 published, const std::vector<u64>& missing) {
+  for (const u64 m : missing) {
+    if (m != 0) break;
+    ++published;
+  }
+  return published;
+}
+
+// Hands `order` in and compares the flag with the model after every message.
+void play(u64 base, const std::vector<u64>& writes, const std::vector<Message>& order) {
+  RankMemory rank(Shape{});
+  rank.set_word(rank.layout.flag(Phase::kCombine, 2), base);
+  Arrivals arrivals(rank.control(), rank.layout);
+  std::vector<u64> missing;
+  for (const u64 n : writes) missing.push_back(n + 1);
+  for (const Message& m : order) {
+    if (m.expect) rank.land_header(Phase::kCombine, m.epoch, 2, writes[m.epoch - base - 1]);
+    CHECK(hand_in(arrivals, Phase::kCombine, 2, m).outcome == Outcome::kApplied);
+    --missing[m.epoch - base - 1];
+    CHECK_EQ(rank.flag(Phase::kCombine, 2), model(base, missing));
+  }
+  CHECK_EQ(rank.flag(Phase::kCombine, 2), base + writes.size());
+  CHECK_EQ(rank.word(rank.layout.flag_time(2)), 5ull);
+  CHECK_EQ(rank.flag(Phase::kCombine, 1) + rank.flag(Phase::kDispatch, 2), 0ull);  // nobody else's
+}
+
+}  // namespace
+
+TEST(engine_arrivals_every_permutation_of_small_cases) {
+  const std::vector<std::vector<u64>> cases = {{0}, {1}, {4}, {0, 0}, {2, 1}, {0, 3}, {1, 0, 1}, {0, 0, 0, 1}};
+  for (const u64 base : {0ull, 5ull})
+    for (const auto& writes : cases) {
+      std::vector<Message> order;
+      for (std::size_t i = 0; i < writes.size(); ++i) append(order, base + 1 + i, writes[i]);
+      std::sort(order.begin(), order.end());
+      do play(base, writes, order);
+      while (std::next_permutation(order.begin(), order.end()));
+    }
+}
+
+TEST(engine_arrivals_random_epochs_past_every_wrap) {
+  // Epochs two ahead at most (two buffer sets), in random order, across 2^15 and 2^32.
+  for (const u64 base : {0ull, (1ull << 15) - 1000, (1ull << 16) - 1000, (1ull << 32) - 1000}) {
+    RankMemory rank(Shape{});
+    rank.set_word(rank.layout.flag(Phase::kDispatch, 1), base);
+    Arrivals arrivals(rank.control(), rank.layout);
+    std::mt19937 random(static_cast<u32>(base) + 3);
+    for (u64 e = base + 1; e < base + 2000; e += 2) {
+      const u64 n[2] = {random() % 20, random() % 3};
+      std::vector<Message> order;
+      append(order, e, n[0]);
+      append(order, e + 1, n[1]);
+      std::shuffle(order.begin(), order.end(), random);
+      for (const Message& m : order) {
+        if (m.expect) rank.land_header(Phase::kDispatch, m.epoch, 1, n[m.epoch - e]);
+        CHECK(hand_in(arrivals, Phase::kDispatch, 1, m).outcome == Outcome::kApplied);
+      }
+      CHECK_EQ(rank.flag(Phase::kDispatch, 1), e + 1);
+    }
+  }
+}
+
+TEST(engine_arrivals_every_epoch_from_one_past_the_field) {
+  RankMemory rank(Shape{});
+  Arrivals arrivals(rank.control(), rank.layout);
+  for (u64 e = 1; e <= (2ull << kEpochBits) + 7; ++e) {
+    rank.land_header(Phase::kCounts, e, 3, 1);
+    hand_in(arrivals, Phase::kCounts, 3, {e, false});
+    CHECK_EQ(rank.flag(Phase::kCounts, 3), e - 1);
+    hand_in(arrivals, Phase::kCounts, 3, {e, true});
+    CHECK_EQ(rank.flag(Phase::kCounts, 3), e);
+  }
+}
+
+TEST(engine_arrivals_stale_epochs_never_count) {
+  for (const u64 base : {0ull, 3ull, 40000ull}) {
+    RankMemory rank(Shape{});
+    rank.set_word(rank.layout.flag(Phase::kDispatch, 1), base);
+    Arrivals arrivals(rank.control(), rank.layout);
+    for (const u64 back : {0ull, 1ull, 3ull, 4ull, 16383ull}) {
+      CHECK(hand_in(arrivals, Phase::kDispatch, 1, {base - back, false}).outcome == Outcome::kStale);
+      CHECK(hand_in(arrivals, Phase::kDispatch, 1, {base - back, true}).outcome == Outcome::kStale);
+    }
+    rank.land_header(Phase::kDispatch, base + 1, 1, 1);
+    CHECK(hand_in(arrivals, Phase::kDispatch, 1, {base + 1, true}).outcome == Outcome::kApplied);
+    CHECK_EQ(rank.flag(Phase::kDispatch, 1), base);  // nothing stale stood in for its one write
+    CHECK(hand_in(arrivals, Phase::kDispatch, 1, {base + 1, false}).outcome == Outcome::kApplied);
+    CHECK_EQ(rank.flag(Phase::kDispatch, 1), base + 1);
+  }
+}
+
+TEST(engine_arrivals_refuses_what_is_beyond_the_window) {
+  RankMemory rank(Shape{});
+  Arrivals arrivals(rank.control(), rank.layout);
+  CHECK(hand_in(arrivals, Phase::kDispatch, 1, {4, false}).outcome == Outcome::kApplied);
+  const Verdict v = hand_in(arrivals, Phase::kDispatch, 1, {5, false});
+  CHECK(v.outcome == Outcome::kRefused);
+  CHECK_EQ(v.expected, 4ull);
+  CHECK_EQ(v.seen, 5ull);
+}
+
+TEST(engine_arrivals_refuses_headers_that_disagree) {
+  RankMemory rank(Shape{});
+  Arrivals arrivals(rank.control(), rank.layout);
+  rank.land_header(Phase::kDispatch, 1, 1, 2);
+  Verdict v = hand_in(arrivals, Phase::kDispatch, 1, {3, true});  // the header there is of epoch 1
+  CHECK(v.outcome == Outcome::kRefused);
+  CHECK_EQ(v.expected, 3ull);
+  CHECK_EQ(v.seen, 1ull);
+  rank.land_header(Phase::kDispatch, 1 + (1ull << kEpochBits), 1, 2);  // same low bits, another life
+  CHECK(hand_in(arrivals, Phase::kDispatch, 1, {1, true}).outcome == Outcome::kRefused);
+  rank.land_header(Phase::kDispatch, 1, 1, 2);
+  CHECK(hand_in(arrivals, Phase::kDispatch, 1, {1, true}).outcome == Outcome::kApplied);
+  CHECK(hand_in(arrivals, Phase::kDispatch, 1, {1, true}).outcome == Outcome::kRefused);  // announced twice
+  rank.land_header(Phase::kDispatch, 2, 1, ~0ull);
+  CHECK(hand_in(arrivals, Phase::kDispatch, 1, {2, true}).outcome == Outcome::kRefused);
+  CHECK_EQ(rank.flag(Phase::kDispatch, 1), 0ull);
+}
+
+TEST(engine_arrivals_consumed_words_follow_the_headers_and_never_go_back) {
+  RankMemory rank(Shape{});
+  Arrivals arrivals(rank.control(), rank.layout);
+  const auto announce = [&](Phase phase, u64 epoch, u64 consumed_dispatch, u64 consumed_combine) {
+    const ExpectHeader header{epoch, 5, consumed_dispatch, consumed_combine};
+    std::memcpy(rank.control() + rank.layout.expect(phase, epoch, 1), &header, sizeof header);
+    return hand_in(arrivals, phase, 1, {epoch, true}).outcome;
+  };
+  const auto consumed = [&](Phase phase) { return rank.word(rank.layout.consumed(phase, 1)); };
+  CHECK(announce(Phase::kDispatch, 2, 7, 4) == Outcome::kApplied);
+  CHECK_EQ(consumed(Phase::kDispatch), 7ull);
+  CHECK_EQ(consumed(Phase::kCombine), 4ull);
+  CHECK(announce(Phase::kDispatch, 1, 6, 3) == Outcome::kApplied);  // sent earlier, came later
+  CHECK(announce(Phase::kCombine, 1, 6, 5) == Outcome::kApplied);
+  CHECK_EQ(consumed(Phase::kDispatch), 7ull);
+  CHECK_EQ(consumed(Phase::kCombine), 5ull);
+  CHECK(announce(Phase::kCombine, 1, 90, 90) == Outcome::kRefused);
+  CHECK(announce(Phase::kCombine, 0, 90, 90) == Outcome::kStale);
+  CHECK_EQ(consumed(Phase::kDispatch), 7ull);
+  CHECK_EQ(rank.word(rank.layout.consumed(Phase::kDispatch, 2)), 0ull);
+}
+
+TEST(engine_arrivals_refuses_more_writes_than_announced) {
+  RankMemory rank(Shape{});
+  Arrivals arrivals(rank.control(), rank.layout);
+  rank.land_header(Phase::kDispatch, 2, 1, 1);
+  CHECK(hand_in(arrivals, Phase::kDispatch, 1, {2, true}).outcome == Outcome::kApplied);
+  CHECK(hand_in(arrivals, Phase::kDispatch, 1, {2, false}).outcome == Outcome::kApplied);
+  CHECK(hand_in(arrivals, Phase::kDispatch, 1, {2, false}).outcome == Outcome::kRefused);  // complete, not published
+  for (int i = 0; i < 3; ++i) hand_in(arrivals, Phase::kDispatch, 1, {1, false});
+  rank.land_header(Phase::kDispatch, 1, 1, 2);
+  CHECK(hand_in(arrivals, Phase::kDispatch, 1, {1, true}).outcome == Outcome::kRefused);  // counted three already
+  CHECK_EQ(rank.flag(Phase::kDispatch, 1), 0ull);
+}

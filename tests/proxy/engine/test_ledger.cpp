@@ -1,0 +1,85 @@
+// The ledger: limits per peer, and sums that readers see after each publish.
+#include <random>
+
+#include "engine/ledger.h"
+#include "native/check.h"
+#include "proxy/engine/rank_memory.h"
+
+using namespace uccl;
+using namespace uccl::testing;
+
+TEST(engine_ledger_limits_count_and_bytes) {
+  RankMemory rank(Shape{.max_in_flight = 3, .max_in_flight_bytes = 1000});
+  PeerLedger ledger(rank.settings, rank.peer_counters.data());
+  CHECK(ledger.has_room(1, 5000));  // larger than the limit, but alone
+  ledger.opened(1, 5000);
+  CHECK(!ledger.has_room(1, 16));
+  CHECK(ledger.has_room(1, 0));  // an immediate needs no bytes
+  CHECK(ledger.has_room(2, 1000));
+  ledger.completed(1, 5000);
+  ledger.opened(1, 400);
+  CHECK(ledger.has_room(1, 600));
+  CHECK(!ledger.has_room(1, 601));
+  ledger.opened(1, 0);
+  ledger.opened(1, 0);
+  CHECK(!ledger.has_room(1, 0));
+  CHECK_EQ(ledger.in_flight(), 3ull);
+}
+
+TEST(engine_ledger_knows_who_is_a_peer) {
+  RankMemory rank(Shape{.rank = 2});
+  rank.settings.peer_bytes[3] = 0;
+  PeerLedger ledger(rank.settings, rank.peer_counters.data());
+  CHECK(ledger.is_peer(0) && ledger.is_peer(1));
+  CHECK(!ledger.is_peer(2) && !ledger.is_peer(3) && !ledger.is_peer(4) && !ledger.is_peer(~0u));
+}
+
+TEST(engine_ledger_two_workers_sum_up_and_end_at_zero) {
+  RankMemory rank(Shape{.max_in_flight = 512});
+  PeerLedger a(rank.settings, rank.peer_counters.data()), b(rank.settings, rank.peer_counters.data());
+  std::mt19937 random(4);
+  u64 open[2][4] = {}, writes[4] = {};
+  for (int i = 0; i < 3000; ++i) {
+    const u32 which = random() % 2, peer = 1 + random() % 3;
+    PeerLedger& l = which ? b : a;
+    if (random() % 2 && l.has_room(peer, 32)) {
+      l.opened(peer, 32);
+      ++open[which][peer], ++writes[peer];
+    } else if (open[which][peer]) {
+      l.completed(peer, 32);
+      --open[which][peer];
+    }
+    if (random() % 7 == 0) {
+      a.publish(0);
+      b.publish(0);
+      for (u32 p = 1; p < 4; ++p) {
+        CHECK_EQ(rank.peer_counters[p].in_flight, open[0][p] + open[1][p]);
+        CHECK_EQ(rank.peer_counters[p].in_flight_bytes, 32 * (open[0][p] + open[1][p]));
+        CHECK_EQ(rank.peer_counters[p].writes, writes[p]);
+      }
+    }
+  }
+  for (PeerLedger* l : {&a, &b}) {
+    for (u32 p = 1; p < 4; ++p) l->forget(p);
+    l->publish(0);
+    CHECK_EQ(l->in_flight(), 0ull);
+    CHECK(!l->changed());
+  }
+  for (u32 p = 1; p < 4; ++p) CHECK_EQ(rank.peer_counters[p].in_flight + rank.peer_counters[p].in_flight_bytes, 0ull);
+}
+
+TEST(engine_ledger_stamps_only_peers_that_were_heard) {
+  RankMemory rank(Shape{});
+  PeerLedger ledger(rank.settings, rank.peer_counters.data());
+  ledger.stalled(1);
+  CHECK(ledger.changed() && !ledger.heard());
+  ledger.publish(5);
+  CHECK_EQ(rank.peer_counters[1].stalls, 1ull);
+  CHECK_EQ(rank.peer_counters[1].last_arrival_ns, 0ull);
+  ledger.arrived(1);
+  CHECK(ledger.heard());
+  ledger.publish(77);
+  CHECK(!ledger.heard());
+  CHECK_EQ(rank.peer_counters[1].arrivals, 1ull);
+  CHECK_EQ(rank.peer_counters[1].last_arrival_ns, 77ull);
+}

@@ -1,0 +1,91 @@
+// Deaths of processes are told once, quickly, with and without pidfds, and never for one that lives.
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <vector>
+
+#include "engine/process_watch.h"
+#include "engine/words.h"
+#include "native/check.h"
+
+using namespace uccl;
+
+namespace {
+
+pid_t spawn_sleeper() {
+  const pid_t pid = fork();
+  if (pid != 0) return pid;
+  alarm(50);
+  for (;;) pause();
+}
+void end(pid_t pid) {
+  kill(pid, SIGKILL);
+  waitpid(pid, nullptr, 0);
+}
+bool within(u64 ns, const std::atomic<int>& calls, int wanted) {
+  const u64 until = steady_ns() + ns;
+  while (calls.load() != wanted && steady_ns() < until) usleep(1000);
+  return calls.load() == wanted;
+}
+
+void kill_one_of_two(bool use_pidfd, bool reap) {
+  const pid_t doomed = spawn_sleeper(), survivor = spawn_sleeper();
+  std::atomic<int> calls{0};
+  std::atomic<u32> peer{~0u};
+  ProcessWatch watch({0, doomed, survivor, 0}, [&](u32 p) { peer = p, ++calls; }, use_pidfd);
+  watch.start();
+  usleep(20'000);
+  const int early = calls.load();
+  kill(doomed, SIGKILL);
+  if (reap) waitpid(doomed, nullptr, 0);
+  const bool told = within(500'000'000, calls, 1);
+  usleep(2 * ProcessWatch::kPeriodMs * 1000);  // a second call would come within this
+  watch.stop();
+  watch.stop();
+  end(survivor);
+  if (!reap) waitpid(doomed, nullptr, 0);
+  CHECK_EQ(early, 0);
+  CHECK(told);
+  CHECK_EQ(calls.load(), 1);
+  CHECK_EQ(peer.load(), 1u);
+}
+
+}  // namespace
+
+TEST(engine_process_watch_tells_one_death_with_pidfd) { kill_one_of_two(true, true); }
+TEST(engine_process_watch_tells_one_death_without_pidfd) { kill_one_of_two(false, true); }
+TEST(engine_process_watch_tells_a_zombie_with_pidfd) { kill_one_of_two(true, false); }
+TEST(engine_process_watch_tells_a_zombie_without_pidfd) { kill_one_of_two(false, false); }
+
+TEST(engine_process_watch_tells_a_process_that_was_gone_before) {
+  const pid_t pid = spawn_sleeper();
+  end(pid);
+  for (const bool use_pidfd : {true, false}) {
+    std::atomic<int> calls{0};
+    ProcessWatch watch({pid}, [&](u32) { ++calls; }, use_pidfd);
+    watch.start();
+    CHECK(within(500'000'000, calls, 1));
+  }
+}
+
+TEST(engine_process_watch_without_processes_has_no_thread) {
+  std::atomic<int> calls{0};
+  ProcessWatch watch({0, 0}, [&](u32) { ++calls; });
+  watch.start();
+  watch.stop();
+  CHECK_EQ(calls.load(), 0);
+}
+
+TEST(engine_process_watch_stops_at_once) {
+  const pid_t pid = spawn_sleeper();
+  const u64 before = steady_ns();
+  {
+    ProcessWatch watch({pid}, [](u32) {});
+    watch.start();
+  }
+  const u64 took = steady_ns() - before;
+  end(pid);
+  CHECK(took < 1'000'000'000);
+}

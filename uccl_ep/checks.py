@@ -1,0 +1,77 @@
+"""Argument checks of Buffer's calls: each refusal names the argument, its value and what is allowed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from uccl_ep import _native
+from uccl_ep.errors import refuse
+
+Tensor = torch.Tensor
+
+
+def matrix(name: str, value: Any, dtypes: tuple[torch.dtype, ...], columns: int | None = None) -> Tensor:
+    """A contiguous 2-D tensor of one of `dtypes` with `columns` columns.
+
+    Raises:
+        InvalidArgument: it is not.
+    """
+    wanted = f"a contiguous 2-D tensor of {' or '.join(str(d) for d in dtypes)}"
+    if not isinstance(value, Tensor):
+        refuse(name, type(value).__name__, wanted)
+    if value.dim() != 2 or value.dtype not in dtypes or not value.is_contiguous():
+        refuse(name, f"{tuple(value.shape)} {value.dtype}, strides {tuple(value.stride())}", wanted)
+    if columns is not None and value.shape[1] != columns:
+        refuse(name, tuple(value.shape), f"{columns} columns")
+    return value
+
+
+def aligned(value: Tensor) -> Tensor:
+    """`value`, or a copy of it where its first byte is not on a 16-byte border (a view into the middle of a row)."""
+    return value if value.data_ptr() % 16 == 0 else value.clone()
+
+
+def row_ids(name: str, value: Any, num_experts: int | None = None) -> Tensor:
+    """Top-k ids as int64 [T, K]; int32 is widened. With `num_experts`, every id must be -1 or below it.
+
+    Raises:
+        InvalidArgument: shape, dtype, K or an id is out of range.
+    """
+    ids = matrix(name, value, (torch.int64, torch.int32))
+    if not 1 <= ids.shape[1] <= _native.MAX_TOPK:
+        refuse(name, tuple(ids.shape), f"1 to {_native.MAX_TOPK} columns (top-k)")
+    if num_experts is not None and ids.numel():
+        low, high = (int(v) for v in ids.aminmax())
+        if low < -1 or high >= num_experts:
+            refuse(name, f"ids from {low} to {high}", f"-1 (not routed) or 0 to {num_experts - 1}")
+    return ids.to(torch.int64)
+
+
+def weights(name: str, value: Any, shape: tuple[int, ...]) -> Tensor:
+    """float32 weights of a shape.
+
+    Raises:
+        InvalidArgument: they are not.
+    """
+    checked = matrix(name, value, (torch.float32,))
+    if tuple(checked.shape) != shape:
+        refuse(name, tuple(checked.shape), f"shape {shape}, one weight for each id")
+    return checked
+
+
+def vector(name: str, value: Any, dtype: torch.dtype, size: int) -> Tensor | None:
+    """A contiguous 1-D tensor of `size` elements, or None.
+
+    Raises:
+        InvalidArgument: it is neither.
+    """
+    if value is None:
+        return None
+    good = isinstance(value, Tensor) and value.dtype == dtype and value.dim() == 1 and value.is_contiguous()
+    if not good or value.numel() != size:
+        shown = f"{tuple(value.shape)} {value.dtype}" if isinstance(value, Tensor) else type(value).__name__
+        refuse(name, shown, f"a contiguous {dtype} tensor of {size} elements, or None")
+    tensor: Tensor = value
+    return tensor

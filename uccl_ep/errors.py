@@ -1,0 +1,142 @@
+"""Every error a user of uccl_ep can see.
+
+Two families: a call that was refused before anything was sent (InvalidArgument, SettingsMismatch, NotSupported), and a
+wait that ended without what it waited for (PeerTimeout, PeerLost, TransportError). Each message names who, where, what
+was expected and what was seen, because "it hangs" with no rank in it is what users of such libraries report first.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NoReturn
+
+_MAX_VALUE_CHARS = 200  # a tensor or a long list as an argument must not bury the sentence around it
+
+
+class UcclEpError(RuntimeError):
+    """Base of every error raised by this package. A RuntimeError, which is what DeepEP raises on a timeout."""
+
+
+class InvalidArgument(UcclEpError, ValueError):
+    """An argument or a setting is refused; nothing was sent. Raised through `refuse`.
+
+    Attributes: `argument` (its name), `value` (as given), `allowed` and `hint` (text); empty when not known.
+    """
+
+    def __init__(self, message: str, *, argument: str = "", value: object = None, allowed: str = "", hint: str = ""):
+        super().__init__(message)
+        self.argument = argument
+        self.value = value
+        self.allowed = allowed
+        self.hint = hint
+
+
+class SettingsMismatch(UcclEpError):
+    """Ranks of one group were started with settings that must agree and do not. Raised on every rank before traffic."""
+
+
+class TransportError(UcclEpError):
+    """The network refused or failed an operation in a way that is not one peer's death."""
+
+
+class NotSupported(UcclEpError):
+    """A feature that DeepEP's signatures name and this build or machine does not have."""
+
+
+class _PeerError(UcclEpError):
+    """A peer did not do its part. All arguments are keywords, each is also an attribute, None means "not known".
+
+    Args:
+        rank: the rank that reports.
+        peer: the rank the report is about.
+        host: the peer's host name.
+        phase: what was going on, such as "dispatch".
+        expected, seen: arrivals that were due from the peer, and that had come.
+        waited_s: how long the reporting rank waited, in seconds.
+        last_seen_s: how long ago the peer was last heard of, in seconds.
+    """
+
+    _verb = "failed"
+
+    def __init__(
+        self,
+        *,
+        rank: int | None = None,
+        peer: int | None = None,
+        host: str | None = None,
+        phase: str | None = None,
+        expected: int | None = None,
+        seen: int | None = None,
+        waited_s: float | None = None,
+        last_seen_s: float | None = None,
+    ) -> None:
+        self.rank = rank
+        self.peer = peer
+        self.host = host
+        self.phase = phase
+        self.expected = expected
+        self.seen = seen
+        self.waited_s = waited_s
+        self.last_seen_s = last_seen_s
+        super().__init__(self._message())
+
+    def _message(self) -> str:
+        who = "an unknown rank" if self.peer is None else f"rank {self.peer}"
+        where = f" (host {self.host})" if self.host else ""
+        when = f" in {self.phase}" if self.phase else ""
+        facts = []
+        if self.seen is not None or self.expected is not None:
+            seen = "unknown" if self.seen is None else str(self.seen)
+            due = "an unknown number" if self.expected is None else str(self.expected)
+            facts.append(f"{seen} of {due} arrivals")
+        if self.last_seen_s is not None:
+            facts.append(f"last seen {self.last_seen_s:.1f} s ago")
+        if self.waited_s is not None:
+            facts.append(f"waited {self.waited_s:.1f} s")
+        if self.rank is not None:
+            facts.append(f"reported by rank {self.rank}")
+        return f"{who}{where} {self._verb}{when}" + (": " + ", ".join(facts) if facts else "")
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Exceptions pickle by positional arguments by default; these have none, and a parent process must still be
+        # able to read a worker's error.
+        return _rebuild_peer_error, (type(self), dict(self.__dict__))
+
+
+class PeerTimeout(_PeerError):
+    """A wait for a peer passed its deadline; the peer may be slow or dead. Arguments and attributes: the base's."""
+
+    _verb = "timed out"
+
+
+class PeerLost(_PeerError):
+    """A peer is known to be gone: its process ended or its connection closed. Arguments and attributes: the base's."""
+
+    _verb = "lost"
+
+
+def _rebuild_peer_error(kind: type[_PeerError], fields: dict[str, Any]) -> _PeerError:
+    names = ("rank", "peer", "host", "phase", "expected", "seen", "waited_s", "last_seen_s")
+    error = kind(**{name: fields[name] for name in names})
+    error.__dict__.update(fields)
+    return error
+
+
+def refuse(argument: str, value: object, allowed: str, hint: str = "") -> NoReturn:
+    """Raise InvalidArgument: "`argument`=`value` is refused: allowed is `allowed`. `hint`".
+
+    Args:
+        argument: the name of the argument or variable as the user writes it.
+        value: what was given; its repr is put on one line and cut at 200 characters.
+        allowed: what would have been accepted, as words or a list.
+        hint: what to do about it, a sentence; optional.
+
+    Raises:
+        InvalidArgument: always.
+    """
+    shown = " ".join(repr(value).split())  # a tensor's repr has many lines
+    if len(shown) > _MAX_VALUE_CHARS:
+        shown = shown[: _MAX_VALUE_CHARS - 3] + "..."
+    message = f"{argument}={shown} is refused: allowed is {allowed}."
+    if hint:
+        message += f" {hint}"
+    raise InvalidArgument(message, argument=argument, value=value, allowed=allowed, hint=hint)

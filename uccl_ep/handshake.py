@@ -1,0 +1,159 @@
+"""The blobs that ranks exchange at start: msgpack maps with a version, checked field by field.
+
+A blob comes from another process, maybe of another version, so nothing in it is believed before it is checked. Every
+exchange also carries an error text: a rank that fails tells the others in the next exchange, and all of them raise the
+same message instead of waiting for it.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any, TypeVar
+
+import msgpack
+
+from uccl_ep.errors import SettingsMismatch, UcclEpError
+from uccl_ep.group import Group
+
+VERSION = 1
+MAX_BLOB_BYTES = 1 << 20
+
+# One per process: ranks that share it can pass pointers.
+PROCESS_TOKEN = uuid.uuid4().hex
+
+
+@dataclass(frozen=True)
+class Introduction:
+    """First exchange: who a rank is, where it runs, and the settings that all ranks must share."""
+
+    rank: int
+    hostname: str
+    host_id: str  # same boot and pid namespace: segments can be mapped and processes watched
+    process: str
+    pid: int
+    interface: str
+    settings: dict[str, Any]
+    session: int
+    secret: bytes
+    error: str = ""
+
+
+@dataclass(frozen=True)
+class Meeting:
+    """Second exchange: where a rank's memory is and how its proxy is reached."""
+
+    rank: int
+    segment_pid: int
+    data_fd: int
+    data_bytes: int
+    control_fd: int
+    control_bytes: int
+    flat_bytes: int
+    address: bytes
+    error: str = ""
+
+
+@dataclass(frozen=True)
+class Ready:
+    """Last exchange: the rank has connected and started."""
+
+    rank: int
+    error: str = ""
+    notes: list[str] = field(default_factory=list)
+
+
+Blob = TypeVar("Blob", Introduction, Meeting, Ready)
+
+
+def pack(blob: Introduction | Meeting | Ready) -> bytes:
+    """The blob's wire form."""
+    packed: bytes = msgpack.packb({"v": VERSION, "kind": type(blob).__name__, **asdict(blob)}, use_bin_type=True)
+    return packed
+
+
+def unpack(kind: type[Blob], data: object, sender: int) -> Blob:
+    """Checks and reads what rank `sender` sent.
+
+    Raises:
+        UcclEpError: not a blob, another version or kind, a field missing, unknown, or of the wrong type.
+    """
+    if not isinstance(data, bytes) or len(data) > MAX_BLOB_BYTES:
+        raise UcclEpError(f"rank {sender} sent no handshake blob: is it another library, or another version of uccl_ep?")
+    try:
+        values = msgpack.unpackb(data, raw=False, strict_map_key=True)
+    except Exception as error:
+        raise UcclEpError(f"rank {sender} sent a handshake blob that is not msgpack: {error}") from error
+    if not isinstance(values, dict) or values.get("v") != VERSION:
+        seen = values.get("v") if isinstance(values, dict) else None
+        raise UcclEpError(f"rank {sender} speaks handshake version {seen}, this rank {VERSION}: install one version")
+    if values.get("kind") != kind.__name__:
+        raise UcclEpError(f"rank {sender} is at {values.get('kind')} of the handshake, this rank at {kind.__name__}")
+    values = {name: value for name, value in values.items() if name not in ("v", "kind")}
+    wanted = {f.name: f for f in fields(kind)}
+    if set(values) != set(wanted):
+        raise UcclEpError(f"rank {sender}'s {kind.__name__} has fields {sorted(values)}, expected {sorted(wanted)}")
+    types: Mapping[str, type] = {"int": int, "str": str, "bytes": bytes, "dict[str, Any]": dict, "list[str]": list}
+    for name, f in wanted.items():
+        if type(values[name]) is not types[str(f.type)]:
+            raise UcclEpError(f"rank {sender}'s {kind.__name__}.{name} is {values[name]!r}, expected {f.type}")
+    if values["rank"] != sender:
+        raise UcclEpError(f"the group's rank {sender} says it is rank {values['rank']}")
+    return kind(**values)
+
+
+def exchange(group: Group, blob: Blob) -> list[Blob]:
+    """Everybody's blob, by rank. Collective.
+
+    Raises:
+        UcclEpError: some rank reported an error; the message names it and every rank raises the same.
+    """
+    blobs = [unpack(type(blob), data, rank) for rank, data in enumerate(group.all_gather_object(pack(blob)))]
+    failed = [b for b in blobs if b.error]
+    if failed:
+        raise UcclEpError("; ".join(f"rank {b.rank}: {b.error}" for b in failed))
+    return blobs
+
+
+def compare_settings(introductions: Sequence[Introduction]) -> None:
+    """Every setting is the same on every rank.
+
+    Raises:
+        SettingsMismatch: names each differing setting and every rank's value.
+    """
+    names = sorted({name for i in introductions for name in i.settings})
+    different = []
+    for name in names:
+        values = [i.settings.get(name) for i in introductions]
+        if any(value != values[0] for value in values):
+            shown = ", ".join(f"rank {i.rank} ({i.hostname}): {v!r}" for i, v in zip(introductions, values, strict=True))
+            different.append(f"{name} differs: {shown}")
+    if different:
+        raise SettingsMismatch("ranks of one Buffer must be started alike. " + "; ".join(different))
+
+
+def host_identity() -> str:
+    """A name for "same kernel, same pid namespace", within which memfds can be opened and pids watched."""
+    try:
+        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+            boot = file.read().strip()
+        return f"{boot}/{os.stat('/proc/self/ns/pid').st_ino}"
+    except OSError:
+        return f"{socket.gethostname()}/{uuid.getnode()}"
+
+
+def route_address() -> str:
+    """The address other hosts would reach this one by: the source of its default route. Sends nothing."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(("192.0.2.1", 9))  # TEST-NET-1: a UDP connect only picks a route
+            return str(probe.getsockname()[0])
+        except OSError:
+            pass
+    try:
+        return socket.gethostbyname(socket.gethostname())
+    except OSError:
+        return "127.0.0.1"

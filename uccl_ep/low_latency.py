@@ -1,0 +1,300 @@
+"""Low-latency dispatch and combine: argument checks, epochs, and the four kernel launches."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from uccl_ep import _native
+from uccl_ep.device import CpuDevice
+from uccl_ep.errors import InvalidArgument, refuse
+from uccl_ep.memory import low_latency_layout
+from uccl_ep.session import Session
+from uccl_ep.sizes import format_bytes
+
+BF16, FP8, FP8_UE8M0 = 0, 1, 2
+_WARPS = 4
+_LOGFMT_CHANNELS = 512  # a unit of the encoding
+_MAX_LOGFMT_UNITS = 64
+_BATCH_BYTES = 1 << 18  # rows that a warp stages before it sends
+
+Tensor = torch.Tensor
+Handle = tuple[Tensor, Tensor, int, int, int]
+
+
+@dataclass
+class Received:
+    """What a dispatch returns, before it is wrapped for the caller."""
+
+    x: Tensor
+    scales: Tensor | None
+    count: Tensor
+    handle: Handle
+    receive: Callable[[], None]  # queues the receiving half
+    keep: tuple[Any, ...]  # tensors that must outlive the queued kernels
+
+
+class Epochs:
+    """Numbers of one phase's calls, and which of them this rank has finished reading."""
+
+    def __init__(self) -> None:
+        self.sent = 0
+        self.consumed = 0  # every epoch up to here
+        self._ahead: set[int] = set()
+        self.told = 0  # the highest `consumed` that peers have been told
+
+    def next(self, what: str) -> int:
+        """The next call's epoch.
+
+        Raises:
+            InvalidArgument: two calls before it have not been received yet.
+        """
+        if self.sent - self.consumed >= 2:
+            raise InvalidArgument(
+                f"a third {what} before the receive hook of {what} number {self.consumed + 1} has run is refused: "
+                "at most two results may be outstanding. Call that hook first."
+            )
+        self.sent += 1
+        return self.sent
+
+    def finish(self, epoch: int) -> None:
+        """The receiving half of `epoch` has been queued."""
+        self._ahead.add(epoch)
+        while self.consumed + 1 in self._ahead:
+            self.consumed += 1
+            self._ahead.discard(self.consumed)
+
+    def overdue(self, next_epoch: int) -> bool:
+        """Peers may soon wait for what they have not been told."""
+        return self.told < min(self.consumed, next_epoch - 2)
+
+
+class LowLatency:
+    """The low-latency half of a Buffer."""
+
+    def __init__(self, session: Session, device: CpuDevice) -> None:
+        self._session, self._device = session, device
+        self._dispatches, self._combines = Epochs(), Epochs()
+        self._announcements = 0
+        self._shape: tuple[int, int, int] | None = None
+        self._layout = _native.LowLatencyLayout()
+        self._tickets = device.zeros(4, dtype=torch.int32)
+        self._grid_barrier = device.zeros(4 * _native.GRID_BARRIER_WORDS, dtype=torch.int32)
+        self._num_writes = device.zeros(session.topology.num_nodes, dtype=torch.int32)
+        self._staging_tickets = device.zeros(1 << 10, dtype=torch.int64)
+
+    # ---- shared by both calls ------------------------------------------------------------------------------------
+
+    def set_shape(self, max_tokens: int, hidden: int, num_experts: int, barrier: Callable[[], None]) -> None:
+        """Lays the region out for these sizes; when they differ from the last call's, behind a barrier of all ranks.
+
+        Raises:
+            InvalidArgument: the sizes are out of range or do not fit into num_rdma_bytes.
+        """
+        if (max_tokens, hidden, num_experts) == self._shape:
+            return
+        if not 1 <= max_tokens <= _native.MAX_TOKENS_PER_RANK:
+            refuse("num_max_dispatch_tokens_per_rank", max_tokens, f"1 to {_native.MAX_TOKENS_PER_RANK}")
+        if hidden % 8 or not 8 <= hidden <= _native.MAX_HIDDEN:
+            refuse("hidden", hidden, f"a multiple of 8 up to {_native.MAX_HIDDEN}")
+        ranks = self._session.num_ranks
+        if num_experts % ranks or not 1 <= num_experts <= _native.MAX_EXPERTS:
+            refuse("num_experts", num_experts, f"a multiple of the {ranks} ranks up to {_native.MAX_EXPERTS}")
+        plan = self._session.plan
+        layout = low_latency_layout(max_tokens, hidden, num_experts, plan.topology, plan.low_latency_base)
+        if layout.bytes() > plan.low_latency_budget:
+            refuse(
+                "num_rdma_bytes",
+                plan.low_latency_budget,
+                f"at least {layout.bytes()} ({format_bytes(layout.bytes())}) for {max_tokens} tokens x {hidden} "
+                f"channels on {plan.topology.num_nodes} node(s)",
+                "Buffer.get_low_latency_rdma_size_hint gives it; set UCCL_EP_RANKS_PER_NODE where nodes are simulated.",
+            )
+        if self._shape is not None:
+            barrier()
+        self._shape, self._layout = (max_tokens, hidden, num_experts), layout
+
+    def _call(self, epoch: int, which: int, announce: bool) -> Any:
+        assert self._shape is not None
+        call = _native.LowLatencyCall()
+        call.layout = self._layout
+        call.epoch = epoch
+        call.consumed_dispatch = self._dispatches.consumed
+        call.consumed_combine = self._combines.consumed
+        call.num_experts = self._shape[2]
+        call.num_local_experts = self._shape[2] // self._session.num_ranks
+        call.ticket = self._tickets.data_ptr() + 4 * which
+        call.grid_barrier = self._grid_barrier.data_ptr() + 4 * which * _native.GRID_BARRIER_WORDS
+        if announce and self._session.topology.num_nodes > 1:
+            call.announce_epoch = self._announcement(call)
+        return call
+
+    def _announcement(self, call: Any) -> int:
+        """Epoch of an extra announcement of what this rank has consumed, 0 when none is due (the rule)."""
+        due = self._dispatches.overdue(self._dispatches.sent + 1) or self._combines.overdue(self._combines.sent + 1)
+        self._dispatches.told, self._combines.told = call.consumed_dispatch, call.consumed_combine
+        if not due:
+            return 0
+        deadline = time.monotonic() + self._session.settings.timeout_s
+        while not self._session.rings_idle() and time.monotonic() < deadline:
+            time.sleep(0)  # the announcement before last still uses the words this one will use
+        self._announcements += 1
+        return self._announcements
+
+    # ---- dispatch --------------------------------------------------------------------------------------------------
+
+    def dispatch(
+        self,
+        x: Tensor,
+        topk_idx: Tensor,
+        row_format: int,
+        round_scale: bool,
+        cumulative_stats: Tensor | None,
+        wait_stats: Tensor | None,
+    ) -> Received:
+        """Queues the sending half; `receive` of the result queues the other."""
+        assert self._shape is not None
+        max_tokens, hidden, num_experts = self._shape
+        ranks, device = self._session.num_ranks, self._device
+        local, rows = num_experts // ranks, ranks * max_tokens
+        epoch = self._dispatches.next("low_latency_dispatch")
+
+        args = _native.DispatchSendArgs()
+        args.rank = self._session.context
+        args.call = self._call(epoch, 0, announce=True)
+        args.x, args.topk_idx = x.data_ptr(), topk_idx.data_ptr()
+        args.num_writes = self._num_writes.data_ptr()
+        args.num_tokens, args.topk = topk_idx.shape
+        args.format, args.round_scale = row_format, int(round_scale)
+        row_bytes = _native.LowLatencyLayout.row_bytes(hidden, row_format)
+        args.batch = max(1, min(_native.WARP, _BATCH_BYTES // row_bytes))
+        device.launch(_native.low_latency_dispatch_send, args, device.grid(max(1, x.shape[0]), _WARPS))
+
+        bf16 = row_format == BF16
+        recv_x = device.empty(local, rows, hidden, dtype=torch.bfloat16 if bf16 else torch.float8_e4m3fn)
+        scales = None
+        if row_format == FP8:
+            scales = device.empty(local, hidden // 128, rows, dtype=torch.float32)
+        elif row_format == FP8_UE8M0:
+            scales = device.empty(local, -(-hidden // 512), rows, dtype=torch.int32)
+        count = device.empty(local, dtype=torch.int32)
+        # Three planes: token, slot at its source, source rank. The handle shows the first; combine finds the others
+        # behind it in the same storage, so that a handle put together again from its parts still works.
+        src_info = device.empty(3, local, rows, dtype=torch.int32)
+        layout_range = device.empty(local, ranks, dtype=torch.int64)
+        counts = device.empty(ranks, local, dtype=torch.int32)
+
+        def receive() -> None:
+            self._dispatches.finish(epoch)
+            take = _native.DispatchReceiveArgs()
+            take.rank = self._session.context
+            take.call = self._call(epoch, 1, announce=False)
+            take.format = row_format
+            take.recv_x = recv_x.data_ptr()
+            take.recv_scales = 0 if scales is None else scales.data_ptr()
+            take.recv_count, take.src_info = count.data_ptr(), src_info.data_ptr()
+            take.layout_range, take.counts = layout_range.data_ptr(), counts.data_ptr()
+            take.cumulative_stats = 0 if cumulative_stats is None else cumulative_stats.data_ptr()
+            take.wait_stats = 0 if wait_stats is None else wait_stats.data_ptr()
+            device.launch(_native.low_latency_dispatch_recv, take, device.grid(ranks, _WARPS))
+
+        return Received(
+            x=recv_x,
+            scales=None if scales is None else scales.transpose(1, 2),
+            count=count,
+            handle=(src_info[0], layout_range, max_tokens, hidden, num_experts),
+            receive=receive,
+            keep=(x, topk_idx, recv_x, scales, count, src_info, layout_range, counts, cumulative_stats, wait_stats),
+        )
+
+    # ---- combine ---------------------------------------------------------------------------------------------------
+
+    def combine(
+        self,
+        x: Tensor,
+        topk_idx: Tensor,
+        topk_weights: Tensor,
+        handle: Handle,
+        out: Tensor,
+        logfmt: bool,
+        zero_copy: bool,
+        wait_stats: Tensor | None,
+    ) -> tuple[Callable[[], None], tuple[Any, ...]]:
+        """Queues the sending half; returns (what queues the other half, tensors to keep alive)."""
+        device, hidden = self._device, handle[3]
+        src_info = planes_of(handle)
+        if logfmt and (hidden % _LOGFMT_CHANNELS or hidden > _LOGFMT_CHANNELS * _MAX_LOGFMT_UNITS):
+            refuse("use_logfmt", logfmt, f"hidden a multiple of 512 up to {512 * _MAX_LOGFMT_UNITS}, not {hidden}")
+        epoch = self._combines.next("low_latency_combine")
+        args = _native.CombineSendArgs()
+        args.rank = self._session.context
+        args.call = self._call(epoch, 2, announce=True)
+        args.x, args.row_stride, args.logfmt = x.data_ptr(), hidden, int(logfmt)
+        args.src_info, args.layout_range = src_info.data_ptr(), handle[1].data_ptr()
+        args.staging_ticket = self._staging_tickets.data_ptr()
+        if zero_copy:
+            rows, offset = self.zero_copy_rows(handle, epoch)
+            args.x, args.row_stride, args.zero_copy_offset = rows.data_ptr(), rows.stride(1), offset
+        device.launch(_native.low_latency_combine_send, args, device.grid(8, _WARPS))
+
+        def receive() -> None:
+            self._combines.finish(epoch)
+            take = _native.CombineReceiveArgs()
+            take.rank = self._session.context
+            take.call = self._call(epoch, 3, announce=False)
+            take.out, take.topk_idx, take.weights = out.data_ptr(), topk_idx.data_ptr(), topk_weights.data_ptr()
+            take.wait_stats = 0 if wait_stats is None else wait_stats.data_ptr()
+            take.num_tokens, take.topk = topk_idx.shape
+            take.logfmt = int(logfmt)
+            device.launch(_native.low_latency_combine_recv, take, device.grid(max(1, topk_idx.shape[0]), _WARPS))
+
+        return receive, (x, topk_idx, topk_weights, src_info, handle[1], out, wait_stats)
+
+    def next_combine_epoch(self) -> int:
+        """Epoch of the combine call that comes next."""
+        return self._combines.sent + 1
+
+    def zero_copy_rows(self, handle: Handle, epoch: int) -> tuple[Tensor, int]:
+        """(bf16 view [L, P, H] of the registered rows for a combine epoch, its flat offset).
+
+        Rows are H + H/64 elements apart, as upstream's are, rounded up to 16 bytes where H is no multiple of 512.
+        """
+        _, _, max_tokens, hidden, num_experts = handle
+        local, rows = num_experts // self._session.num_ranks, self._session.num_ranks * max_tokens
+        stride = -(-(hidden + hidden // 64) // 8) * 8
+        set_bytes = -(-local * rows * stride * 2 // 128) * 128
+        memory, offset = self._session.zero_copy()
+        if 2 * set_bytes > memory.numel():
+            refuse("zero_copy", True, f"up to {memory.numel()} bytes of rows, not {2 * set_bytes}")
+        begin = (epoch & 1) * set_bytes
+        view = memory[begin : begin + local * rows * stride * 2].view(torch.bfloat16)
+        return view.view(local, rows, stride)[:, :, :hidden], offset + begin
+
+    def wait_for_zero_copy(self) -> None:
+        """Returns when no write of this rank reads zero-copy rows any more."""
+        self._device.finish()
+        deadline = time.monotonic() + self._session.settings.timeout_s
+        while not self._session.rings_idle() and time.monotonic() < deadline:
+            self._session.check()
+            time.sleep(0)
+
+
+def planes_of(handle: Handle) -> Tensor:
+    """The three planes [3, L, P] behind a handle's src_info.
+
+    Raises:
+        InvalidArgument: src_info is a copy, without what lies behind the original.
+    """
+    src_info = handle[0]
+    count = src_info.numel()
+    base = src_info.untyped_storage()
+    if src_info.dtype != torch.int32 or not src_info.is_contiguous() or base.nbytes() < 12 * count:
+        raise InvalidArgument(
+            "handle: its src_info is not the tensor that low_latency_dispatch returned (a copy lacks the source slots "
+            "behind it). Pass the handle on as it came."
+        )
+    return torch.empty(0, dtype=torch.int32).set_(base, 0, (3, *src_info.shape))  # type: ignore[call-overload,no-any-return]

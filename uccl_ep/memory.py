@@ -1,0 +1,177 @@
+"""The memory of one rank: what is laid out where, and the bill before it is paid."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+from uccl_ep import _native
+from uccl_ep.errors import refuse
+from uccl_ep.settings import settings
+from uccl_ep.sizes import format_bytes, round_up
+from uccl_ep.topology import Topology, split_into_nodes
+
+STAGING_ROWS = 128  # combine rows on their way out, low latency with several nodes
+_PAGE = 4096
+
+
+def low_latency_layout(
+    max_tokens: int, hidden: int, num_experts: int, topology: Topology, base: int
+) -> _native.LowLatencyLayout:
+    """The low-latency part of the data region for M tokens a rank, `hidden` channels and `num_experts` experts."""
+    layout = _native.LowLatencyLayout()
+    layout.max_tokens = max_tokens
+    layout.hidden = hidden
+    layout.max_topk = min(_native.MAX_TOPK, num_experts)
+    layout.num_hosted = topology.num_hosted
+    layout.staging_rows = STAGING_ROWS if topology.num_nodes > 1 else 0
+    layout.num_ranks = topology.num_ranks
+    layout.base = base
+    return layout
+
+
+def assumed_topology(num_ranks: int) -> Topology:
+    """The nodes that a size hint assumes, since it is asked before the group is known.
+
+    UCCL_EP_RANKS_PER_NODE, else what the launcher says about this host (torchrun, Open MPI), else one rank a node,
+    which needs the most memory.
+    """
+    per_node = settings().ranks_per_node
+    for name in ("LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE"):
+        if per_node == 0 and os.environ.get(name, "").isdecimal():
+            per_node = min(int(os.environ[name]), _native.MAX_RANKS_PER_NODE)
+    return split_into_nodes(["host"] * num_ranks, per_node or 1, _native.MAX_RANKS_PER_NODE)
+
+
+def low_latency_size_hint(max_tokens: int, hidden: int, num_ranks: int, num_experts: int) -> int:
+    """Bytes of the low-latency part; slots are per peer, not per expert (see `memory_bill`)."""
+    topology = assumed_topology(num_ranks)
+    return round_up(low_latency_layout(max_tokens, hidden, num_experts, topology, 0).bytes(), 128)
+
+
+@dataclass(frozen=True)
+class BillItem:
+    """One line of the memory bill."""
+
+    name: str
+    num_bytes: int
+    what_for: str
+
+
+@dataclass(frozen=True)
+class MemoryBill:
+    """The bytes that one rank allocates, by purpose. `str()` is a table."""
+
+    items: tuple[BillItem, ...]
+
+    @property
+    def total_bytes(self) -> int:
+        """Sum over all items."""
+        return sum(item.num_bytes for item in self.items)
+
+    def __str__(self) -> str:
+        rows = [f"{format_bytes(i.num_bytes):>12}  {i.name:<24} {i.what_for}" for i in self.items]
+        return "\n".join([*rows, f"{format_bytes(self.total_bytes):>12}  total"])
+
+
+class MemoryPlan:
+    """Offsets and sizes of one rank's segments for a group's shape and the caller's two byte counts.
+
+    The flat offset space of a rank is | data | control | zero copy |, each page-aligned. Data holds signals, the
+    throughput part (num_nvl_bytes, and num_rdma_bytes without low latency), and the low-latency part
+    (num_rdma_bytes with low latency).
+    """
+
+    def __init__(self, topology: Topology, num_nvl_bytes: int, num_rdma_bytes: int, low_latency: bool) -> None:
+        self.topology = topology
+        self.low_latency = low_latency
+        self.num_channels = _native.MAX_CHANNELS
+        self.signals = _native.SignalLayout()
+        self.signals.num_ranks = topology.num_ranks
+        self.signals.num_channels = self.num_channels
+        self.signals.max_readers = max(topology.sizes)
+        self.control = _native.ControlLayout()
+        self.control.num_ranks = topology.num_ranks
+        self.control.num_channels = self.num_channels
+        self.throughput_budget = num_nvl_bytes + (0 if low_latency else num_rdma_bytes)
+        self.low_latency_budget = num_rdma_bytes if low_latency else 0
+        self.throughput = self._throughput_layout()
+        self.low_latency_base = round_up(self.throughput.base + self.throughput.bytes(), _PAGE)
+        self.data_bytes = round_up(self.low_latency_base + self.low_latency_budget + 128, _PAGE)
+        self.control_offset = self.data_bytes
+        self.control_bytes = self.control.bytes()
+        self.zero_copy_offset = round_up(self.control_offset + self.control_bytes, _PAGE)
+        # Two sets of [L, P, H + H/64] rows can never exceed twice what the classic per-expert layout takes; pages of
+        # it come into being only when get_next_low_latency_combine_buffer's result is written.
+        self.zero_copy_bytes = 0
+
+    def _throughput_layout(self) -> _native.ThroughputLayout:
+        layout = _native.ThroughputLayout()
+        layout.base = round_up(self.signals.bytes(), _PAGE)
+        layout.num_ranks = self.topology.num_ranks
+        layout.num_nodes = self.topology.num_nodes
+        layout.num_hosted = self.topology.num_hosted
+        layout.max_readers = max(self.topology.sizes)
+        layout.max_local_experts = -(-_native.MAX_EXPERTS // self.topology.num_ranks)
+        layout.unit_bytes = self.throughput_budget // layout.num_units() // 128 * 128
+        return layout
+
+    def reserve_zero_copy(self, num_bytes: int) -> None:
+        """Adds the zero-copy span, once, before the segments are made."""
+        self.zero_copy_bytes = round_up(num_bytes, _PAGE)
+
+    @property
+    def flat_bytes(self) -> int:
+        """Size of the rank's flat offset space.
+
+        Raises:
+            InvalidArgument: it is beyond what offsets on the wire can name.
+        """
+        total = self.zero_copy_offset + self.zero_copy_bytes
+        if total > _native.MAX_REGION_BYTES:
+            refuse("num_nvl_bytes + num_rdma_bytes", total, f"up to {_native.MAX_REGION_BYTES} bytes in all")
+        return total
+
+    def bill(self) -> MemoryBill:
+        """What this rank allocates."""
+        items = [
+            BillItem("signals", self.throughput.base, "words that kernels of the node wait on"),
+            BillItem("throughput rings", self.low_latency_base - self.throughput.base, "num_nvl_bytes"),
+            BillItem("low-latency rows", self.data_bytes - self.low_latency_base, "num_rdma_bytes, slots per peer"),
+            BillItem("control", self.control_bytes, "words that the proxy and the kernels share"),
+        ]
+        if self.zero_copy_bytes:
+            items.append(BillItem("zero-copy rows", self.zero_copy_bytes, "reserved; taken page by page when used"))
+        return MemoryBill(tuple(items))
+
+
+def memory_bill(
+    num_max_dispatch_tokens_per_rank: int, hidden: int, num_ranks: int, num_experts: int, ranks_per_node: int = 0
+) -> MemoryBill:
+    """What low-latency mode takes on one rank, before anything is allocated.
+
+    Args:
+        num_max_dispatch_tokens_per_rank: M, tokens a rank and call.
+        hidden: channels of a token.
+        num_ranks, num_experts: of the group.
+        ranks_per_node: ranks that share a node; 0 assumes what get_low_latency_rdma_size_hint assumes.
+
+    Returns:
+        A MemoryBill whose "rows" items sum to low_latency_size_hint() for the same nodes.
+    """
+    topology = (
+        split_into_nodes(["host"] * num_ranks, ranks_per_node, _native.MAX_RANKS_PER_NODE)
+        if ranks_per_node
+        else assumed_topology(num_ranks)
+    )
+    layout = low_latency_layout(num_max_dispatch_tokens_per_rank, hidden, num_experts, topology, 0)
+    sources = 2 * layout.source_bytes()
+    items = [
+        BillItem("staged rows", sources, "two sets of this rank's rows, read by its node and by the NIC"),
+        BillItem("hosted rows", sources * layout.num_hosted, "two sets per remote source on this rank's rail"),
+        BillItem("combine slots", 2 * layout.slots_bytes(), "two sets of one row per (token, k)"),
+        BillItem("combine staging", layout.staging_bytes(), "rows on their way to other nodes"),
+    ]
+    rest = layout.bytes() - sum(item.num_bytes for item in items)
+    items.append(BillItem("headers", rest, "counts announced to peers"))
+    return MemoryBill(tuple(item for item in items if item.num_bytes))

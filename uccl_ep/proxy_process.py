@@ -1,0 +1,74 @@
+"""The proxy as a process of its own: `python -m uccl_ep.proxy_process PARENT_PID`, started by ProcessProxy.
+
+Imports neither torch nor anything of a GPU. Ends when its standard input closes or its parent dies.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import msgpack
+
+from uccl_ep import _native
+from uccl_ep.proxy_link import ProxyConfig, make_proxy, read_message
+
+_PR_SET_PDEATHSIG = 1
+
+
+class ProxyServer:
+    """Answers a rank's requests, one at a time."""
+
+    def __init__(self) -> None:
+        self._proxy: _native.Proxy | None = None
+
+    def handle(self, message: dict[str, Any]) -> dict[str, Any]:
+        """The answer to one request; an exception becomes its "error"."""
+        operations: dict[str, Callable[[dict[str, Any]], Any]] = {
+            "configure": self._configure,
+            "local_address": lambda m: self._ready().local_address(),
+            "connect": lambda m: self._ready().connect(m["addresses"], m["peer_bytes"], m["peer_pids"]),
+            "start": lambda m: self._ready().start(),
+            "stop": lambda m: self._ready().stop(int(m["drain_s"] * 1e9)),
+            "dismiss_peer": lambda m: self._ready().dismiss_peer(m["peer"]),
+        }
+        try:
+            return {"value": operations[message["operation"]](message)}
+        except Exception as error:
+            return {"error": f"{type(error).__name__}: {error}"}
+
+    def _configure(self, message: dict[str, Any]) -> None:
+        config = message["config"]
+        config["spans"] = [tuple(span) for span in config["spans"]]
+        self._proxy = make_proxy(ProxyConfig(**config))
+
+    def _ready(self) -> _native.Proxy:
+        if self._proxy is None:
+            raise RuntimeError("configure first")
+        return self._proxy
+
+
+def main() -> int:
+    """Serves until standard input ends."""
+    parent = int(sys.argv[1])
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the whole terminal group; the rank decides
+    if os.getppid() != parent:
+        return 1  # the parent died before the line above
+    server = ProxyServer()
+    while True:
+        try:
+            message = read_message(sys.stdin.buffer)
+        except EOFError:
+            return 0
+        body = msgpack.packb(server.handle(message), use_bin_type=True)
+        sys.stdout.buffer.write(len(body).to_bytes(4, "little") + body)
+        sys.stdout.buffer.flush()
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

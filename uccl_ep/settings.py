@@ -1,0 +1,251 @@
+"""Every UCCL_EP_* environment variable: one table, parsed once into a frozen Settings object.
+
+No other file reads the environment. An unknown UCCL_EP_* name warns and names the nearest one; a bad value is refused
+with what is allowed; `describe()` is where the documentation's table comes from.
+"""
+
+from __future__ import annotations
+
+import difflib
+import functools
+import ipaddress
+import math
+import os
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from uccl_ep.errors import InvalidArgument, refuse
+from uccl_ep.sizes import parse_bytes
+
+PREFIX = "UCCL_EP_"
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What the environment says, checked. Every field is one row of `VARIABLES`; defaults are those of the table.
+
+    Two of them stand for "choose": `ranks_per_node` = 0 (ranks of one host are one node) and `host_blocks` = 0.
+    """
+
+    ranks_per_node: int = 0
+    transport: str = "auto"
+    proxy: str = "thread"
+    proxy_threads: int = 1
+    rings: int = 2
+    ring_capacity: int = 1024
+    max_in_flight: int = 64
+    max_in_flight_bytes: int = 8 << 20
+    timeout_s: float = 100.0
+    interface: str = ""
+    pin_cpus: tuple[int, ...] = ()
+    host_blocks: int = 0
+    host_threads: int = 1
+    device: str = "auto"
+    explain: bool = False
+    shuffle_seed: int = 0
+
+    @classmethod
+    def from_environment(cls, environment: Mapping[str, str] | None = None) -> Settings:
+        """Parse the UCCL_EP_* entries of `environment` (default: os.environ); blank means default.
+
+        Warns:
+            UserWarning: once per unknown UCCL_EP_* name, with the nearest known one.
+
+        Raises:
+            InvalidArgument: a value outside what its row allows; the message names the variable.
+        """
+        source = os.environ if environment is None else environment
+        known = {variable.name for variable in VARIABLES}
+        for name in sorted(source):
+            if name.startswith(PREFIX) and name not in known:
+                nearest = difflib.get_close_matches(name, known, n=1, cutoff=0.0)[0]
+                warnings.warn(f"unknown environment variable {name}: ignored. Nearest: {nearest}", stacklevel=2)
+        values = {
+            variable.field: variable.parse(source[variable.name])
+            for variable in VARIABLES
+            if source.get(variable.name, "").strip()
+        }
+        return cls(**values)  # type: ignore[arg-type]  # each parser returns its field's type; tests check all rows
+
+
+Value = int | float | bool | str | tuple[int, ...]
+Parser = Callable[[str], Value]  # raises ValueError on a bad text; the row says what is allowed
+
+
+@dataclass(frozen=True)
+class Variable:
+    """One environment variable: its name, type, what is allowed, what it is for, and how its text is read."""
+
+    name: str
+    kind: str
+    allowed: str
+    help: str
+    read: Parser
+
+    @property
+    def field(self) -> str:
+        """The attribute of Settings that this variable sets."""
+        return self.name.removeprefix(PREFIX).lower()
+
+    @property
+    def default(self) -> Value:
+        """The value without the variable."""
+        value: Value = getattr(Settings, self.field)
+        return value
+
+    def parse(self, text: str) -> Value:
+        """The checked value of `text`.
+
+        Raises:
+            InvalidArgument: `text` is not allowed.
+        """
+        try:
+            return self.read(text.strip())
+        except (ValueError, OverflowError):
+            refuse(self.name, text, self.allowed, f"{self.help} Default: {_show(self.default)}.")
+
+
+@dataclass(frozen=True)
+class DescribedVariable:
+    """A row for documentation; everything is text."""
+
+    name: str
+    kind: str
+    default: str
+    allowed: str
+    help: str
+
+
+def describe() -> list[DescribedVariable]:
+    """One row per environment variable, in the table's order."""
+    return [DescribedVariable(v.name, v.kind, _show(v.default), v.allowed, v.help) for v in VARIABLES]
+
+
+@functools.cache
+def settings() -> Settings:
+    """The process's settings, parsed from its environment at the first call and the same object ever after.
+
+    Raises:
+        InvalidArgument: see Settings.from_environment; not remembered, so a corrected environment can be parsed.
+    """
+    return Settings.from_environment()
+
+
+def _show(value: Value) -> str:
+    if isinstance(value, bool):
+        return "1" if value else "0"
+    if isinstance(value, tuple):
+        return ",".join(map(str, value)) or "empty"
+    return "empty" if value == "" else str(value)
+
+
+def _whole(text: str, least: int, most: int) -> int:
+    number = int(text, 10)
+    if not least <= number <= most:
+        raise ValueError(text)
+    return number
+
+
+def _integer(name: str, least: int, most: int, help_text: str) -> Variable:
+    return Variable(PREFIX + name, "int", f"{least} to {most}", help_text, lambda text: _whole(text, least, most))
+
+
+def _choice(name: str, choices: tuple[str, ...], help_text: str) -> Variable:
+    def read(text: str) -> str:
+        if text.lower() not in choices:
+            raise ValueError(text)
+        return text.lower()
+
+    return Variable(PREFIX + name, "choice", " | ".join(choices), help_text, read)
+
+
+def _power_of_two(text: str) -> int:
+    number = _whole(text, 2, 1 << 20)
+    if number & (number - 1):
+        raise ValueError(text)
+    return number
+
+
+def _bytes(text: str) -> int:
+    try:
+        number = parse_bytes(text)
+    except InvalidArgument as error:
+        raise ValueError(text) from error
+    return _whole(str(number), 16, 1 << 40)
+
+
+def _seconds(text: str) -> float:
+    number = float(text)
+    if not (number > 0.0 and math.isfinite(number)):
+        raise ValueError(text)
+    return number
+
+
+def _address(text: str) -> str:
+    address = ipaddress.ip_address(text)
+    if address.is_unspecified:  # a listener binds one interface, never all of them
+        raise ValueError(text)
+    return str(address)
+
+
+def _cpu_list(text: str) -> tuple[int, ...]:
+    cpus: list[int] = []
+    for part in text.split(","):
+        first, dash, last = part.strip().partition("-")
+        low = _whole(first, 0, 65535)
+        high = _whole(last, low, 65535) if dash else low
+        cpus.extend(range(low, high + 1))
+    return tuple(dict.fromkeys(cpus))  # the order is the order of proxy threads; a repeat would say nothing
+
+
+def _boolean(text: str) -> bool:
+    words = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
+    if text.lower() not in words:
+        raise ValueError(text)
+    return words[text.lower()]
+
+
+VARIABLES: tuple[Variable, ...] = (
+    _integer("RANKS_PER_NODE", 0, 64, "Ranks that reach each other by load and store; 0: all ranks of one host."),
+    _choice("TRANSPORT", ("auto", "loopback", "shared_memory", "tcp"), "Network family; auto chooses and explains."),
+    _choice("PROXY", ("thread", "process"), "Run the proxy as threads of the rank, or as a process beside it."),
+    _integer("PROXY_THREADS", 1, 64, "Proxy worker threads per rank."),
+    _integer("RINGS", 1, 64, "Command rings per proxy thread."),
+    Variable(
+        PREFIX + "RING_CAPACITY",
+        "int",
+        f"a power of two, 2 to {1 << 20}",
+        "Commands of 16 bytes that one ring holds.",
+        _power_of_two,
+    ),
+    # 512 is half of what the immediate's 10-bit sequence field counts, so that no reorder overflows a window.
+    _integer("MAX_IN_FLIGHT", 1, 512, "Writes per peer that are posted and not complete."),
+    Variable(
+        PREFIX + "MAX_IN_FLIGHT_BYTES",
+        "bytes",
+        f"16 to {1 << 40}, also with a unit such as 8MiB",
+        "Bytes per peer that are posted and not complete.",
+        _bytes,
+    ),
+    Variable(PREFIX + "TIMEOUT_S", "float", "a number of seconds above 0", "When a wait for peers ends.", _seconds),
+    Variable(
+        PREFIX + "INTERFACE",
+        "address",
+        "an IPv4 or IPv6 address of one interface",
+        "The address to listen on; empty: 127.0.0.1 when all ranks share a host.",
+        _address,
+    ),
+    Variable(
+        PREFIX + "PIN_CPUS",
+        "list of int",
+        "CPU numbers and ranges such as 0,2,4-7",
+        "CPUs for proxy threads, in order; empty: not pinned.",
+        _cpu_list,
+    ),
+    _integer("HOST_BLOCKS", 0, 65535, "Blocks of each kernel that runs on the CPU; 0: choose."),
+    _integer("HOST_THREADS", 1, 1024, "Worker threads of each kernel that runs on the CPU."),
+    _choice("DEVICE", ("auto", "cpu", "cuda"), "Where kernels run; auto: follow the tensors."),
+    Variable(PREFIX + "EXPLAIN", "bool", "1 | 0 | true | false | yes | no | on | off", "Print every choice.", _boolean),
+    _integer("SHUFFLE_SEED", 0, 2**64 - 1, "Loopback: deliver in a random order from this seed; 0: as posted."),
+)

@@ -1,0 +1,36 @@
+"""What Buffer.stats() returns: counters of kernels and proxy, by peer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from uccl_ep.session import Session
+
+_FIELDS = ("rows_sent", "bytes_sent", "rows_received", "bytes_received", "wait_ns")  # kernels/layout/rank_context.h
+
+
+def collect_stats(session: Session) -> dict[str, Any]:
+    """{"rank", "peers": one dict a rank, "proxy": sums over its workers}.
+
+    A peer's dict has rank, host, node_local, via ("load/store" on the node, else the transport's family),
+    rows_sent, bytes_sent, rows_received, bytes_received, wait_ns (time kernels waited for it), and what the proxy
+    counted towards it: writes, write_bytes, arrivals, stalls.
+    """
+    workers, proxied = session.counters()
+    node = session.topology.node_of[session.rank]
+    peers = []
+    for rank, row in enumerate(session.peer_stats.tolist()):
+        local = session.topology.node_of[rank] == node
+        peers.append(
+            {
+                "rank": rank,
+                "host": session.hostnames[rank],
+                "node_local": local,
+                "via": "load/store" if local else session.family,
+                **dict(zip(_FIELDS, row, strict=True)),
+                **{name: proxied[rank][name] for name in ("writes", "write_bytes", "arrivals", "stalls")},
+            }
+        )
+    totals = {name: sum(w[name] for w in workers) for name in workers[0]}
+    totals["deepest_reorder"] = max(w["deepest_reorder"] for w in workers)
+    return {"rank": session.rank, "peers": peers, "proxy": totals}

@@ -1,0 +1,336 @@
+"""Throughput dispatch and combine: argument structs, the handle, and the kernel launches."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from uccl_ep import _native
+from uccl_ep.device import CpuDevice
+from uccl_ep.errors import InvalidArgument, NotSupported, refuse
+from uccl_ep.session import Session
+from uccl_ep.sizes import format_bytes
+
+_WARPS = 4
+Tensor = torch.Tensor
+
+
+@dataclass
+class Routing:
+    """What a dispatch found out and everything after it needs (tables of kernels/throughput/common.h).
+
+    C is `channels`. All int32 on the Buffer's device.
+    """
+
+    channels: int
+    num_tokens: int
+    num_local_experts: int
+    topk: int  # of the dispatched ids, 0 without
+    is_token_in_rank: Tensor  # bool [num_tokens, N]
+    channel_prefix: Tensor  # [N, C] inclusive
+    node_rows: Tensor  # [nodes, C]
+    recv_tokens: Tensor  # [N, C]
+    recv_begin: Tensor  # [N, C]
+    stream_rows: Tensor  # [N, C]
+    reducer_tokens: Tensor  # [N, readers, C]
+    rank_prefix: Tensor  # [N, N] on one node, else [N]
+    expert_counts: Tensor  # [L]
+    recv_total: Tensor  # [1]
+    recv_src_idx: Tensor  # [rows]
+    num_rows: int  # rows of the outputs (worst case when there was no CPU sync)
+
+    def tensors(self) -> tuple[Tensor, ...]:
+        """Everything that queued kernels read."""
+        return tuple(v for v in vars(self).values() if isinstance(v, Tensor))
+
+
+class ThroughputHandle(tuple[Tensor, ...]):
+    """DeepEP's handle tuple (6 tensors on one node, 10 on several) with the routing that combine uses."""
+
+    routing: Routing
+
+    @classmethod
+    def make(cls, routing: Routing, num_nodes: int) -> ThroughputHandle:
+        """The handle of a finished dispatch."""
+        handle = cls(_one_node(routing) if num_nodes == 1 else _several_nodes(routing))
+        handle.routing = routing
+        return handle
+
+    @staticmethod
+    def routing_of(handle: object) -> Routing:
+        """The routing inside a handle.
+
+        Raises:
+            InvalidArgument: not a handle that dispatch returned.
+        """
+        routing = getattr(handle, "routing", None)
+        if not isinstance(routing, Routing):
+            refuse("handle", type(handle).__name__, "the handle that dispatch returned", "Pass it on as it came.")
+        return routing
+
+    def __reduce__(self) -> Any:
+        raise NotSupported("a dispatch handle names live buffers of this process; it cannot be pickled")
+
+
+def _send_order(routing: Routing) -> Tensor:
+    """int32 [T, N]: index of a token among those sent to a rank, -1 where it is not sent."""
+    sent = routing.is_token_in_rank.int()
+    return torch.where(routing.is_token_in_rank, sent.cumsum(0, dtype=torch.int32) - 1, -1).int()
+
+
+def _recv_channel_prefix(routing: Routing) -> Tensor:
+    return routing.recv_begin - routing.recv_begin[:, :1]
+
+
+def _one_node(r: Routing) -> tuple[Tensor, ...]:
+    return (
+        r.rank_prefix,
+        r.channel_prefix,
+        _recv_channel_prefix(r),
+        r.recv_src_idx,
+        r.is_token_in_rank,
+        _send_order(r),
+    )
+
+
+def _several_nodes(r: Routing) -> tuple[Tensor, ...]:
+    recv_rank_prefix = r.rank_prefix
+    hosted = r.stream_rows.cumsum(1, dtype=torch.int32)
+    source = torch.bucketize(
+        torch.arange(r.recv_src_idx.numel(), dtype=torch.int32), recv_rank_prefix, right=True, out_int32=True
+    )
+    return (
+        r.is_token_in_rank,
+        r.node_rows.cumsum(1, dtype=torch.int32),
+        r.channel_prefix,
+        hosted,
+        hosted[:, -1].cumsum(0, dtype=torch.int32),
+        _recv_channel_prefix(r),
+        recv_rank_prefix,
+        torch.stack([source, r.recv_src_idx], 1).contiguous().view(torch.uint8),  # [n, 8]: source rank, token
+        _send_order(r),
+        r.reducer_tokens,
+    )
+
+
+@dataclass
+class Rows:
+    """What is to be dispatched, checked: x [T, hidden], scales as 4-byte words [T, S] or None."""
+
+    x: Tensor
+    scales: Tensor | None
+
+    @property
+    def payload_bytes(self) -> int:
+        """Bytes of one row of x."""
+        return self.x.shape[1] * self.x.element_size()
+
+
+@dataclass
+class Dispatched:
+    """Outputs of a dispatch."""
+
+    x: Tensor
+    scales: Tensor | None
+    topk_idx: Tensor | None
+    topk_weights: Tensor | None
+    routing: Routing
+    keep: tuple[Any, ...]
+
+
+class Throughput:
+    """The throughput half of a Buffer."""
+
+    def __init__(self, session: Session, device: CpuDevice) -> None:
+        self._session, self._device = session, device
+        self._epoch = 0
+        self._geometry: dict[str, Any] = {"dispatch": None, "combine": None}
+        self._max_channels = {"dispatch": 1, "combine": 1}
+
+    # ---- layout ----------------------------------------------------------------------------------------------------
+
+    def layout(self, topk_idx: Tensor, num_experts: int) -> tuple[Tensor, Tensor | None, Tensor, Tensor]:
+        """Queues get_dispatch_layout's kernel; returns its four tensors."""
+        device, topology = self._device, self._session.topology
+        tokens, topk = topk_idx.shape
+        per_rank = device.zeros(topology.num_ranks, dtype=torch.int32)
+        per_node = device.zeros(topology.num_nodes, dtype=torch.int32) if topology.num_nodes > 1 else None
+        per_expert = device.zeros(num_experts, dtype=torch.int32)
+        in_rank = device.empty(tokens, topology.num_ranks, dtype=torch.bool)
+        args = _native.LayoutArgs()
+        args.set_topology(self._session.context)
+        args.topk_idx = topk_idx.data_ptr()
+        args.num_tokens, args.topk, args.num_experts = tokens, topk, num_experts
+        args.num_tokens_per_rank, args.num_tokens_per_expert = per_rank.data_ptr(), per_expert.data_ptr()
+        args.num_tokens_per_node = 0 if per_node is None else per_node.data_ptr()
+        args.is_token_in_rank = in_rank.data_ptr()
+        device.launch(_native.throughput_layout, args, device.grid(-(-max(1, tokens) // _native.WARP), 1))
+        return per_rank, per_node, per_expert, in_rank
+
+    # ---- geometry --------------------------------------------------------------------------------------------------
+
+    def _fit(self, row_bytes: int, num_sms: int) -> Any:
+        """How streams are cut for rows of this size; fewer channels where the memory is small. Same on all ranks.
+
+        Raises:
+            InvalidArgument: not even one channel fits; says how many bytes would do.
+        """
+        layout = self._session.plan.throughput
+        wanted = self._device.channels(num_sms)
+        for channels in range(wanted, 0, -1):
+            geometry = _native.StreamGeometry.make(layout.unit_bytes, channels, row_bytes)
+            if geometry.num_slots:
+                return geometry
+        needed = layout.num_units() * (-(-8 * row_bytes // 128) * 128 + 128)
+        refuse(
+            "num_nvl_bytes",
+            self._session.plan.throughput_budget,
+            f"at least {needed} ({format_bytes(needed)}) for rows of {row_bytes} bytes on "
+            f"{self._session.num_ranks} ranks and {self._session.topology.num_nodes} node(s)",
+            "Config.get_nvl_buffer_size_hint gives a comfortable size.",
+        )
+
+    def _call(self, routing: Routing, shape: Any, geometry: Any, direction: str) -> Any:
+        call = _native.ThroughputCall()
+        call.layout = self._session.plan.throughput
+        call.geometry, call.shape = geometry, shape
+        call.num_local_experts = routing.num_local_experts
+        last = self._geometry[direction]
+        call.drain = int(last is not None and last != geometry)
+        call.max_channels = self._max_channels[direction]
+        self._geometry[direction] = geometry
+        self._max_channels[direction] = max(self._max_channels[direction], geometry.num_channels)
+        call.num_tokens = routing.num_tokens
+        call.readers = max(self._session.topology.sizes)
+        for name in "is_token_in_rank node_rows recv_tokens recv_begin stream_rows reducer_tokens".split():
+            setattr(call, name, getattr(routing, name).data_ptr())
+        return call
+
+    # ---- dispatch --------------------------------------------------------------------------------------------------
+
+    def exchange_counts(
+        self, shape: Any, in_rank: Tensor, per_expert: Tensor, num_sms: int, topk: int, expert_alignment: int
+    ) -> Routing:
+        """Queues the count exchange; the routing's tables are filled when it has run."""
+        device, topology = self._device, self._session.topology
+        ranks, nodes, readers = topology.num_ranks, topology.num_nodes, max(topology.sizes)
+        channels = self._fit(shape.bytes(), num_sms).num_channels
+        local = per_expert.numel() // ranks
+        routing = Routing(
+            channels=channels,
+            num_tokens=in_rank.shape[0],
+            num_local_experts=local,
+            topk=topk,
+            is_token_in_rank=in_rank,
+            channel_prefix=device.empty(ranks, channels, dtype=torch.int32),
+            node_rows=device.empty(nodes, channels, dtype=torch.int32),
+            recv_tokens=device.empty(ranks, channels, dtype=torch.int32),
+            recv_begin=device.empty(ranks, channels, dtype=torch.int32),
+            stream_rows=device.empty(ranks, channels, dtype=torch.int32),
+            reducer_tokens=device.empty(ranks, readers, channels, dtype=torch.int32),
+            rank_prefix=device.empty(*((ranks, ranks) if nodes == 1 else (ranks,)), dtype=torch.int32),
+            expert_counts=device.empty(local, dtype=torch.int32),
+            recv_total=device.empty(1, dtype=torch.int32),
+            recv_src_idx=device.empty(0, dtype=torch.int32),
+            num_rows=0,
+        )
+        self._epoch += 1
+        args = _native.CountsArgs()
+        args.rank, args.layout, args.shape = self._session.context, self._session.plan.throughput, shape
+        args.epoch, args.num_tokens, args.num_channels = self._epoch, routing.num_tokens, channels
+        args.num_local_experts, args.expert_alignment, args.readers = local, expert_alignment, readers
+        args.is_token_in_rank, args.num_tokens_per_expert = in_rank.data_ptr(), per_expert.data_ptr()
+        for name in (
+            "channel_prefix node_rows recv_tokens recv_begin stream_rows reducer_tokens rank_prefix expert_counts "
+            "recv_total"
+        ).split():
+            setattr(args, name, getattr(routing, name).data_ptr())
+        device.launch(_native.throughput_counts, args, device.shape(1, _WARPS))
+        return routing
+
+    def dispatch(
+        self, rows: Rows, topk_idx: Tensor | None, topk_weights: Tensor | None, shape: Any, routing: Routing, pad: bool
+    ) -> Dispatched:
+        """Queues the data kernel for a routing whose `num_rows` is known."""
+        device = self._device
+        geometry = _native.StreamGeometry.make(
+            self._session.plan.throughput.unit_bytes, routing.channels, shape.bytes()
+        )
+        if geometry.num_slots == 0:
+            self._fit(shape.bytes(), 2)  # a cached call with larger rows than the memory holds: refused with numbers
+            raise InvalidArgument("handle: these rows need fewer channels than the handle's; raise num_nvl_bytes")
+        recv_x = device.empty(routing.num_rows, rows.x.shape[1], dtype=rows.x.dtype)
+        recv_scales = None
+        if rows.scales is not None:
+            recv_scales = device.empty(routing.num_rows, rows.scales.shape[1], dtype=rows.scales.dtype)
+        recv_idx = recv_weights = None
+        if topk_idx is not None:
+            recv_idx = device.empty(routing.num_rows, topk_idx.shape[1], dtype=torch.int64)
+        if topk_weights is not None:
+            recv_weights = device.empty(routing.num_rows, topk_weights.shape[1], dtype=torch.float32)
+        recv_src_idx = device.empty(routing.num_rows, dtype=torch.int32)
+        if routing.recv_src_idx.numel() == 0:  # a cached call finds the same ones again; the handle keeps its own
+            routing.recv_src_idx = recv_src_idx
+
+        args = _native.DispatchArgs()
+        args.rank, args.call = self._session.context, self._call(routing, shape, geometry, "dispatch")
+        args.x, args.recv_x = rows.x.data_ptr(), recv_x.data_ptr()
+        if rows.scales is not None and recv_scales is not None:
+            args.scales, args.recv_scales = rows.scales.data_ptr(), recv_scales.data_ptr()
+            args.scale_token_stride, args.scale_stride = rows.scales.stride()
+        if topk_idx is not None and recv_idx is not None:
+            args.topk_idx, args.recv_topk_idx = topk_idx.data_ptr(), recv_idx.data_ptr()
+        if topk_weights is not None and recv_weights is not None:
+            args.topk_weights, args.recv_topk_weights = topk_weights.data_ptr(), recv_weights.data_ptr()
+        args.recv_src_idx = recv_src_idx.data_ptr()
+        args.recv_total, args.capacity = routing.recv_total.data_ptr(), routing.num_rows
+        args.pad_tail = int(pad)
+        device.launch(_native.throughput_dispatch, args, device.shape(2 * routing.channels, _WARPS))
+        keep = (rows, topk_idx, topk_weights, recv_x, recv_scales, recv_idx, recv_weights, recv_src_idx, *routing.tensors())
+        return Dispatched(recv_x, recv_scales, recv_idx, recv_weights, routing, keep)
+
+    # ---- combine ---------------------------------------------------------------------------------------------------
+
+    def combine(
+        self, x: Tensor, topk_weights: Tensor | None, bias: tuple[Tensor | None, Tensor | None], routing: Routing
+    ) -> tuple[Tensor, Tensor | None, tuple[Any, ...]]:
+        """Queues the kernel; returns (combined_x, combined weights or None, tensors to keep alive)."""
+        device, topology = self._device, self._session.topology
+        if topology.num_nodes - 1 > _native.MAX_PARTIALS and not 0 < routing.topk <= _native.MAX_PARTIALS:
+            raise NotSupported(
+                f"combine over {topology.num_nodes} nodes without topk_idx: a token may be summed from at most "
+                f"{_native.MAX_PARTIALS} other nodes. Pass topk_idx to dispatch."
+            )
+        hidden = x.shape[1]
+        shape = _native.RowShape()
+        shape.payload_bytes = hidden * 2
+        if topk_weights is not None:
+            shape.topk, shape.has_weights = topk_weights.shape[1], 1
+        layout = self._session.plan.throughput
+        geometry = _native.StreamGeometry.make(layout.unit_bytes, routing.channels, shape.bytes())
+        if geometry.num_slots == 0:
+            self._fit(shape.bytes(), 2)
+            raise InvalidArgument("handle: these rows need fewer channels than the handle's; raise num_nvl_bytes")
+        out = device.empty(routing.num_tokens, hidden, dtype=torch.bfloat16)
+        out_weights = None
+        if topk_weights is not None:
+            out_weights = device.empty(routing.num_tokens, shape.topk, dtype=torch.float32)
+        several = topology.num_nodes > 1
+        scratch = device.empty(routing.channels * _WARPS * hidden if several else 0, dtype=torch.bfloat16)
+        states = device.empty(
+            routing.channels * topology.num_nodes * _native.PARTIAL_STATE_BYTES // 8, dtype=torch.int64
+        )
+        args = _native.CombineArgs()
+        args.rank, args.call = self._session.context, self._call(routing, shape, geometry, "combine")
+        args.hidden, args.x, args.out = hidden, x.data_ptr(), out.data_ptr()
+        args.recv_src_idx = routing.recv_src_idx.data_ptr()
+        args.topk_weights = 0 if topk_weights is None else topk_weights.data_ptr()
+        args.out_weights = 0 if out_weights is None else out_weights.data_ptr()
+        args.bias0 = 0 if bias[0] is None else bias[0].data_ptr()
+        args.bias1 = 0 if bias[1] is None else bias[1].data_ptr()
+        args.scratch, args.partials = scratch.data_ptr(), states.data_ptr()
+        roles = 3 if several else 2
+        device.launch(_native.throughput_combine, args, device.shape(roles * routing.channels, _WARPS))
+        return out, out_weights, (x, topk_weights, *bias, out, out_weights, scratch, states, *routing.tensors())
