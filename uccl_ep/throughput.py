@@ -147,7 +147,6 @@ class Throughput:
         self._session, self._device = session, device
         self._epoch = 0
         self._geometry: dict[str, Any] = {"dispatch": None, "combine": None}
-        self._max_channels = {"dispatch": 1, "combine": 1}
 
     # ---- layout ----------------------------------------------------------------------------------------------------
 
@@ -197,16 +196,23 @@ class Throughput:
         call.layout = self._session.plan.throughput
         call.geometry, call.shape = geometry, shape
         call.num_local_experts = routing.num_local_experts
-        last = self._geometry[direction]
-        call.drain = int(last is not None and last != geometry)
-        call.max_channels = self._max_channels[direction]
-        self._geometry[direction] = geometry
-        self._max_channels[direction] = max(self._max_channels[direction], geometry.num_channels)
+        self._settle(geometry, direction)
         call.num_tokens = routing.num_tokens
         call.readers = max(self._session.topology.sizes)
         for name in "is_token_in_rank node_rows recv_tokens recv_begin stream_rows reducer_tokens".split():
             setattr(call, name, getattr(routing, name).data_ptr())
         return call
+
+    def _settle(self, geometry: Any, direction: str) -> None:
+        """Before streams are cut in another way, everything sent in the old way must have been read."""
+        last = self._geometry[direction]
+        if last is not None and last != geometry:
+            args = _native.DrainArgs()
+            args.rank = self._session.context
+            args.direction = int(direction == "combine")
+            args.num_channels = last.num_channels
+            self._device.launch(_native.throughput_drain, args, self._device.shape(1, 1))
+        self._geometry[direction] = geometry
 
     # ---- dispatch --------------------------------------------------------------------------------------------------
 

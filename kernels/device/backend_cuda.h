@@ -33,9 +33,13 @@ DEV void sync_block() { __syncthreads(); }
 DEV bool sync_block_and(bool p) { return __syncthreads_and(p); }
 DEV void sync_warp() { __syncwarp(); }
 template <class T>
-DEV T shfl(T v, u32 l) { return __shfl_sync(~0u, v, static_cast<int>(l)); }
+DEV T shfl(T v, u32 l) {
+  return __shfl_sync(~0u, v, static_cast<int>(l));
+}
 template <class T>
-DEV T shfl_xor(T v, u32 m) { return __shfl_xor_sync(~0u, v, static_cast<int>(m)); }
+DEV T shfl_xor(T v, u32 m) {
+  return __shfl_xor_sync(~0u, v, static_cast<int>(m));
+}
 DEV mask_t ballot(bool p) { return __ballot_sync(~0u, p); }
 DEV u32 popcount(mask_t m) { return static_cast<u32>(__popc(m)); }
 DEV u32 first_lane(mask_t m) { return static_cast<u32>(__ffs(static_cast<int>(m)) - 1); }
@@ -50,19 +54,24 @@ DEV u64 now_ns() {
   return t;
 }
 
-#define UCCL_PTX_LOAD(name, order, type, suffix, constraint)                                             \
-  DEV type name(const type* p) {                                                                         \
-    type v;                                                                                              \
-    asm volatile("ld." order ".global." suffix " %0,[%1];" : "=" constraint(v) : "l"(p) : "memory");     \
-    return v;                                                                                            \
+#define UCCL_PTX_LOAD(name, order, type, suffix, constraint)                                         \
+  DEV type name(const type* p) {                                                                     \
+    type v;                                                                                          \
+    asm volatile("ld." order ".global." suffix " %0,[%1];" : "=" constraint(v) : "l"(p) : "memory"); \
+    return v;                                                                                        \
   }
-#define UCCL_PTX_STORE(name, order, type, suffix, constraint) \
-  DEV void name(type* p, type v) { asm volatile("st." order ".global." suffix " [%0],%1;" ::"l"(p), constraint(v) : "memory"); }
-#define UCCL_PTX_ADD(name, order, type, suffix, constraint)                                                        \
-  DEV type name(type* p, type v) {                                                                                 \
-    type old;                                                                                                      \
-    asm volatile("atom.add." order ".global." suffix " %0,[%1],%2;" : "=" constraint(old) : "l"(p), constraint(v) : "memory"); \
-    return old;                                                                                                    \
+#define UCCL_PTX_STORE(name, order, type, suffix, constraint)                                   \
+  DEV void name(type* p, type v) {                                                              \
+    asm volatile("st." order ".global." suffix " [%0],%1;" ::"l"(p), constraint(v) : "memory"); \
+  }
+#define UCCL_PTX_ADD(name, order, type, suffix, constraint)         \
+  DEV type name(type* p, type v) {                                  \
+    type old;                                                       \
+    asm volatile("atom.add." order ".global." suffix " %0,[%1],%2;" \
+                 : "=" constraint(old)                              \
+                 : "l"(p), constraint(v)                            \
+                 : "memory");                                       \
+    return old;                                                     \
   }
 UCCL_PTX_LOAD(ld_acquire_sys, "acquire.sys", u32, "u32", "r")
 UCCL_PTX_LOAD(ld_acquire_sys, "acquire.sys", u64, "u64", "l")
@@ -96,7 +105,9 @@ DEV void st_release_sys(u128* p, u64 lo, u64 hi) {
 DEV u32 cas_sys(u32* p, u32 expect, u32 desired) {
   u32 old;
   asm volatile("atom.cas.acq_rel.sys.global.b32 %0,[%1],%2,%3;"
-               : "=r"(old) : "l"(p), "r"(expect), "r"(desired) : "memory");
+               : "=r"(old)
+               : "l"(p), "r"(expect), "r"(desired)
+               : "memory");
   return old;
 }
 
@@ -121,7 +132,7 @@ DEV float exp2_(float a) { return exp2f(a); }
 DEV float floor_(float a) { return floorf(a); }
 
 // Two floats to two e4m3 bytes (a low), saturating, ties to even; NaN is 0x7f.
-#if __CUDA_ARCH__ >= 890
+#if defined(UCCL_SIMT_HARDWARE_E4M3)
 inline constexpr bool kHardwareE4m3 = true;
 DEV u32 e4m3x2_hardware(float a, float b) {
   u16 r;

@@ -51,21 +51,27 @@ DEV void sync_warp() {
 template <class T>
 DEV T shfl(T v, u32 l) {
   static_assert(sizeof(T) % 4 == 0, "shuffle whole words");
-  union { T value; u32 words[sizeof(T) / 4]; } both;
+  union {
+    T value;
+    u32 words[sizeof(T) / 4];
+  } both;
   both.value = v;
-UCCL_UNROLL
+  UCCL_UNROLL
   for (u32 i = 0; i < sizeof(T) / 4; ++i)
-    both.words[i] = static_cast<u32>(__builtin_amdgcn_ds_bpermute(static_cast<int>(l << 2), static_cast<int>(both.words[i])));
+    both.words[i] =
+        static_cast<u32>(__builtin_amdgcn_ds_bpermute(static_cast<int>(l << 2), static_cast<int>(both.words[i])));
   return both.value;
 }
 template <class T>
-DEV T shfl_xor(T v, u32 m) { return shfl(v, lane() ^ m); }
+DEV T shfl_xor(T v, u32 m) {
+  return shfl(v, lane() ^ m);
+}
 DEV mask_t ballot(bool p) { return __builtin_amdgcn_ballot_w64(p); }
 DEV u32 popcount(mask_t m) { return static_cast<u32>(__builtin_popcountll(m)); }
 DEV u32 first_lane(mask_t m) { return static_cast<u32>(__builtin_ctzll(m)); }
 DEV mask_t lane_mask_lt() { return (1ull << lane()) - 1; }
 DEV u32 warp_sum(u32 v) {
-UCCL_UNROLL
+  UCCL_UNROLL
   for (u32 d = kWarp / 2; d; d >>= 1) v += shfl_xor(v, d);
   return v;
 }
@@ -111,14 +117,11 @@ using word_pair = u64 __attribute__((ext_vector_type(2)));
 DEV void st_release_sys(u128* p, u64 lo, u64 hi) {
   __builtin_amdgcn_fence(__ATOMIC_RELEASE, "");
   const word_pair pair = {lo, hi};
-#if defined(__gfx942__) || defined(__gfx950__)
-  asm volatile("global_store_dwordx4 %0, %1, off sc0 sc1" ::"v"(p), "v"(pair) : "memory");
-#else
-  asm volatile("global_store_dwordx4 %0, %1, off glc" ::"v"(p), "v"(pair) : "memory");
-#endif
+  asm volatile("global_store_dwordx4 %0, %1, off " UCCL_SIMT_STORE_SYSTEM ::"v"(p), "v"(pair) : "memory");
 }
 DEV u32 cas_sys(u32* p, u32 expect, u32 desired) {
-  __hip_atomic_compare_exchange_strong(p, &expect, desired, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE, __HIP_MEMORY_SCOPE_SYSTEM);
+  __hip_atomic_compare_exchange_strong(p, &expect, desired, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE,
+                                       __HIP_MEMORY_SCOPE_SYSTEM);
   return expect;
 }
 
@@ -140,9 +143,9 @@ DEV float log2_(float a) { return __builtin_log2f(a); }
 DEV float exp2_(float a) { return __builtin_exp2f(a); }
 DEV float floor_(float a) { return __builtin_floorf(a); }
 
-// Two floats to two e4m3 bytes (a low), saturating, ties to even; NaN is 0x7f. gfx950 has the OCP format; gfx942 has
-// FNUZ (other bias, other NaN), so it takes the software path of fp8.h.
-#if defined(__gfx950__)
+// Two floats to two e4m3 bytes (a low), saturating, ties to even; NaN is 0x7f. Without the OCP
+// format in hardware: the software path of fp8.h.
+#if defined(UCCL_SIMT_HARDWARE_E4M3)
 inline constexpr bool kHardwareE4m3 = true;
 DEV float e4m3_range(float a) {  // the instruction saturates only in a mode that a kernel cannot count on
   const float clamped = a > 448.f ? 448.f : a < -448.f ? -448.f : a;

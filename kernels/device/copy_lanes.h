@@ -28,7 +28,7 @@ DEV void zero_row(u8* dst, u64 bytes) {
 
 // The eight bf16 values of a 16-byte unit.
 DEV void unpack_bf16(u128 unit, float* f) {
-UCCL_UNROLL
+  UCCL_UNROLL
   for (u32 i = 0; i < 4; ++i) {
     f[i] = bf16_to_f(static_cast<u16>(unit.lo >> 16 * i));
     f[4 + i] = bf16_to_f(static_cast<u16>(unit.hi >> 16 * i));
@@ -36,7 +36,7 @@ UCCL_UNROLL
 }
 DEV u128 pack_bf16(const float* f) {
   u128 unit{0, 0};
-UCCL_UNROLL
+  UCCL_UNROLL
   for (u32 i = 0; i < 4; ++i) {
     unit.lo |= static_cast<u64>(f_to_bf16(f[i])) << 16 * i;
     unit.hi |= static_cast<u64>(f_to_bf16(f[4 + i])) << 16 * i;
@@ -55,11 +55,11 @@ DEV void quantize_groups(const u16* x, u8* out, u32 hidden, bool round_scale, Em
     float f[8];
     unpack_bf16(on ? ld_nc(reinterpret_cast<const u128*>(x) + unit) : u128{0, 0}, f);
     float amax = 0;
-UCCL_UNROLL
+    UCCL_UNROLL
     for (u32 i = 0; i < 8; ++i) amax = fmax_(amax, fabs_(f[i]));
     const Fp8Scale s = fp8_scale(group_max<16>(amax), round_scale);
     u64 bytes = 0;
-UCCL_UNROLL
+    UCCL_UNROLL
     for (u32 i = 0; i < 4; ++i) bytes |= static_cast<u64>(e4m3x2(f[2 * i] * s.scale, f[2 * i + 1] * s.scale)) << 16 * i;
     if (!on) continue;
     reinterpret_cast<u64*>(out)[unit] = bytes;
@@ -74,7 +74,8 @@ DEV void quantize_row(const u16* x, u8* out, float* scale_inv, u32 hidden, bool 
 DEV void quantize_row_ue8m0(const u16* x, u8* out, u32* packed, u32 hidden) {
   u8* const bytes = reinterpret_cast<u8*>(packed);  // little-endian words, as every processor here has them
   const u32 groups = hidden / kScaleGroup;
-  quantize_groups(x, out, hidden, true, [&](u32 group, float inverse) { bytes[group] = static_cast<u8>(ue8m0(inverse)); });
+  quantize_groups(x, out, hidden, true,
+                  [&](u32 group, float inverse) { bytes[group] = static_cast<u8>(ue8m0(inverse)); });
   if (const u32 i = groups + lane(); i < (groups + 3) / 4 * 4) bytes[i] = 0;
 }
 
@@ -95,17 +96,17 @@ DEV void reduce_rows(const ReduceArgs& a) {
     if (a.bias0) unpack_bf16(ld_nc(reinterpret_cast<const u128*>(a.bias0) + unit), acc);
     if (a.bias1) {
       unpack_bf16(ld_nc(reinterpret_cast<const u128*>(a.bias1) + unit), f);
-UCCL_UNROLL
+      UCCL_UNROLL
       for (u32 i = 0; i < 8; ++i) acc[i] += f[i];
     }
     for (u32 r = 0; r < a.count; ++r) {
       unpack_bf16(ld_nc(reinterpret_cast<const u128*>(a.rows[r]) + unit), f);
       if (a.weights) {
         const float w = a.weights[r];
-UCCL_UNROLL
+        UCCL_UNROLL
         for (u32 i = 0; i < 8; ++i) acc[i] = fma_(f[i], w, acc[i]);
       } else {
-UCCL_UNROLL
+        UCCL_UNROLL
         for (u32 i = 0; i < 8; ++i) acc[i] += f[i];
       }
     }

@@ -7,6 +7,17 @@
 #pragma once
 #include "wire/types.h"
 
+// What a processor has: OCP e4m3 conversion (sm_89 and later, gfx950; gfx942 has FNUZ, another format), and on AMD how
+// a store says "system scope".
+#if (defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 890) || defined(__gfx950__)
+#define UCCL_SIMT_HARDWARE_E4M3 1
+#endif
+#if defined(__gfx942__) || defined(__gfx950__)
+#define UCCL_SIMT_STORE_SYSTEM "sc0 sc1"
+#else
+#define UCCL_SIMT_STORE_SYSTEM "glc slc"
+#endif
+
 #if defined(__CUDACC_RTC__) || defined(__CUDACC__)
 #include "kernels/device/backend_cuda.h"
 #elif defined(__HIP_DEVICE_COMPILE__)
@@ -29,7 +40,7 @@ DEV u32 num_warps() { return (ntid() + kWarp - 1) / kWarp; }
 #if !defined(UCCL_SIMT_HOST)
 template <u32 N>
 DEV float group_max(float v) {
-UCCL_UNROLL
+  UCCL_UNROLL
   for (u32 d = N / 2; d; d >>= 1) v = fmax_(v, shfl_xor(v, d));
   return v;
 }

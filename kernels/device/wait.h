@@ -43,8 +43,8 @@ struct FaultDetail {
   u64 waited_ns;
 };
 
-// Leaves the rank's first fault and ends its other waits. When another was first, it is the one that sets `abort`, after
-// its record is complete: nobody sees abort without a record to read.
+// Leaves the rank's first fault and ends its other waits. When another was first, it is the one that sets `abort`,
+// after its record is complete: nobody sees abort without a record to read.
 DEV void record_fault(const WaitContext& context, const WaitSite& site, const FaultDetail& detail) {
   FaultRecord* const fault = context.fault;
   if (fault == nullptr) return;

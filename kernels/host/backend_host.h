@@ -12,9 +12,9 @@
 #define UCCL_SIMT_WARP 32
 #endif
 #if UCCL_SIMT_WARP == 32
-#define UCCL_SIMT_WIDTH_NAMESPACE inline namespace wave32
+#define UCCL_SIMT_WIDTH wave32
 #elif UCCL_SIMT_WARP == 64
-#define UCCL_SIMT_WIDTH_NAMESPACE inline namespace wave64
+#define UCCL_SIMT_WIDTH wave64
 #else
 #error "UCCL_SIMT_WARP is 32 or 64"
 #endif
@@ -27,8 +27,7 @@
 #define UCCL_UNROLL _Pragma("GCC unroll 8")
 
 namespace uccl::simt {
-UCCL_SIMT_WIDTH_NAMESPACE {
-
+inline namespace UCCL_SIMT_WIDTH {
 inline constexpr u32 kWarp = UCCL_SIMT_WARP;
 using mask_t = std::conditional_t<kWarp == 64, u64, u32>;
 inline constexpr u32 kSpinsPerCheck = 16;  // a spin here is a turn of the scheduler, so look at abort more often
@@ -56,7 +55,9 @@ DEV u32 ntid() { return current_lane->ntid; }
 DEV u32 nbid() { return current_lane->nbid; }
 DEV u32 lane() { return current_lane->lane; }
 template <class S>
-DEV S& smem() { return *reinterpret_cast<S*>(current_lane->shared); }
+DEV S& smem() {
+  return *reinterpret_cast<S*>(current_lane->shared);
+}
 
 DEV void sync_block() { block_barrier(); }
 DEV bool sync_block_and(bool p) { return block_barrier_and(p); }
@@ -71,7 +72,9 @@ DEV T shfl(T v, u32 l) {
   return v;
 }
 template <class T>
-DEV T shfl_xor(T v, u32 m) { return shfl(v, lane() ^ m); }
+DEV T shfl_xor(T v, u32 m) {
+  return shfl(v, lane() ^ m);
+}
 DEV mask_t ballot(bool p) { return vote_lanes(p); }
 DEV u32 popcount(mask_t m) { return static_cast<u32>(__builtin_popcountll(m)); }
 DEV u32 first_lane(mask_t m) { return static_cast<u32>(__builtin_ctzll(m)); }
@@ -93,28 +96,46 @@ DEV u64 now_ns() {
 }
 
 template <class T>
-DEV T ld_acquire_sys(const T* p) { return __atomic_load_n(p, __ATOMIC_ACQUIRE); }
+DEV T ld_acquire_sys(const T* p) {
+  return __atomic_load_n(p, __ATOMIC_ACQUIRE);
+}
 template <class T>
-DEV T ld_relaxed_sys(const T* p) { return __atomic_load_n(p, __ATOMIC_RELAXED); }
+DEV T ld_relaxed_sys(const T* p) {
+  return __atomic_load_n(p, __ATOMIC_RELAXED);
+}
 template <class T>
-DEV T ld_acquire_gpu(const T* p) { return __atomic_load_n(p, __ATOMIC_ACQUIRE); }
+DEV T ld_acquire_gpu(const T* p) {
+  return __atomic_load_n(p, __ATOMIC_ACQUIRE);
+}
 template <class T>
-DEV T ld_relaxed_gpu(const T* p) { return __atomic_load_n(p, __ATOMIC_RELAXED); }
+DEV T ld_relaxed_gpu(const T* p) {
+  return __atomic_load_n(p, __ATOMIC_RELAXED);
+}
 template <class T>
-DEV void st_release_sys(T* p, std::type_identity_t<T> v) { __atomic_store_n(p, v, __ATOMIC_RELEASE); }
+DEV void st_release_sys(T* p, std::type_identity_t<T> v) {
+  __atomic_store_n(p, v, __ATOMIC_RELEASE);
+}
 template <class T>
-DEV void st_relaxed_sys(T* p, std::type_identity_t<T> v) { __atomic_store_n(p, v, __ATOMIC_RELAXED); }
+DEV void st_relaxed_sys(T* p, std::type_identity_t<T> v) {
+  __atomic_store_n(p, v, __ATOMIC_RELAXED);
+}
 template <class T>
-DEV void st_release_gpu(T* p, std::type_identity_t<T> v) { __atomic_store_n(p, v, __ATOMIC_RELEASE); }
+DEV void st_release_gpu(T* p, std::type_identity_t<T> v) {
+  __atomic_store_n(p, v, __ATOMIC_RELEASE);
+}
 template <class T>
-DEV void st_relaxed_gpu(T* p, std::type_identity_t<T> v) { __atomic_store_n(p, v, __ATOMIC_RELAXED); }
+DEV void st_relaxed_gpu(T* p, std::type_identity_t<T> v) {
+  __atomic_store_n(p, v, __ATOMIC_RELAXED);
+}
 // Two release stores: the lap parity in both words makes a reader between them wait (command.h).
 DEV void st_release_sys(u128* p, u64 lo, u64 hi) {
   __atomic_store_n(&p->hi, hi, __ATOMIC_RELEASE);
   __atomic_store_n(&p->lo, lo, __ATOMIC_RELEASE);
 }
 template <class T>
-DEV T add_gpu(T* p, std::type_identity_t<T> v) { return __atomic_fetch_add(p, v, __ATOMIC_RELAXED); }
+DEV T add_gpu(T* p, std::type_identity_t<T> v) {
+  return __atomic_fetch_add(p, v, __ATOMIC_RELAXED);
+}
 DEV u32 add_acq_rel_gpu(u32* p, u32 v) { return __atomic_fetch_add(p, v, __ATOMIC_ACQ_REL); }
 DEV u64 add_sys(u64* p, u64 v) { return __atomic_fetch_add(p, v, __ATOMIC_RELAXED); }
 DEV u32 cas_sys(u32* p, u32 expect, u32 desired) {
@@ -143,5 +164,5 @@ DEV float group_max(float v) {  // one rendezvous instead of log2(N) shuffles
 inline constexpr bool kHardwareE4m3 = false;
 DEV u32 e4m3x2_hardware(float, float) { return 0; }
 
-}  // inline namespace of the width
+}  // namespace UCCL_SIMT_WIDTH
 }  // namespace uccl::simt

@@ -23,8 +23,7 @@
 #include "kernels/host/stack_pool.h"
 
 namespace uccl::simt {
-UCCL_SIMT_WIDTH_NAMESPACE {
-
+inline namespace UCCL_SIMT_WIDTH {
 thread_local LaneView* current_lane = nullptr;
 
 namespace {
@@ -72,11 +71,11 @@ struct Lane {
 
 struct Warp {
   Block* block;
-  mask_t ready = 0;        // may run
-  mask_t done = 0;         // ended, or beyond the block's size
-  mask_t arrived = 0;      // wait in the current rendezvous
-  u32 phase = 0;           // rendezvous completed
-  bool spun = false;       // some lane paused in this turn
+  mask_t ready = 0;  // may run
+  mask_t done = 0;  // ended, or beyond the block's size
+  mask_t arrived = 0;  // wait in the current rendezvous
+  u32 phase = 0;  // rendezvous completed
+  bool spun = false;  // some lane paused in this turn
   u64 words[2][kWarp] = {};  // what lanes bring to a rendezvous; the next one uses the other half
   void* tsan_fiber;
   u8* slab;
@@ -98,9 +97,9 @@ struct SharedDelete {
 
 struct Block {
   Worker* worker;
-  u32 waiting = 0;     // lanes at the barrier
+  u32 waiting = 0;  // lanes at the barrier
   u32 generation = 0;  // barriers completed
-  bool all = true;     // conjunction so far, and
+  bool all = true;  // conjunction so far, and
   bool result = true;  // that of the last completed barrier
   std::unique_ptr<u8, SharedDelete> shared;
   std::vector<std::unique_ptr<Warp>> warps;
@@ -158,9 +157,7 @@ void lane_main() {
   tsan_acquire(worker);
   try {
     worker->launch->body();
-  } catch (...) {
-    worker->launch->fail(std::current_exception());
-  }
+  } catch (...) { worker->launch->fail(std::current_exception()); }
   lane = me();
   Warp* const warp = lane->warp;
   tsan_release(worker);
@@ -202,8 +199,8 @@ std::unique_ptr<Block> make_block(Worker* worker, u32 index) {
   return block;
 }
 
-// What a worker does after a pass in which nothing came of any spin: pause, then yield, then nap. Ranks share cores, and
-// a spinning one would keep the rank that it waits for from running.
+// What a worker does after a pass in which nothing came of any spin: pause, then yield, then nap. Ranks share cores,
+// and a spinning one would keep the rank that it waits for from running.
 class IdleBackoff {
  public:
   void reset() {
@@ -213,7 +210,8 @@ class IdleBackoff {
   void rest() {
     if (++passes_ <= kPausedPasses) return;
     if (passes_ == kPausedPasses + 1) idle_since_ns_ = now_ns();
-    if (nap_ns_ == 0 && passes_ % kPassesPerLook == 0 && now_ns() - idle_since_ns_ >= kNapAfterNs) nap_ns_ = kFirstNapNs;
+    if (nap_ns_ == 0 && passes_ % kPassesPerLook == 0 && now_ns() - idle_since_ns_ >= kNapAfterNs)
+      nap_ns_ = kFirstNapNs;
     if (nap_ns_ == 0) {
       sched_yield();
       return;
@@ -286,9 +284,10 @@ void run_blocks(Launch* launch, u32 index, u32 num_workers) {
   while (!live.empty() && !launch->failed.load(std::memory_order_acquire)) {  // pairs with Launch::fail
     const u64 before = worker.progress;
     if (!run_pass(&worker, &live, &random))
-      launch->fail(std::make_exception_ptr(std::logic_error(
-          "kernel cannot go on: lanes wait at a barrier or shuffle that the rest of their block or warp has passed or "
-          "left")));
+      launch->fail(
+          std::make_exception_ptr(std::logic_error("kernel cannot go on: lanes wait at a barrier or shuffle that the "
+                                                   "rest of their block or warp has passed or "
+                                                   "left")));
     if (worker.progress != before)
       idle.reset();
     else
@@ -302,21 +301,21 @@ void run_worker(Launch* launch, u32 index, u32 num_workers) {
   tsan_acquire(launch);
   try {
     run_blocks(launch, index, num_workers);
-  } catch (...) {
-    launch->fail(std::current_exception());
-  }
+  } catch (...) { launch->fail(std::current_exception()); }
   tsan_release(launch);
 }
 
 void check_config(const LaunchConfig& c) {
   const auto refuse = [](const char* name, u64 value, const std::string& allowed) {
-    throw std::invalid_argument(std::string("launch: ") + name + " is " + std::to_string(value) + "; allowed: " + allowed);
+    throw std::invalid_argument(std::string("launch: ") + name + " is " + std::to_string(value) +
+                                "; allowed: " + allowed);
   };
   if (c.block == 0 || c.block > kMaxBlock) refuse("block", c.block, "1 to " + std::to_string(kMaxBlock));
   const u64 lanes = c.grid * align_up(c.block, kWarp);
   if (c.grid == 0 || lanes > kMaxLanes)
-    refuse("grid", c.grid, "1 to " + std::to_string(kMaxLanes / align_up(c.block, kWarp)) +
-                               " (all blocks are resident at once, " + std::to_string(kMaxLanes) + " lanes in all)");
+    refuse("grid", c.grid,
+           "1 to " + std::to_string(kMaxLanes / align_up(c.block, kWarp)) + " (all blocks are resident at once, " +
+               std::to_string(kMaxLanes) + " lanes in all)");
   if (c.smem_bytes > kMaxSharedBytes) refuse("smem_bytes", c.smem_bytes, "0 to " + std::to_string(kMaxSharedBytes));
   if (c.threads == 0) refuse("threads", c.threads, "1 or more");
 }
@@ -384,9 +383,7 @@ void launch(const LaunchConfig& config, const std::function<void()>& lane_body) 
   std::vector<std::thread> threads;
   try {
     for (u32 t = 1; t < num_workers; ++t) threads.emplace_back(run_worker, &state, t, num_workers);
-  } catch (...) {
-    state.fail(std::current_exception());
-  }
+  } catch (...) { state.fail(std::current_exception()); }
   run_worker(&state, 0, num_workers);
   for (std::thread& t : threads) t.join();
   tsan_acquire(&state);
@@ -395,5 +392,5 @@ void launch(const LaunchConfig& config, const std::function<void()>& lane_body) 
 
 u64 pooled_stack_bytes() { return stacks().kept_bytes(); }
 
-}  // inline namespace of the width
+}  // namespace UCCL_SIMT_WIDTH
 }  // namespace uccl::simt

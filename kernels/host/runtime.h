@@ -6,8 +6,7 @@
 #include "kernels/host/backend_host.h"
 
 namespace uccl::simt {
-UCCL_SIMT_WIDTH_NAMESPACE {
-
+inline namespace UCCL_SIMT_WIDTH {
 // Lanes of one launch (grid * block rounded up to warps). Each has a 64 KiB stack of which it touches 4 to 8 KiB, so a
 // launch at the limit takes about 0.25 GB; a larger one is refused, since running its blocks in turn could hang.
 inline constexpr u32 kMaxLanes = 1u << 15;
@@ -16,11 +15,11 @@ inline constexpr u32 kMaxSharedBytes = 227u << 10;  // of one block; what the la
 inline constexpr u32 kStackBytes = 64u << 10;
 
 struct LaunchConfig {
-  u32 grid = 1;        // blocks
-  u32 block = kWarp;   // lanes a block
+  u32 grid = 1;  // blocks
+  u32 block = kWarp;  // lanes a block
   u32 smem_bytes = 0;  // shared memory a block; starts as 0xCD bytes, so that kernels do not count on zeros
-  u32 threads = 1;     // worker threads, the caller's included
-  u64 seed = 0;        // not 0: warps run in an order drawn from it, the same one for the same seed and one thread
+  u32 threads = 1;  // worker threads, the caller's included
+  u64 seed = 0;  // not 0: warps run in an order drawn from it, the same one for the same seed and one thread
 };
 
 // Throws std::invalid_argument for a shape that cannot run, std::logic_error when lanes wait at a barrier or a shuffle
@@ -31,5 +30,5 @@ void launch(const LaunchConfig& config, const std::function<void()>& lane_body);
 // Bytes of fiber stacks that are kept for the next launch.
 u64 pooled_stack_bytes();
 
-}  // inline namespace of the width
+}  // namespace UCCL_SIMT_WIDTH
 }  // namespace uccl::simt

@@ -1,4 +1,4 @@
-// Fiber stacks, a warp's worth at a time, kept between launches (mapping and first touch cost more than a small kernel).
+// Fiber stacks, a warp's worth at a time, kept between launches: mapping and first touch cost more than a small kernel.
 #pragma once
 #include <mutex>
 #include <vector>
@@ -16,8 +16,8 @@ class StackPool {
   StackPool(const StackPool&) = delete;
   StackPool& operator=(const StackPool&) = delete;
 
-  u8* take();            // throws std::bad_alloc
-  void give(u8* slab);   // unmapped when max_kept are there already
+  u8* take();  // throws std::bad_alloc
+  void give(u8* slab);  // unmapped when max_kept are there already
   u64 kept_bytes() const;
 
  private:

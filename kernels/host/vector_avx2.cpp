@@ -51,8 +51,7 @@ struct V {
     const __m256i sign = _mm256_and_si256(_mm256_srli_epi32(bits, 24), _mm256_set1_epi32(0x80));
     const __m256i magnitude = _mm256_and_si256(bits, _mm256_set1_epi32(0x7fffffff));
     const __m256i clamped = _mm256_min_epi32(magnitude, _mm256_set1_epi32(0x43e00000));
-    const __m256i shifted =
-        _mm256_castps_si256(_mm256_add_ps(_mm256_castsi256_ps(clamped), _mm256_set1_ps(16384.f)));
+    const __m256i shifted = _mm256_castps_si256(_mm256_add_ps(_mm256_castsi256_ps(clamped), _mm256_set1_ps(16384.f)));
     const __m256i subnormal = _mm256_sub_epi32(shifted, _mm256_set1_epi32(0x46800000));
     const __m256i odd = _mm256_and_si256(_mm256_srli_epi32(clamped, 20), _mm256_set1_epi32(1));
     const __m256i rebias = _mm256_set1_epi32(0x7ffff - (120 << 23));

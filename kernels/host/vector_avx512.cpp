@@ -2,7 +2,8 @@
 #include "kernels/host/vector_table.h"
 
 #if defined(__x86_64__)
-#if defined(__GNUC__) && !defined(__clang__)  // GCC 12's own header leaves don't-care operands uninitialised (PR 105593)
+#if defined(__GNUC__) && \
+    !defined(__clang__)  // GCC 12's own header leaves don't-care operands uninitialised (PR 105593)
 #pragma GCC diagnostic ignored "-Wuninitialized"
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
 #endif
@@ -48,8 +49,7 @@ struct V {
     const __m512i sign = _mm512_and_si512(_mm512_srli_epi32(bits, 24), _mm512_set1_epi32(0x80));
     const __m512i magnitude = _mm512_and_si512(bits, _mm512_set1_epi32(0x7fffffff));
     const __m512i clamped = _mm512_min_epi32(magnitude, _mm512_set1_epi32(0x43e00000));
-    const __m512i shifted =
-        _mm512_castps_si512(_mm512_add_ps(_mm512_castsi512_ps(clamped), _mm512_set1_ps(16384.f)));
+    const __m512i shifted = _mm512_castps_si512(_mm512_add_ps(_mm512_castsi512_ps(clamped), _mm512_set1_ps(16384.f)));
     const __m512i subnormal = _mm512_sub_epi32(shifted, _mm512_set1_epi32(0x46800000));
     const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(clamped, 20), _mm512_set1_epi32(1));
     const __m512i rebias = _mm512_set1_epi32(0x7ffff - (120 << 23));

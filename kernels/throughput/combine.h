@@ -65,14 +65,8 @@ DEV void contribute(const CombineArgs& a, const WaitContext& wait, u32 channel, 
   if (rows == 0) return;
   const u32 first = a.call.recv_begin[source * g.num_channels + channel];
   const WaitSite site{WaitPhase::kCombineSend, t.host_of(source, t.node), channel, 0};
-  auto stream = [&](u32 c) { return contribution_stream(a.rank, a.call.layout, t.rank, source, c); };
-  const StreamAddress s = stream(channel);
+  const StreamAddress s = contribution_stream(a.rank, a.call.layout, t.rank, source, channel);
   u64* tail = const_cast<u64*>(s.tail);
-  if (a.call.drain &&
-      !warp_agree(simt::lane() != 0 ||
-                  wait_for_drain(wait, site, a.call.max_channels, [&](u32 c) { return simt::ld_relaxed_sys(stream(c).tail); },
-                                 [&](u32 c) { return simt::ld_acquire_sys(stream(c).heads); })))
-    return;
   u64 number = simt::ld_relaxed_sys(tail);
   for (u32 done = 0; done < rows; ++number) {
     if (!warp_agree(simt::lane() != 0 ||
@@ -312,11 +306,6 @@ DEV bool combine_for(const CombineArgs& a, const WaitContext& wait, CombineShare
   if (simt::tid() == 0) {
     s.number = simt::ld_relaxed_sys(p.sent_word);
     s.in_chunk = 0;
-    if (a.call.drain && !wait_for_drain(
-                            wait, WaitSite{WaitPhase::kCombineSend, source, channel, 0}, a.call.max_channels,
-                            [&](u32 c) { return simt::ld_relaxed_sys(partial_out(a, source, c).sent_word); },
-                            [&](u32 c) { return credit_of(a.rank, Direction::kCombine, source, c); }))
-      s.merge.ok = 0;
   }
   bool ok = all_see_ok(s);
   for (u32 done = 0; ok && done < p.rows;) {

@@ -2,7 +2,8 @@
 //
 // A stream's writer may fill chunk n when n - head < slots; head is the slowest reader's. On a node, readers store their
 // heads beside the ring. Over the network the host of the ring sends the slowest head back as a credit.
-// No call waits for another call to end: chunk numbers go on, and only a change of geometry first drains the rings.
+// No call waits for another call to end: chunk numbers go on, and only a change of geometry first drains the rings
+// (drain.h).
 #pragma once
 #include "kernels/device/copy.h"
 #include "kernels/device/ring_push.h"
@@ -16,8 +17,6 @@ struct ThroughputCall {
   StreamGeometry geometry;
   RowShape shape;
   u32 num_local_experts;
-  u32 drain;          // geometry differs from the last call's of this direction
-  u32 max_channels;   // channels that any earlier call may have used
   // Where the routing of this call is (from the counts kernel, or a handle). C = geometry.num_channels.
   const u8* is_token_in_rank;  // [num_tokens, N]
   const u32* node_rows;        // [nodes, C] rows that this rank sends to each node
@@ -82,22 +81,17 @@ DEV u64 credit_of(const RankContext& c, Direction d, u32 peer, u32 channel) {
   return simt::ld_acquire_sys(word(own_control(c), c.control_layout.credit(d, peer, channel)));
 }
 
+// Head of this rank's own dispatch stream to one node.
+DEV u64 dispatch_head(const RankContext& c, u32 node, u32 channel) {
+  const TopologyView& t = c.topology;
+  if (node != t.node) return credit_of(c, Direction::kDispatch, t.host_of(t.rank, node), channel);
+  return slowest_head(word(own_data(c), c.signals.stream_head(Direction::kDispatch, t.rank, channel, 0)), t.local_size);
+}
+
 // One lane: waits until `head()` lets chunk `number` be written.
 template <class Head>
 DEV bool wait_for_slot(const WaitContext& wait, const WaitSite& site, const StreamGeometry& g, u64 number, Head head) {
   return wait_until(wait, site, head, [&](u64 seen) { return number - seen < g.num_slots; });
-}
-
-// One lane: everything that earlier calls wrote into this unit has been read, on every channel they used.
-template <class Sent, class Head>
-DEV bool wait_for_drain(const WaitContext& wait, WaitSite site, u32 channels, Sent sent, Head head) {
-  for (u32 c = 0; c < channels; ++c) {
-    const u64 target = sent(c);
-    site.channel = c;
-    site.expected = target;
-    if (!wait_until(wait, site, [&] { return head(c); }, [&](u64 seen) { return seen >= target; })) return false;
-  }
-  return true;
 }
 
 // One lane: a chunk to another node, or (bytes = 0) a credit for one.

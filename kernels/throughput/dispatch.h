@@ -62,26 +62,12 @@ DEV OutgoingStream outgoing_stream(const DispatchArgs& a, u32 node, u32 channel)
                                                : a.rank.signals.sent(Direction::kDispatch, s.peer, channel));
   return s;
 }
-DEV u64 outgoing_head(const DispatchArgs& a, const OutgoingStream& s, u32 channel) {
-  const TopologyView& t = a.rank.topology;
-  if (!s.local) return credit_of(a.rank, Direction::kDispatch, s.peer, channel);
-  const u64* heads = word(own_data(a.rank), a.rank.signals.stream_head(Direction::kDispatch, t.rank, channel, 0));
-  return slowest_head(heads, t.local_size);
-}
 
 // One lane: chunk `number` may be written.
 DEV bool outgoing_room(const DispatchArgs& a, const WaitContext& wait, const OutgoingStream& s, u64 number) {
   return wait_for_slot(wait, WaitSite{WaitPhase::kDispatchSend, s.peer, s.channel, number}, a.call.geometry, number,
-                       [&] { return outgoing_head(a, s, s.channel); });
+                       [&] { return dispatch_head(a.rank, s.node, s.channel); });
 }
-// One lane: earlier calls' chunks, of another geometry, have all been read.
-DEV bool drain_outgoing(const DispatchArgs& a, const WaitContext& wait, const OutgoingStream& s) {
-  return wait_for_drain(
-      wait, WaitSite{WaitPhase::kDispatchSend, s.peer, 0, 0}, a.call.max_channels,
-      [&](u32 c) { return simt::ld_relaxed_sys(outgoing_stream(a, s.node, c).sent_word); },
-      [&](u32 c) { return outgoing_head(a, s, c); });
-}
-
 // One lane: chunk `number` with `rows` rows is complete.
 DEV bool publish_chunk(const DispatchArgs& a, const WaitContext& wait, const OutgoingStream& s, u64 number, u32 rows) {
   const u64 bytes = static_cast<u64>(rows) * a.call.geometry.row_bytes;
@@ -103,7 +89,6 @@ DEV void send_stream(const DispatchArgs& a, const WaitContext& wait, u32 channel
   const u32 rows = a.call.node_rows[node * g.num_channels + channel];
   if (rows == 0) return;
   const OutgoingStream s = outgoing_stream(a, node, channel);
-  if (a.call.drain && !warp_agree(simt::lane() != 0 || drain_outgoing(a, wait, s))) return;
   u64 number = simt::ld_relaxed_sys(s.sent_word);
   const u32 end = channel_begin(a.call.num_tokens, g.num_channels, channel + 1);
   u32 done = 0, in_chunk = 0;
@@ -183,8 +168,14 @@ DEV void receive_stream(const DispatchArgs& a, const WaitContext& wait, u32 chan
     bool ok = true;
     if (simt::lane() == 0 && simt::ld_acquire_sys(s.tail) <= head) {
       const u64 begin = simt::now_ns();
-      ok = wait_until(wait, WaitSite{WaitPhase::kDispatchReceive, source, channel, head + 1},
-                      [&] { return simt::ld_acquire_sys(s.tail); }, [&](u64 tail) { return tail > head; });
+      // While this rank waits, slower readers go on; the source may be waiting for exactly their progress.
+      ok = wait_until(
+          wait, WaitSite{WaitPhase::kDispatchReceive, source, channel, head + 1},
+          [&] {
+            if (crediting) return_credit(a, wait, s, source, channel, 1, &told);
+            return simt::ld_acquire_sys(s.tail);  // pairs with publish_chunk, or with the proxy's release
+          },
+          [&](u64 tail) { return tail > head; });
       waited += simt::now_ns() - begin;
     }
     if (!warp_agree(ok)) return;

@@ -15,6 +15,7 @@
 #include "kernels/throughput/combine.h"
 #include "kernels/throughput/counts.h"
 #include "kernels/throughput/dispatch.h"
+#include "kernels/throughput/drain.h"
 #include "kernels/throughput/layout.h"
 
 namespace nb = nanobind;
@@ -162,8 +163,6 @@ void register_throughput_call(nb::module_& m) {
       .def_rw("geometry", &ThroughputCall::geometry)
       .def_rw("shape", &ThroughputCall::shape)
       .def_rw("num_local_experts", &ThroughputCall::num_local_experts)
-      .def_rw("drain", &ThroughputCall::drain)
-      .def_rw("max_channels", &ThroughputCall::max_channels)
       .def_rw("num_tokens", &ThroughputCall::num_tokens)
       .def_rw("readers", &ThroughputCall::readers);
   address(call, "is_token_in_rank", &ThroughputCall::is_token_in_rank);
@@ -239,6 +238,11 @@ void register_streams_of_rows(nb::module_& m) {
          [](const CombineArgs&, u32 warps) { return CombineShared::bytes(warps); });
   m.attr("PARTIAL_STATE_BYTES") = sizeof(PartialState);
   m.attr("MAX_PARTIALS") = kMaxPartials;
+
+  auto drain = arguments<DrainArgs>(m, "DrainArgs");
+  drain.def_rw("rank", &DrainArgs::rank).def_rw("direction", &DrainArgs::direction);
+  drain.def_rw("num_channels", &DrainArgs::num_channels);
+  kernel(m, "throughput_drain", &throughput_drain, [](const DrainArgs&, u32) { return 0u; });
 
   auto barrier = arguments<BarrierArgs>(m, "BarrierArgs");
   barrier.def_rw("rank", &BarrierArgs::rank).def_rw("round", &BarrierArgs::round);

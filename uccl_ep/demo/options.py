@@ -23,7 +23,7 @@ LOSS_TOLERANCE = 1e-3
 class DemoOptions:
     """Everything that defines a run. Two runs with equal options train on the same bytes from the same weights."""
 
-    steps: int = 80
+    steps: int = 60
     ranks: int = 4
     ranks_per_node: int = 2
     experts: int = 16

@@ -104,9 +104,14 @@ std::string tcp_local_address(int fd) {
 Socket tcp_connect(const std::string& address, const TcpTuning& tuning) {
   const std::size_t colon = address.rfind(':');
   if (colon == std::string::npos) throw std::runtime_error("tcp: address '" + address + "' is not ip:port");
+  const std::string port = address.substr(colon + 1);
+  const bool digits = !port.empty() && port.size() <= 5 && port.find_first_not_of("0123456789") == std::string::npos;
+  if (!digits || std::stoi(port) == 0 || std::stoi(port) > 65535) {
+    throw std::runtime_error("tcp: address '" + address + "' has no port of 1 to 65535");
+  }
   std::string host = address.substr(0, colon);
   if (host.size() >= 2 && host.front() == '[' && host.back() == ']') host = host.substr(1, host.size() - 2);
-  const auto to = numeric_address(host, address.substr(colon + 1));
+  const auto to = numeric_address(host, port);
   Socket s(socket(to->ai_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
   if (!s) fail("socket");
   set_buffers(s.fd(), tuning);

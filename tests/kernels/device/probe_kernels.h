@@ -13,8 +13,8 @@
 namespace uccl {
 
 struct ProbeArgs {
-  u64* words;     // 64, zero
-  u32* halves;    // 64, zero
+  u64* words;  // 64, zero
+  u32* halves;  // 64, zero
   float* floats;  // 64
   WaitContext wait;
   u64 timeout_ns;

@@ -1,6 +1,5 @@
 // The grid barrier: nobody passes early, everything written before is seen, and it can be used again and again.
 #include "kernels/device/barrier.h"
-
 #include "kernels/device/on_device.h"
 
 namespace uccl::simt {

@@ -1,9 +1,9 @@
 // Row helpers: the lane code and every host vector level give the same bytes, and the right ones.
-#include "kernels/device/copy.h"
-
 #include <cmath>
 
+#include "kernels/device/copy.h"
 #include "kernels/device/on_device.h"
+#include "kernels/device/row.h"
 
 namespace uccl::simt {
 namespace {
@@ -18,16 +18,6 @@ void at_every_level(Body body) {
     if (host::set_vector_level(level)) body();
   host::set_vector_level(host::best_vector_level());
 }
-
-// 16-byte aligned storage.
-template <class T>
-struct Row {
-  explicit Row(u64 n) : units((n * sizeof(T) + 15) / 16 + 1) {}
-  T* data() { return reinterpret_cast<T*>(units.data()); }
-  T& operator[](u64 i) { return data()[i]; }
-  bool operator==(const Row& o) const { return std::memcmp(units.data(), o.units.data(), units.size() * 16) == 0; }
-  std::vector<u128> units;
-};
 
 struct Quantised {
   Row<u8> bytes;
@@ -158,8 +148,7 @@ TEST(copy_moves_and_zeroes_exactly_the_row) {
       lanes::copy_row(by_lanes.data() + 16, source.data() + 16, bytes);
     });
     CHECK(by_vector == by_lanes);
-    for (u64 i = 0; i < bytes + 64; ++i)
-      CHECK_EQ(by_vector[i], i >= 16 && i < 16 + bytes ? source[i] : 0xaa);
+    for (u64 i = 0; i < bytes + 64; ++i) CHECK_EQ(by_vector[i], i >= 16 && i < 16 + bytes ? source[i] : 0xaa);
     on_warp([&] {
       zero_row(by_vector.data() + 16, bytes);
       lanes::zero_row(by_lanes.data() + 16, bytes);

@@ -1,10 +1,9 @@
 // Runs the probe kernels of the compile tests on the host and checks every result, so that what is compiled for GPUs is
 // known to be right somewhere.
-#include "kernels/device/probe_kernels.h"
-
 #include <thread>
 
 #include "kernels/device/on_device.h"
+#include "kernels/device/probe_kernels.h"
 #include "ring/consumer.h"
 #include "ring/producer.h"
 
@@ -23,8 +22,8 @@ TEST(probe_words_have_the_values_of_the_device_api) {
   const u32 expect_halves[] = {1, 9, 5, 7, 9, 10, 11, 12, 13};
   for (u32 i = 0; i < 9; ++i) CHECK_EQ(halves[i], expect_halves[i]);
   const u64 base = (1ull << 40) + 3;
-  const u64 expect_words[] = {base, base - 3, base + 1, base + 2, base + 3, base + 4, 17, 18, 17, 18, 1, 129,
-                              simt::kSpinsPerCheck + kWarp};
+  const u64 expect_words[] = {
+      base, base - 3, base + 1, base + 2, base + 3, base + 4, 17, 18, 17, 18, 1, 129, simt::kSpinsPerCheck + kWarp};
   for (u32 i = 0; i < 13; ++i) CHECK_EQ(words[i], expect_words[i]);
 }
 
@@ -51,10 +50,8 @@ TEST(probe_rows_end_as_the_reduced_row) {
   const float weights[] = {0.5f, 0.25f};
   float scales[4] = {};
   u32 packed[1] = {};
-  simt::launch({1, kWarp, 0, 1, 0},
-               [&] { probe_rows({x, rows, weights, bytes, scales, packed, out, hidden, count}); });
-  for (u32 i = 0; i < hidden; ++i)
-    CHECK_EQ(out[i], simt::f_to_bf16(2 * simt::bf16_to_f(x[i]) + 0.75f));
+  simt::launch({1, kWarp, 0, 1, 0}, [&] { probe_rows({x, rows, weights, bytes, scales, packed, out, hidden, count}); });
+  for (u32 i = 0; i < hidden; ++i) CHECK_EQ(out[i], simt::f_to_bf16(2 * simt::bf16_to_f(x[i]) + 0.75f));
   CHECK_EQ(packed[0], 126u | 127u << 8 | 127u << 16 | 128u << 24);  // group maxima 127, 255, 384, 512 over 448
 }
 
@@ -81,8 +78,12 @@ TEST(probe_ring_pushes_and_waits) {
       }
     }
   });
-  ProbeRingArgs args{ring_view(memory, kCapacity), &barrier, tickets.data(),
-                     {&control.abort, &control.fault, 0, 0, 0}, 50'000'000'000, 4};
+  ProbeRingArgs args{ring_view(memory, kCapacity),
+                     &barrier,
+                     tickets.data(),
+                     {&control.abort, &control.fault, 0, 0, 0},
+                     50'000'000'000,
+                     4};
   simt::launch({kGrid, kBlock, 0, 2, 5}, [&] { probe_ring(args); });
   proxy.join();
   CHECK_EQ(control.fault.claimed, 0u);

@@ -1,10 +1,9 @@
 // Kernels push into a real ring that the proxy's RingConsumer drains on another thread.
-#include "kernels/device/ring_push.h"
-
 #include <atomic>
 #include <thread>
 
 #include "kernels/device/on_device.h"
+#include "kernels/device/ring_push.h"
 #include "ring/consumer.h"
 #include "ring/producer.h"
 
@@ -15,7 +14,8 @@ constexpr u64 kSecond = 1'000'000'000;
 
 struct Ring {
   explicit Ring(u32 capacity)
-      : memory(ceil_div(ring_bytes(capacity), sizeof(Line))), view(ring_view(memory.data(), capacity)),
+      : memory(ceil_div(ring_bytes(capacity), sizeof(Line))),
+        view(ring_view(memory.data(), capacity)),
         consumer(memory.data(), capacity) {}
   struct alignas(64) Line {
     u8 bytes[16 * 4];
@@ -60,8 +60,8 @@ Command numbered(u32 who, u32 round) {
   return c;
 }
 
-// Every lane pushes `rounds` times, in groups with random gaps or alone; the consumer must see each command once, whole,
-// at its ticket.
+// Every lane pushes `rounds` times, in groups with random gaps or alone; the consumer must see each command once,
+// whole, at its ticket.
 void push_and_check(u32 capacity, u32 grid, u32 block, u32 rounds, bool group) {
   Ring ring(capacity);
   Control control;

@@ -58,27 +58,6 @@ TEST(simt_reductions_are_over_the_warp_and_aligned_groups) {
   });
 }
 
-TEST(simt_collectives_count_only_live_lanes) {
-  // The last warp is partial, and half of the first has left: neither adds to a sum or a vote.
-  launch(LaunchConfig{1, kWarp + 5, 0, 1, 0}, [&] {
-    CHECK_EQ(warp_sum(1), warp() == 0 ? kWarp : 5);
-    if (warp() == 0 && lane() >= kWarp / 2) return;
-    CHECK_EQ(warp_sum(1), warp() == 0 ? kWarp / 2 : 5);
-    CHECK_EQ(popcount(ballot(true)), warp() == 0 ? kWarp / 2 : 5);
-  });
-}
-
-TEST(simt_vote_is_the_same_for_a_lane_that_reads_it_late) {
-  // Lanes that leave at once after the vote must not take their vote with them.
-  std::vector<mask_t> votes(kWarp);
-  on_warp([&] {
-    votes[lane()] = ballot(true);
-    if (lane() % 2 == 0) return;
-    votes[lane()] &= ~(static_cast<mask_t>(ballot(true)) & 0x5555555555555555ull);
-  });
-  for (u32 i = 0; i < kWarp; ++i) CHECK_EQ(votes[i], static_cast<mask_t>(~static_cast<mask_t>(0)));
-}
-
 TEST(simt_block_barrier_orders_shared_memory) {
   struct Shared {
     u32 value[512];

@@ -1,10 +1,9 @@
 // Waits end: with the value, with a fault record, or because another wait of the rank failed.
-#include "kernels/device/wait.h"
-
 #include <atomic>
 #include <thread>
 
 #include "kernels/device/on_device.h"
+#include "kernels/device/wait.h"
 
 namespace uccl::simt {
 namespace {
@@ -43,8 +42,9 @@ TEST(wait_sees_what_another_thread_releases) {
     if (lane() != 5) return;
     const WaitContext wait = context_of(control, 30 * kSecond);
     for (u64 i = 1; i <= 50; ++i) {
-      wrong += !wait_until(wait, WaitSite{WaitPhase::kStart, 0, 0, i}, [&] { return ld_acquire_sys(&flag); },
-                           [&](u64 v) { return v == 2 * i - 1; });
+      wrong += !wait_until(
+          wait, WaitSite{WaitPhase::kStart, 0, 0, i}, [&] { return ld_acquire_sys(&flag); },
+          [&](u64 v) { return v == 2 * i - 1; });
       wrong += data != i;
       st_release_sys(&flag, 2 * i);
     }
@@ -64,8 +64,9 @@ TEST(wait_that_expires_leaves_a_whole_record_and_ends_the_others) {
     const bool mine = bid() == 1 && warp() == 1;
     const WaitContext wait = context_of(control, mine ? kSecond / 50 : 3600 * kSecond);
     const u32 peer = bid() * 2 + warp();
-    const bool ok = wait_until(wait, WaitSite{WaitPhase::kCombineReceive, peer, 9, 100 + peer},
-                               [&] { return 40ull + peer; }, [](u64) { return false; });
+    const bool ok = wait_until(
+        wait, WaitSite{WaitPhase::kCombineReceive, peer, 9, 100 + peer}, [&] { return 40ull + peer; },
+        [](u64) { return false; });
     CHECK(!ok);
     add_gpu(&ended, 1u);
   });
@@ -93,8 +94,9 @@ TEST(wait_ends_when_the_proxy_aborts_and_records_nothing) {
   bool ok = true;
   on_warp([&] {
     if (lane() == 0)
-      ok = wait_until(context_of(control, 3600 * kSecond), WaitSite{WaitPhase::kStart, 0, 0, 1}, [] { return 0ull; },
-                      [](u64 v) { return v != 0; });
+      ok = wait_until(
+          context_of(control, 3600 * kSecond), WaitSite{WaitPhase::kStart, 0, 0, 1}, [] { return 0ull; },
+          [](u64 v) { return v != 0; });
   });
   proxy.join();
   CHECK(!ok);

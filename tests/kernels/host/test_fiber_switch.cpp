@@ -1,8 +1,7 @@
 // The stack switch alone: there and back with every register that a callee must keep.
-#include "kernels/host/fiber_switch.h"
-
 #include <vector>
 
+#include "kernels/host/fiber_switch.h"
 #include "native/check.h"
 
 // Sanitizers follow stacks only with the announcements of kernels/host/sanitizer.h, which the runtime's tests use.

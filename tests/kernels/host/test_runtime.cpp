@@ -1,9 +1,8 @@
 // The fiber runtime: what it refuses, what it notices, and that the order of warps is the seed's.
-#include "kernels/host/runtime.h"
-
 #include <thread>
 
 #include "kernels/device/on_device.h"
+#include "kernels/host/runtime.h"
 
 namespace uccl::simt {
 
@@ -57,9 +56,7 @@ TEST(runtime_throws_what_a_lane_threw) {
         while (ld_acquire_sys(&never) == 0) pause();  // the others would wait for ever
       });
       CHECK(false);
-    } catch (const std::runtime_error& e) {
-      CHECK_EQ(std::string(e.what()), "lane 40 of block 3");
-    }
+    } catch (const std::runtime_error& e) { CHECK_EQ(std::string(e.what()), "lane 40 of block 3"); }
     u32 count = 0;  // and the next launch is a clean one
     launch(LaunchConfig{2, 64, 0, threads, 0}, [&] { add_gpu(&count, 1u); });
     CHECK_EQ(count, 128u);

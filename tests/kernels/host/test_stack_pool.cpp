@@ -1,10 +1,9 @@
 // The stack pool: slabs are apart, writable to their ends, used again, and bounded.
-#include "kernels/host/stack_pool.h"
-
 #include <cstring>
 #include <set>
 #include <thread>
 
+#include "kernels/host/stack_pool.h"
 #include "native/check.h"
 
 namespace uccl::simt {

@@ -1,11 +1,10 @@
 // The CPU stream: order, events between streams, errors, and an end that runs what is queued.
-#include "kernels/host/stream.h"
-
 #include <atomic>
 #include <chrono>
 #include <stdexcept>
 #include <vector>
 
+#include "kernels/host/stream.h"
 #include "native/check.h"
 
 namespace uccl::simt {

@@ -1,8 +1,7 @@
 // Choice of the vector level. That all levels give the same bytes is tested with the lane code they replace
 // (tests/kernels/device/test_copy.cpp).
-#include "kernels/host/vector.h"
-
 #include "kernels/device/on_device.h"
+#include "kernels/host/vector.h"
 #include "kernels/host/vector_table.h"
 
 namespace uccl::simt::host {
@@ -22,7 +21,8 @@ TEST(vector_refuses_a_level_that_this_processor_does_not_have) {
   CHECK(best_vector_level() == VectorLevel::kNeon);
 #else
   const VectorLevel foreign = VectorLevel::kNeon;
-  CHECK_EQ(best_vector_level() != VectorLevel::kScalar, __builtin_cpu_supports("fma") && __builtin_cpu_supports("avx2"));
+  CHECK_EQ(best_vector_level() != VectorLevel::kScalar,
+           __builtin_cpu_supports("fma") && __builtin_cpu_supports("avx2"));
 #endif
   const VectorLevel before = vector_level();
   CHECK(!set_vector_level(foreign));
@@ -45,8 +45,7 @@ TEST(vector_fma_is_fused_at_every_level) {
   const u16* rows[] = {row.data()};
   const float w = 1.f + 0x1p-23f;
   const float expect = std::fma(bf16_to_f(0x3f81), w, -1.f);
-  for (const VectorLevel level :
-       {VectorLevel::kScalar, VectorLevel::kNeon, VectorLevel::kAvx2, VectorLevel::kAvx512}) {
+  for (const VectorLevel level : {VectorLevel::kScalar, VectorLevel::kNeon, VectorLevel::kAvx2, VectorLevel::kAvx512}) {
     if (!set_vector_level(level)) continue;
     std::vector<u16> out(hidden);
     reduce_rows(ReduceArgs{out.data(), rows, &w, 1, hidden, bias.data(), nullptr});

@@ -138,8 +138,8 @@ TEST(engine_hot_loop_allocates_nothing) {
   const u64 before = num_allocations();
   for (u32 i = 0; i < 500; ++i) {
     run.rank.push(i % 2, write_command(1 + i % 3));
-    for (u32 source = 1; source < 4; ++source)
-      lane.deliver(pack(Immediate{ImmediateKind::kSequence, source, stream_key(Direction::kCombine, 1, i ^ 3)}), source);
+    const u32 chunk = stream_key(Direction::kCombine, 1, i ^ 3);
+    for (u32 s = 1; s < 4; ++s) lane.deliver(pack(Immediate{ImmediateKind::kSequence, s, chunk}), s);
     lane.deliver(pack(Immediate{ImmediateKind::kArrive, 2, epoch_key(Phase::kDispatch, 1 + i % 4)}), 2);
   }
   run.rank.push(0, {Op::kBarrier, 0, 1, 0, 0, 0});

@@ -174,8 +174,10 @@ TEST(engine_poster_limit_holds_for_random_traffic) {
       --open[r.peer], bytes[r.peer] -= r.bytes;
       rank.lane().complete(r.token);
       rank.step();
-      for (const WriteRequest& p : rank.lane().posted()) in_flight.push_back(p), ++open[p.peer], bytes[p.peer] += p.bytes;
-      rank.lane().forget_posted();
+      for (const WriteRequest& p : rank.lane().take_posted()) {
+        in_flight.push_back(p);
+        ++open[p.peer], bytes[p.peer] += p.bytes;
+      }
     }
   }
   rank.lane().set_echo(true);

@@ -1,0 +1,51 @@
+// The generic body over a "vector" of two plain floats: what it does beyond any instruction set.
+#include <algorithm>
+#include <cmath>
+
+#include "kernels/host/vector_compare.h"
+
+#define VECTOR_FN static inline
+
+namespace uccl::simt::host {
+namespace {
+
+struct V {
+  struct F {
+    float a, b;
+  };
+  static constexpr u32 kLanes = 2;
+
+  VECTOR_FN F zero() { return {0, 0}; }
+  VECTOR_FN F set(float v) { return {v, v}; }
+  VECTOR_FN F load(const u16* p) { return {bf16_to_f(p[0]), bf16_to_f(p[1])}; }
+  VECTOR_FN F abs(F v) { return {fabs_(v.a), fabs_(v.b)}; }
+  VECTOR_FN F max(F x, F y) { return {fmax_(x.a, y.a), fmax_(x.b, y.b)}; }
+  VECTOR_FN F add(F x, F y) { return {x.a + y.a, x.b + y.b}; }
+  VECTOR_FN F mul(F x, F y) { return {x.a * y.a, x.b * y.b}; }
+  VECTOR_FN F fma(F x, F y, F z) { return {fma_(x.a, y.a, z.a), fma_(x.b, y.b, z.b)}; }
+  VECTOR_FN float largest(F v) { return fmax_(v.a, v.b); }
+  VECTOR_FN void store(u16* p, F v) { p[0] = f_to_bf16(v.a), p[1] = f_to_bf16(v.b); }
+  VECTOR_FN void store_e4m3(u8* p, F v);
+};
+
+}  // namespace
+}  // namespace uccl::simt::host
+
+#include "kernels/host/vector_body.h"
+
+namespace uccl::simt::host {
+namespace {
+
+void V::store_e4m3(u8* p, F v) {
+  p[0] = static_cast<u8>(e4m3_software(v.a)), p[1] = static_cast<u8>(e4m3_software(v.b));
+}
+
+}  // namespace
+
+TEST(vector_body_over_two_floats_equals_scalar) {
+  const VectorTable table{quantize_group, reduce_whole};
+  compare_quantize(table, 26);
+  compare_reduce(table, 27);
+}
+
+}  // namespace uccl::simt::host
