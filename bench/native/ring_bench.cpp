@@ -119,8 +119,10 @@ int main(int argc, char** argv) {
       separator = ",\n  ";
     }
   std::printf("\n ],\n \"round_trip_ns\": {\"samples\": %zu", ns.size());
-  for (const auto& [name, per_mille] : {std::pair{"p50", 500}, {"p90", 900}, {"p99", 990}, {"p999", 999}, {"max", 1000}})
-    std::printf(", \"%s\": %llu", name, ns[(ns.size() - 1) * static_cast<std::size_t>(per_mille) / 1000]);
+  const std::pair<const char*, std::size_t> shares[] = {
+      {"p50", 500}, {"p90", 900}, {"p99", 990}, {"p999", 999}, {"max", 1000}};
+  for (const auto& [name, per_mille] : shares)
+    std::printf(", \"%s\": %llu", name, ns[(ns.size() - 1) * per_mille / 1000]);
   std::printf("}}\n");
   return 0;
 }

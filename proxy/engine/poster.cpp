@@ -20,12 +20,13 @@ Poster::Poster(const WorkerContext& context, Barrier& barrier)
       counters_(context.counters),
       ledger_(context.ledger),
       faults_(context.faults),
-      barrier_(barrier) {
+      barrier_(barrier),
+      credit_gate_(settings_.num_ranks, settings_.control_layout.num_channels) {
   const u32 capacity = settings_.ring_capacity;
   for (std::size_t i = worker_; i < settings_.rings.size(); i += settings_.num_workers) {
     Ring& ring = rings_.emplace_back();
     ring.consumer = RingConsumer(settings_.rings[i], capacity);
-    ring.slots.assign(capacity, Slot{0, 0, 0, SlotState::kEmpty});
+    ring.slots.assign(capacity, Slot{0, 0, kNoStream, 0, SlotState::kEmpty});
     ring.done = ring.published_done = ring.consumer.next_ticket();
   }
 }
@@ -111,20 +112,34 @@ Poster::Step Poster::take_write(Ring& ring, u32 index, const Command& command) {
     refuse(ring, command, error);
     return Step::kTaken;
   }
-  if (!ledger_.has_room(command.peer, command.bytes)) {
+  if (!in_window(ring, command) || !ledger_.has_room(command.peer, command.bytes)) {
     stall(ring, command.peer);
     return Step::kWait;
   }
   const u64 ticket = ring.consumer.advance();
+  u32 stream = kNoStream;
+  if (command.op == Op::kCredit) {
+    stream = credit_gate_.stream(command.peer, command.key);
+    credit_gate_.opened(stream, key_position(command.key));
+  }
   ring.slots[ticket & (settings_.ring_capacity - 1)] =
-      Slot{ticket, static_cast<u32>(command.bytes), static_cast<u16>(command.peer), SlotState::kOpen};
+      Slot{ticket, static_cast<u32>(command.bytes), stream, static_cast<u16>(command.peer), SlotState::kOpen};
   ring.staged[ring.staged_end++] =
-      WriteRequest{command.peer, pack(Immediate{kind_of(command.op), settings_.rank, command.key}), source,
-                   command.remote_offset, command.bytes, make_token(index, ticket)};
+      WriteRequest{command.peer,  pack(Immediate{kind_of(command.op), settings_.rank, command.key}),
+                   source,        command.remote_offset,
+                   command.bytes, make_token(index, ticket)};
   ledger_.opened(command.peer, command.bytes);
   bump(counters_.writes);
   bump(counters_.write_bytes, command.bytes);
   return Step::kTaken;
+}
+
+// Whether the receiver can still put this one in order. Chunks of a stream share a ring, so the oldest that is open has
+// a ticket of at least `done`, and the tickets between bound the chunks between.
+bool Poster::in_window(const Ring& ring, const Command& command) const {
+  if (command.op == Op::kSequence) return ring.consumer.next_ticket() - ring.done < kMaxSequenceInFlight;
+  if (command.op != Op::kCredit) return true;
+  return credit_gate_.may_send(credit_gate_.stream(command.peer, command.key), key_position(command.key));
 }
 
 CommandError Poster::refusal(const Command& c, const u8** source) const {
@@ -152,7 +167,7 @@ void Poster::refuse(Ring& ring, const Command& command, CommandError error) {
 
 void Poster::finish(Ring& ring) {
   const u64 ticket = ring.consumer.advance();
-  ring.slots[ticket & (settings_.ring_capacity - 1)] = Slot{ticket, 0, 0, SlotState::kOpen};
+  ring.slots[ticket & (settings_.ring_capacity - 1)] = Slot{ticket, 0, kNoStream, 0, SlotState::kOpen};
   settle(ring, ticket);
 }
 
@@ -179,7 +194,9 @@ bool Poster::push_staged(Ring& ring) {
 
 void Poster::settle(Ring& ring, u64 ticket) {
   const u64 mask = settings_.ring_capacity - 1;
-  ring.slots[ticket & mask].state = SlotState::kComplete;
+  Slot& slot = ring.slots[ticket & mask];
+  slot.state = SlotState::kComplete;
+  if (slot.credit_stream != kNoStream) credit_gate_.completed(slot.credit_stream);
   for (; ring.slots[ring.done & mask].state == SlotState::kComplete; ++ring.done)
     ring.slots[ring.done & mask].state = SlotState::kEmpty;
 }

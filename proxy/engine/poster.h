@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "engine/barrier.h"
+#include "engine/credit_gate.h"
 #include "engine/faults.h"
 #include "ring/consumer.h"
 
@@ -39,10 +40,12 @@ class Poster {
 
  private:
   static constexpr u32 kBatch = 32;  // commands of one ring before the next ring has its turn
+  static constexpr u32 kNoStream = ~0u;
   enum class SlotState : u8 { kEmpty, kOpen, kComplete };
   struct Slot {  // of an open ticket; tickets in [done, next) lie in distinct slots
     u64 ticket;
     u32 bytes;
+    u32 credit_stream;  // of a kCredit, or kNoStream
     u16 peer;
     SlotState state;
   };
@@ -66,6 +69,7 @@ class Poster {
   void stall(Ring& ring, u32 peer);
   bool push_staged(Ring& ring);
   void settle(Ring& ring, u64 ticket);
+  bool in_window(const Ring& ring, const Command& command) const;
 
   const EngineSettings& settings_;
   u32 worker_;
@@ -74,6 +78,7 @@ class Poster {
   PeerLedger& ledger_;
   Faults& faults_;
   Barrier& barrier_;
+  CreditGate credit_gate_;
   Ring* barrier_ring_ = nullptr;
   std::vector<Ring> rings_;
   u32 first_ = 0;  // the ring whose turn is first: rotates, so rings share a peer's room

@@ -35,9 +35,8 @@ inline void publish_word(u8* control, u64 offset, u64 value) {
 inline void raise_word(u8* control, u64 offset, u64 value) {
   std::atomic_ref<u64> word(control_word(control, offset));
   u64 current = word.load(std::memory_order_relaxed);
-  while (current < value && !word.compare_exchange_weak(current, value, std::memory_order_release,
-                                                        std::memory_order_relaxed)) {
-  }
+  while (current < value &&
+         !word.compare_exchange_weak(current, value, std::memory_order_release, std::memory_order_relaxed)) {}
 }
 
 }  // namespace uccl

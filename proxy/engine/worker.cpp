@@ -116,12 +116,8 @@ Verdict Worker::dispatch(const Immediate& immediate, u64 now_ns) {
     case ImmediateKind::kExpect:
       bump(counters_.expects);
       return arrivals_.expect(immediate.source, immediate.key, now_ns);
-    case ImmediateKind::kSequence:
-      bump(counters_.sequences);
-      return sequences_.chunk(immediate.source, immediate.key);
-    case ImmediateKind::kCredit:
-      bump(counters_.credits);
-      return sequences_.credit(immediate.source, immediate.key);
+    case ImmediateKind::kSequence: bump(counters_.sequences); return sequences_.chunk(immediate.source, immediate.key);
+    case ImmediateKind::kCredit: bump(counters_.credits); return sequences_.credit(immediate.source, immediate.key);
     case ImmediateKind::kBarrier: return barrier_.arrived(immediate.source, immediate.key);
   }
   return {Outcome::kRefused, 0, static_cast<u64>(immediate.kind)};  // a kind that the wire does not have

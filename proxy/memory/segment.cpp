@@ -29,7 +29,9 @@ struct Descriptor {
   }
 };
 
-[[noreturn]] void fail(int error, const std::string& what) { throw std::system_error(error, std::generic_category(), what); }
+[[noreturn]] void fail(int error, const std::string& what) {
+  throw std::system_error(error, std::generic_category(), what);
+}
 
 std::size_t whole_pages(std::size_t bytes, const std::string& what) {
   const std::size_t page = static_cast<std::size_t>(sysconf(_SC_PAGESIZE));

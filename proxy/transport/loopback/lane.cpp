@@ -18,7 +18,8 @@ LoopbackLane::LoopbackLane(const TransportSettings& settings, u32 index)
       local_(settings.local),
       book_(settings.num_ranks),
       max_in_flight_(settings.max_in_flight),
-      random_state_(settings.shuffle_seed == 0 ? 0 : settings.shuffle_seed ^ (settings.rank + 1ull) << 40 ^ index << 20),
+      random_state_(
+          settings.shuffle_seed == 0 ? 0 : settings.shuffle_seed ^ (settings.rank + 1ull) << 40 ^ index << 20),
       by_rank_(settings.num_ranks, nullptr) {
   if (settings.shuffle_seed != 0 && random_state_ == 0) random_state_ = 1;
 }

@@ -39,7 +39,8 @@ bool meet(LoopbackEndpoint& self, const std::vector<bool>& wanted,
       if (peer) {
         const std::string d = difference(self, *peer);
         if (!d.empty()) {
-          throw std::runtime_error("loopback: rank " + std::to_string(self.rank) + ": rank " + std::to_string(p) + " " + d);
+          throw std::runtime_error("loopback: rank " + std::to_string(self.rank) + ": rank " + std::to_string(p) + " " +
+                                   d);
         }
         peer->joined[self.rank] = true;
         found[p] = std::move(peer);
@@ -83,8 +84,10 @@ std::vector<std::shared_ptr<LoopbackEndpoint>> loopback_join(const std::shared_p
   std::string missing;
   std::unique_lock lock(registry().mutex);
   while (!meet(*self, wanted, found, missing)) {
-    if (registry().changed.wait_until(lock, deadline) == std::cv_status::timeout && !meet(*self, wanted, found, missing)) {
-      throw std::runtime_error("loopback: rank " + std::to_string(self->rank) + " waited in vain for rank(s)" + missing);
+    const bool late = registry().changed.wait_until(lock, deadline) == std::cv_status::timeout;
+    if (late && !meet(*self, wanted, found, missing)) {
+      throw std::runtime_error("loopback: rank " + std::to_string(self->rank) + " waited in vain for rank(s)" +
+                               missing);
     }
   }
   return found;

@@ -58,7 +58,7 @@ std::size_t SharedMemoryLane::post(std::span<const WriteRequest> requests) {
     if (p != unpublished) {
       if (unpublished) publish(*unpublished);
       unpublished = nullptr;
-      // A peer that has closed wants no byte from here any more; poll_arrivals reports it once its last words are read.
+      // A peer that has closed wants no byte from here any more; poll_arrivals reports it after its last words.
       if (std::atomic_ref<u32>(p->m.in->closed).load(std::memory_order_acquire) != 0) continue;
       unpublished = p;
     }
@@ -83,7 +83,8 @@ bool SharedMemoryLane::take(const WriteRequest& r) {
     }
     std::memcpy(target, r.source, r.bytes);
   }
-  std::atomic_ref<u32>(mailbox_slots(p.m.out)[p.tail++ & (p.m.out_capacity - 1)]).store(r.immediate, std::memory_order_relaxed);
+  u32& slot = mailbox_slots(p.m.out)[p.tail++ & (p.m.out_capacity - 1)];
+  std::atomic_ref<u32>(slot).store(r.immediate, std::memory_order_relaxed);
   completed_[completed_tail_++ & (completed_.size() - 1)] = r.token;
   ++counters_.writes;
   counters_.write_bytes += r.bytes;
@@ -109,7 +110,7 @@ std::size_t SharedMemoryLane::poll_arrivals(std::span<Arrival> out) {
 }
 
 std::size_t SharedMemoryLane::drain(Peer& p, std::span<Arrival> out) {
-  // `closed` before `tail`: when it is set, the tail read after it is the last one. Both pair with the sender's releases.
+  // `closed` before `tail`: when it is set, the tail read next is the last one. Both pair with the sender's releases.
   const u32 closed = std::atomic_ref<u32>(p.m.in->closed).load(std::memory_order_acquire);
   const u64 waiting = std::atomic_ref<u64>(p.m.in->tail).load(std::memory_order_acquire) - p.consumed;
   if (waiting > p.m.in_capacity) {
@@ -118,11 +119,13 @@ std::size_t SharedMemoryLane::drain(Peer& p, std::span<Arrival> out) {
     return 0;
   }
   const std::size_t n = std::min<std::size_t>(waiting, out.size());
-  const u32* slots = mailbox_slots(p.m.in);
+  u32* slots = mailbox_slots(p.m.in);
   for (std::size_t i = 0; i < n; ++i) {
-    out[i] = Arrival{std::atomic_ref<u32>(const_cast<u32&>(slots[p.consumed++ & (p.m.in_capacity - 1)])).load(std::memory_order_relaxed), p.rank};
+    u32& slot = slots[p.consumed++ & (p.m.in_capacity - 1)];
+    out[i] = Arrival{std::atomic_ref<u32>(slot).load(std::memory_order_relaxed), p.rank};
   }
-  if (n != 0) std::atomic_ref<u64>(p.m.in->consumed).store(p.consumed, std::memory_order_release);  // pairs with has_room
+  // Pairs with has_room's acquire.
+  if (n != 0) std::atomic_ref<u64>(p.m.in->consumed).store(p.consumed, std::memory_order_release);
   counters_.arrivals += n;
   if (closed != 0 && n == waiting) lose(p, PeerFault::kLost, static_cast<int>(closed - 1), 0);
   return n;

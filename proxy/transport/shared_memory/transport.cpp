@@ -56,7 +56,8 @@ std::string SharedMemoryTransport::local_address() {
 
 void SharedMemoryTransport::check_header(u32 peer, const MailboxHeader& h, u32 capacity) const {
   const auto refuse = [&](const std::string& what) {
-    throw std::runtime_error("shared_memory: rank " + std::to_string(settings_.rank) + ": " + rank_name(peer) + " " + what);
+    throw std::runtime_error("shared_memory: rank " + std::to_string(settings_.rank) + ": " + rank_name(peer) + " " +
+                             what);
   };
   // Pairs with the constructor's release.
   if (std::atomic_ref<u64>(const_cast<u64&>(h.magic)).load(std::memory_order_acquire) != kMailboxMagic) {
@@ -85,8 +86,8 @@ std::unique_ptr<SharedMemoryTransport::PeerMemory> SharedMemoryTransport::map_pe
       m->space.add(Span{s.offset, s.bytes, static_cast<u8*>(m->segments.back()->data())});
     }
   } catch (const std::exception& e) {
-    throw std::runtime_error("shared_memory: rank " + std::to_string(settings_.rank) + " cannot map " + rank_name(peer) +
-                             ": " + e.what());
+    throw std::runtime_error("shared_memory: rank " + std::to_string(settings_.rank) + " cannot map " +
+                             rank_name(peer) + ": " + e.what());
   }
   check_header(peer, *static_cast<const MailboxHeader*>(m->mailbox->data()), a.capacity);
   return m;

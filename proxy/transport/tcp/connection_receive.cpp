@@ -1,5 +1,5 @@
-// The receiving half of a connection. Small frames are read many at a time into a staging buffer and copied; the rest of
-// a large payload is read straight to where it belongs, after its bounds were checked.
+// The receiving half of a connection. Small frames are read many at a time into a staging buffer and copied; the rest
+// of a large payload is read straight to where it belongs, after its bounds were checked.
 #include <sys/socket.h>
 
 #include <algorithm>

@@ -23,13 +23,14 @@ TcpConnection::TcpConnection(u32 peer, Socket socket, u32 window, u32 peer_windo
 
 void TcpConnection::push(const WriteRequest& r) {
   Slot& s = slot(posted_++);
-  s.header = FrameHeader{static_cast<u32>(FrameKind::kWrite), r.immediate, r.remote_offset, static_cast<u32>(r.bytes), 0};
+  const u32 kind = static_cast<u32>(FrameKind::kWrite);
+  s.header = FrameHeader{kind, r.immediate, r.remote_offset, static_cast<u32>(r.bytes), 0};
   s.source = r.source;
   s.token = r.token;
 }
 
 // The order of bytes is fixed by what was begun: a control frame that is partly sent, else the write that is partly
-// sent, then whole writes. An acknowledgement rides on the first write that has not begun; alone only when there is none.
+// sent, then whole writes. An acknowledgement rides on the first write that has not begun; alone when there is none.
 void TcpConnection::fill(Batch& b) {
   bool acknowledged = received_ == ack_sent_;
   if (control_offset_ != 0) {
@@ -48,7 +49,8 @@ void TcpConnection::fill(Batch& b) {
       b.add(reinterpret_cast<const u8*>(&s.header) + skip, sizeof(FrameHeader) - skip);
       skip = sizeof(FrameHeader);
     }
-    if (s.header.bytes != 0) b.add(s.source + (skip - sizeof(FrameHeader)), s.header.bytes - (skip - sizeof(FrameHeader)));
+    const u64 gone = skip - sizeof(FrameHeader);
+    if (s.header.bytes != 0) b.add(s.source + gone, s.header.bytes - gone);
   }
   b.slots_end = i;
   if (b.control || i != posted_) return;
@@ -88,8 +90,8 @@ void TcpConnection::account(const Batch& b, u64 sent) {
   if (sent != 0 && b.control && !control_first) control();
 }
 
-// Only a batch of large writes: pinning pages does not pay for small ones. Never with control_ in it, whose bytes change
-// while the kernel may still look at them; a slot's do not before it is acknowledged.
+// Only a batch of large writes: pinning pages does not pay for small ones. Never with control_ in it, whose bytes
+// change while the kernel may still look at them; a slot's do not before it is acknowledged.
 bool TcpConnection::may_skip_copy(const Batch& b) const {
   return zerocopy_ && !b.control && b.bytes >= zerocopy_bytes_ * (b.slots_end - sent_);
 }

@@ -21,7 +21,9 @@ constexpr int kBacklog = 4096;
 constexpr int kKeepIdleSeconds = 10, kKeepIntervalSeconds = 5, kKeepProbes = 4;
 constexpr int kUserTimeoutMs = 30 * 1000;  // sent data that nobody acknowledges for this long ends the connection
 
-[[noreturn]] void fail(const std::string& what) { throw std::system_error(errno, std::generic_category(), "tcp: " + what); }
+[[noreturn]] void fail(const std::string& what) {
+  throw std::system_error(errno, std::generic_category(), "tcp: " + what);
+}
 
 void set_option(int fd, int level, int name, int value, const char* what) {
   if (setsockopt(fd, level, name, &value, sizeof(value)) != 0) fail(std::string("setsockopt ") + what);
@@ -34,7 +36,9 @@ void set_buffers(int fd, const TcpTuning& tuning) {
 }
 
 bool set_stream_options(int fd) {
-  const auto set = [fd](int level, int name, int value) { return setsockopt(fd, level, name, &value, sizeof(value)) == 0; };
+  const auto set = [fd](int level, int name, int value) {
+    return setsockopt(fd, level, name, &value, sizeof(value)) == 0;
+  };
   // A host that loses power sends nothing: keepalive finds it when idle, the user timeout when data is on its way.
   return set(IPPROTO_TCP, TCP_NODELAY, 1) && set(SOL_SOCKET, SO_KEEPALIVE, 1) &&
          set(IPPROTO_TCP, TCP_KEEPIDLE, kKeepIdleSeconds) && set(IPPROTO_TCP, TCP_KEEPINTVL, kKeepIntervalSeconds) &&
@@ -123,7 +127,8 @@ Socket tcp_connect(const std::string& address, const TcpTuning& tuning) {
 Socket tcp_accept(int listener, int* error) {
   *error = 0;
   for (;;) {
-    Socket s(accept4(listener, nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));  // inherits the listener's buffer sizes
+    // Inherits the listener's buffer sizes.
+    Socket s(accept4(listener, nullptr, nullptr, SOCK_NONBLOCK | SOCK_CLOEXEC));
     if (s && set_stream_options(s.fd())) return s;
     // A connection that ended while it waited is nobody's error.
     if (s || errno == EINTR || errno == ECONNABORTED) continue;

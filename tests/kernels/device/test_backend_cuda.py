@@ -32,7 +32,7 @@ def has_nvrtc() -> bool:
     from cupy.cuda import nvrtc  # type: ignore[import-not-found, import-untyped, unused-ignore]
 
     try:
-        return nvrtc.getVersion() >= (12, 0)
+        return bool(nvrtc.getVersion() >= (12, 0))
     except Exception:  # CuPy without an NVRTC library; which exception depends on its version
         return False
 
@@ -47,7 +47,8 @@ def with_nvrtc(source: str, arch: str, binary: bool) -> bytes:
         nvrtc.compileProgram(program, (*options, *INCLUDES))
     except nvrtc.NVRTCError:
         pytest.fail(nvrtc.getProgramLog(program))
-    return bytes(nvrtc.getCUBIN(program)) if binary else str(nvrtc.getPTX(program)).encode()
+    result = nvrtc.getCUBIN(program) if binary else nvrtc.getPTX(program)
+    return result if isinstance(result, bytes) else str(result).encode()
 
 
 def with_nvcc(text: str, arch: str, binary: bool) -> bytes:

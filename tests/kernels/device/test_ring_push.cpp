@@ -1,5 +1,4 @@
 // Kernels push into a real ring that the proxy's RingConsumer drains on another thread.
-#include <atomic>
 #include <thread>
 
 #include "kernels/device/on_device.h"
@@ -29,9 +28,11 @@ WaitContext context_of(Control& c, u64 timeout_ns) {
   return begin_wait(WaitContext{&c.abort, &c.fault, 0, 3, 0}, timeout_ns);
 }
 
-// Takes `total` commands in ticket order; publishes tail and done now and then.
-void drain(Ring* ring, u64 total, std::vector<Command>* taken, u64 seed) {
-  Random random(seed);
+// Takes `total` commands in ticket order; publishes tail and done now and then. `on_command` reads what the command is
+// about, as a network card would.
+template <class OnCommand>
+void drain(Ring* ring, u64 total, std::vector<Command>* taken, OnCommand on_command) {
+  Random random(total);
   while (taken->size() < total) {
     Command c;
     if (!ring->consumer.peek(&c)) {
@@ -40,6 +41,7 @@ void drain(Ring* ring, u64 total, std::vector<Command>* taken, u64 seed) {
       std::this_thread::yield();
       continue;
     }
+    on_command(c);
     taken->push_back(c);
     ring->consumer.advance();
     if (below(random, 5) == 0) ring->consumer.publish_tail();
@@ -71,17 +73,28 @@ void push_and_check(u32 capacity, u32 grid, u32 block, u32 rounds, bool group) {
   for (u32 who = 0; who < num_lanes; ++who)
     for (u32 r = 0; r < rounds; ++r) total += wanted(who, r);
   std::vector<Command> taken;
-  std::thread proxy([&] { drain(&ring, total, &taken, capacity); });
+  // Plain memory, written before the push and read by the proxy: ThreadSanitizer checks that the command releases it.
+  std::vector<u32> payload(num_lanes * rounds, 0);
+  u64 stale = 0;
+  std::thread proxy([&] {
+    drain(&ring, total, &taken, [&](const Command& c) {
+      const u32 who = static_cast<u32>(c.local_offset / 16);
+      stale += payload[who * rounds + c.key] != who + c.key + 1;
+    });
+  });
   std::vector<std::vector<u64>> tickets(num_lanes, std::vector<u64>(rounds));
   launch(LaunchConfig{grid, block, 0, 2, capacity}, [&] {
     const WaitContext wait = context_of(control, 50 * kSecond);
     const u32 who = bid() * block + tid();
-    for (u32 r = 0; r < rounds; ++r)
+    for (u32 r = 0; r < rounds; ++r) {
+      payload[who * rounds + r] = who + r + 1;
       tickets[who][r] = group ? push_group(ring.view, numbered(who, r), wanted(who, r), wait)
                               : push(ring.view, numbered(who, r), wait);
+    }
   });
   proxy.join();
   CHECK_EQ(control.fault.claimed, 0u);
+  CHECK_EQ(stale, 0ull);
   std::vector<u32> used(total, 0);
   for (u32 who = 0; who < num_lanes; ++who)
     for (u32 r = 0; r < rounds; ++r) {
@@ -172,7 +185,7 @@ TEST(ring_push_into_a_ring_that_stays_full_expires) {
 TEST(ring_push_done_is_waited_for) {
   Ring ring(8);
   Control control;
-  std::atomic<bool> completed{false};
+  bool completed = false;  // plain: publish_done releases it
   std::thread proxy([&] {
     Command c;
     while (!ring.consumer.peek(&c)) std::this_thread::yield();
@@ -182,18 +195,18 @@ TEST(ring_push_done_is_waited_for) {
     completed = true;
     ring.consumer.publish_done(1);
   });
-  bool ok = false, late = true, expired = true;
+  bool ok = false, early = true, expired = true;
   on_warp([&] {
     if (lane() != 0) return;
     const WaitSite site{WaitPhase::kTeardown, 1, kNoChannel, 0};
     const u64 ticket = push(ring.view, numbered(1, 1), context_of(control, 30 * kSecond));
     ok = wait_done(ring.view, ticket, context_of(control, 30 * kSecond), site);
-    late = !completed;
+    early = !completed;
     expired = wait_done(ring.view, ticket + 1, context_of(control, 1000), site);
   });
   proxy.join();
   CHECK(ok);
-  CHECK(!late);
+  CHECK(!early);
   CHECK(!expired);
   CHECK_EQ(control.fault.expected, 2ull);
   CHECK_EQ(control.fault.seen, 1ull);

@@ -6,8 +6,8 @@
 #include <stdexcept>
 #include <vector>
 
-#include "engine/worker.h"
 #include "engine/words.h"
+#include "engine/worker.h"
 #include "proxy/engine/fake_transport.h"
 #include "proxy/ring/ring_memory.h"
 #include "ring/producer.h"
@@ -63,9 +63,7 @@ class RankMemory {
   const FaultRecord& fault() const {  // valid once aborted() is true
     return *reinterpret_cast<const FaultRecord*>(control() + ControlLayout::kFault);
   }
-  u64 done(u32 ring) const {
-    return std::atomic_ref<u64>(rings_[ring]->header().done).load(std::memory_order_acquire);
-  }
+  u64 done(u32 ring) const { return std::atomic_ref<u64>(rings_[ring]->header().done).load(std::memory_order_acquire); }
   u64 ring_tail(u32 ring) const {
     return std::atomic_ref<u64>(rings_[ring]->header().tail).load(std::memory_order_acquire);
   }

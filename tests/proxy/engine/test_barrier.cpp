@@ -137,6 +137,21 @@ TEST(engine_barrier_other_rings_go_on_and_take_turns) {
   CHECK_EQ(rank.done(1), 2ull);
 }
 
+TEST(engine_barrier_immediates_wait_for_room_like_any_write) {
+  Stepper rank(Shape{.num_ranks = 2, .num_rings = 2, .max_in_flight = 1});
+  rank.push(1, write_command(1));
+  rank.step();
+  rank.push(0, barrier(1));
+  rank.deliver(ImmediateKind::kBarrier, 1, 1);
+  rank.step(4);
+  CHECK_EQ(rank.lane().posted().size(), 1u);
+  CHECK_EQ(round_of(rank), 0ull);
+  rank.lane().complete(rank.lane().posted()[0].token);
+  rank.step(2);
+  CHECK_EQ(rank.lane().posted().size(), 2u);
+  CHECK_EQ(round_of(rank), 1ull);
+}
+
 TEST(engine_barrier_without_remote_peers_is_over_at_once) {
   Stepper rank(Shape{.num_ranks = 3});
   rank.settings.peer_bytes = {0, 0, 0};

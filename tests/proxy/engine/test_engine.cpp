@@ -85,8 +85,9 @@ TEST(engine_threads_carry_traffic_both_ways) {
           std::swap(open[random() % open.size()], open.back());
           const u32 peer = open.back().peer;
           lane.complete(open.back().token);
-          lane.deliver(pack(Immediate{ImmediateKind::kSequence, peer,
-                                      stream_key(Direction::kDispatch, w, chunks[w][peer]++)}), peer);
+          lane.deliver(
+              pack(Immediate{ImmediateKind::kSequence, peer, stream_key(Direction::kDispatch, w, chunks[w][peer]++)}),
+              peer);
           open.pop_back();
         }
       }
@@ -146,8 +147,10 @@ TEST(engine_hot_loop_allocates_nothing) {
   for (u32 source = 1; source < 4; ++source) lane.deliver(pack(Immediate{ImmediateKind::kBarrier, source, 1}), source);
   lane.deliver(pack(Immediate{ImmediateKind::kArrive, 1, 0}), 2);  // refused
   lane.report({3, PeerFault::kLost, 0});
-  const bool over = eventually([&] { return run.rank.word(ControlLayout::kBarrier) == 1 && run.rank.aborted() == 1 &&
-                                            word_of(run.rank.peer_counters[3].lost) == 1; });
+  const bool over = eventually([&] {
+    return run.rank.word(ControlLayout::kBarrier) == 1 && run.rank.aborted() == 1 &&
+           word_of(run.rank.peer_counters[3].lost) == 1;
+  });
   const u64 after = num_allocations();
   run.engine->stop(1'000'000'000);
   CHECK(over);
@@ -222,6 +225,18 @@ TEST(engine_dismissed_process_dies_in_silence) {
   CHECK_EQ(run.rank.aborted(), 0ull);
   CHECK_EQ(run.rank.fault().claimed, 0u);
   CHECK_EQ(run.rank.peer_counters[1].lost, 0ull);
+}
+
+TEST(engine_after_stop_no_death_is_a_fault) {
+  const pid_t child = spawn_sleeper();
+  Running run(Shape{});
+  run.rank.settings.peer_pids = {0, static_cast<int>(child), 0, 0};
+  run.start();
+  run.engine->stop(0);
+  kill(child, SIGKILL);
+  waitpid(child, nullptr, 0);
+  usleep(100'000);
+  CHECK_EQ(run.rank.aborted(), 0ull);
 }
 
 TEST(engine_stop_with_writes_that_never_complete_keeps_its_limit) {

@@ -25,8 +25,14 @@ u64 mark(u32 source, u32 peer, u64 epoch, u64 row) { return epoch << 20 | source
 
 struct Member {
   Member(u32 r, u64 session, u64 seed)
-      : rank(Shape{.rank = r, .num_ranks = kRanks, .num_channels = kChannels, .num_rings = kRings, .capacity = 64,
-                   .num_workers = 2, .max_in_flight = 16, .max_in_flight_bytes = 512}) {
+      : rank(Shape{.rank = r,
+                   .num_ranks = kRanks,
+                   .num_channels = kChannels,
+                   .num_rings = kRings,
+                   .capacity = 64,
+                   .num_workers = 2,
+                   .max_in_flight = 16,
+                   .max_in_flight_bytes = 512}) {
     TransportSettings t;
     t.rank = r;
     t.num_ranks = kRanks;
@@ -66,8 +72,8 @@ struct Member {
     const u64 header = kHeaders + (peer * 2 + (epoch & 1)) * sizeof(ExpectHeader);
     const ExpectHeader h{epoch, rows, epoch - 1, 0};
     std::memcpy(&rank.data[header], &h, sizeof h);
-    push(ring, {Op::kCount, peer, key, header,
-                kControlOffset + rank.layout.expect(Phase::kDispatch, epoch, self), sizeof h});
+    push(ring,
+         {Op::kCount, peer, key, header, kControlOffset + rank.layout.expect(Phase::kDispatch, epoch, self), sizeof h});
     for (u32 channel = 0; channel < kChannels; ++channel) {
       for (u64 n = (epoch - 1) * kChunks; n < epoch * kChunks; ++n)
         push(channel % kRings, {Op::kSequence, peer, stream_key(Direction::kCombine, channel, n), 0, 0, 0});

@@ -19,8 +19,12 @@ TEST(engine_faults_the_first_wins_and_the_record_is_whole) {
     std::vector<std::thread> threads;
     for (u32 t = 0; t < 4; ++t)
       threads.emplace_back([&, t] {
-        faults.raise({.kind = FaultKind::kTransport, .phase = WaitPhase::kRing, .peer = t, .channel = t + 10,
-                      .expected = t + 100, .seen = t + 1000});
+        faults.raise({.kind = FaultKind::kTransport,
+                      .phase = WaitPhase::kRing,
+                      .peer = t,
+                      .channel = t + 10,
+                      .expected = t + 100,
+                      .seen = t + 1000});
       });
     auto& record = *reinterpret_cast<FaultRecord*>(rank.control() + ControlLayout::kFault);
     while (std::atomic_ref<u32>(record.ready).load(std::memory_order_acquire) == 0) sched_yield();
@@ -35,6 +39,19 @@ TEST(engine_faults_the_first_wins_and_the_record_is_whole) {
     CHECK_EQ(copy.expected, u64{copy.peer} + 100);
     CHECK_EQ(copy.seen, u64{copy.peer} + 1000);
   }
+}
+
+TEST(engine_faults_a_later_one_leaves_the_record_alone) {
+  RankMemory rank(Shape{});
+  Faults faults(rank.control(), rank.peer_counters.data(), 4);
+  faults.raise({.kind = FaultKind::kPeerLost, .peer = 1});
+  faults.raise({.kind = FaultKind::kBadCommand, .phase = WaitPhase::kRing, .peer = 2, .seen = 9});
+  CHECK_EQ(rank.fault().kind, static_cast<u32>(FaultKind::kPeerLost));
+  CHECK_EQ(rank.fault().peer, 1u);
+  CHECK_EQ(rank.fault().seen, 0ull);
+  rank.set_word(ControlLayout::kAbort, 0);  // survivors went on; the next fault ends waits again
+  faults.raise({.kind = FaultKind::kPeerLost, .peer = 3});
+  CHECK_EQ(rank.aborted(), 1ull);
 }
 
 TEST(engine_faults_say_how_long_ago_the_peer_was_heard) {

@@ -55,8 +55,8 @@ void refused(const Command& command, CommandError error, u32 worker_rings = 1) {
 TEST(engine_poster_keeps_ring_order_across_kinds) {
   std::mt19937 random(11);
   for (int round = 0; round < 20; ++round) {
-    Stepper rank(Shape{.rank = 0, .num_rings = 3, .capacity = 128, .max_in_flight = 300,
-                       .ring_start = (1ull << 32) - 64});
+    Stepper rank(
+        Shape{.rank = 0, .num_rings = 3, .capacity = 128, .max_in_flight = 300, .ring_start = (1ull << 32) - 64});
     std::vector<Command> pushed[3];
     for (int i = 0; i < 300; ++i) {
       const u32 ring = static_cast<u32>(i % 3);
@@ -146,6 +146,20 @@ TEST(engine_poster_in_flight_limit_stalls_one_ring_only) {
   rank.step(5);
   CHECK_EQ(rank.lane().posted().size(), 9u);
   CHECK_EQ(rank.counters().stalls, 2ull);
+}
+
+TEST(engine_poster_rings_share_the_room_of_a_peer) {
+  Stepper rank(Shape{.num_rings = 3, .max_in_flight = 1});
+  for (u32 i = 0; i < 30; ++i) rank.push(i % 3, write_command(1));
+  u32 taken[3] = {};
+  for (u32 turns = 0; turns < 15; ++turns) {
+    rank.step();
+    for (const WriteRequest& r : rank.lane().take_posted()) {
+      ++taken[r.token >> 48];
+      rank.lane().complete(r.token);
+    }
+  }
+  for (const u32 n : taken) CHECK_EQ(n, 5u);
 }
 
 TEST(engine_poster_limit_holds_for_random_traffic) {
@@ -243,9 +257,9 @@ TEST(engine_poster_refuses_bad_commands) {
   const u64 end = kControlOffset + ControlLayout{4, 4}.bytes();
   refused({Op::kNone, 1, 0, 0, 0, 0}, CommandError::kOp);
   refused({static_cast<Op>(kNumOps), 1, 0, 0, 0, 0}, CommandError::kOp);
-  refused({Op::kWrite, 0, 0, 0, 0, 0}, CommandError::kPeer);              // itself
-  refused({Op::kWrite, 3, 0, 0, 0, 0}, CommandError::kPeer);              // not reached by this transport
-  refused({Op::kWrite, 4, 0, 0, 0, 0}, CommandError::kPeer);              // beyond the group
+  refused({Op::kWrite, 0, 0, 0, 0, 0}, CommandError::kPeer);  // itself
+  refused({Op::kWrite, 3, 0, 0, 0, 0}, CommandError::kPeer);  // not reached by this transport
+  refused({Op::kWrite, 4, 0, 0, 0, 0}, CommandError::kPeer);  // beyond the group
   refused({Op::kWrite, kMaxRanks - 1, 0, 0, 0, 16}, CommandError::kPeer);
   refused({Op::kWrite, 1, 0, kDataBytes, 0, 16}, CommandError::kLocalOffset);
   refused({Op::kWrite, 1, 0, kDataBytes - 16, 0, 32}, CommandError::kLocalOffset);
@@ -258,8 +272,8 @@ TEST(engine_poster_refuses_bad_commands) {
   refused({Op::kCount, 1, 0, 0, 0, 0}, CommandError::kLength);
   refused({Op::kSequence, 1, stream_key(Direction::kDispatch, 4, 0), 0, 0, 0}, CommandError::kKey);
   refused({Op::kCredit, 1, stream_key(Direction::kCombine, 63, 0), 0, 0, 0}, CommandError::kKey);
-  refused({Op::kBarrier, 0, 0, 0, 0, 0}, CommandError::kKey);             // round 0 was over before the start
-  refused({Op::kBarrier, 0, 1, 0, 0, 0}, CommandError::kOp, 2);           // not on worker 0
+  refused({Op::kBarrier, 0, 0, 0, 0, 0}, CommandError::kKey);  // round 0 was over before the start
+  refused({Op::kBarrier, 0, 1, 0, 0, 0}, CommandError::kOp, 2);  // not on worker 0
 }
 
 TEST(engine_poster_takes_the_last_bytes_of_both_spaces) {

@@ -70,6 +70,24 @@ TEST(engine_process_watch_tells_a_process_that_was_gone_before) {
   }
 }
 
+TEST(engine_process_watch_sleeps_after_a_death) {
+  const pid_t doomed = spawn_sleeper(), survivor = spawn_sleeper();
+  std::atomic<int> calls{0};
+  ProcessWatch watch({doomed, survivor}, [&](u32) { ++calls; });
+  watch.start();
+  end(doomed);
+  const bool told = within(500'000'000, calls, 1);
+  timespec before, after;
+  clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &before);
+  usleep(300'000);
+  clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &after);
+  watch.stop();
+  end(survivor);
+  CHECK(told);
+  const auto ns = (after.tv_sec - before.tv_sec) * 1'000'000'000ll + after.tv_nsec - before.tv_nsec;
+  CHECK(ns < 40'000'000);  // a dead pidfd stays readable: a watch that kept polling it would spin
+}
+
 TEST(engine_process_watch_without_processes_has_no_thread) {
   std::atomic<int> calls{0};
   ProcessWatch watch({0, 0}, [&](u32) { ++calls; });

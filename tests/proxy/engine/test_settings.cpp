@@ -18,9 +18,7 @@ std::string refusal(Change&& change) {
   change(rank.settings);
   try {
     check_settings(rank.settings, rank.worker_counters.data(), rank.peer_counters.data());
-  } catch (const std::invalid_argument& e) {
-    return e.what();
-  }
+  } catch (const std::invalid_argument& e) { return e.what(); }
   return "";
 }
 bool names(const std::string& message, const char* field) { return message.find(field) != std::string::npos; }

@@ -1,9 +1,9 @@
 // The consumer's end: torn reads, tickets across laps, tail and done as others see them.
+#include <sched.h>
+
 #include <atomic>
 #include <random>
 #include <thread>
-
-#include <sched.h>
 
 #include "native/check.h"
 #include "proxy/ring/ring_memory.h"

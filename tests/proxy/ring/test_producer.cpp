@@ -14,8 +14,8 @@
 #include "ring/producer.h"
 
 using namespace uccl;
-using uccl::testing::RingMemory;
 using uccl::testing::prepare_ring;
+using uccl::testing::RingMemory;
 
 namespace {
 
@@ -27,8 +27,12 @@ bool yield() {
 
 // Producer p's n-th command: both numbers survive the trip, and so does a checksum over the other fields.
 Command numbered(u32 producer, u64 n) {
-  return {Op::kWrite, producer, static_cast<u32>(n & low_bits(kKeyBits)), (n * 16) % kMaxRegionBytes,
-          (n * 48) % kMaxRegionBytes, (n % 1000) * 16};
+  return {Op::kWrite,
+          producer,
+          static_cast<u32>(n & low_bits(kKeyBits)),
+          (n * 16) % kMaxRegionBytes,
+          (n * 48) % kMaxRegionBytes,
+          (n % 1000) * 16};
 }
 bool is_numbered(const Command& c, u32 producer, u64 n) {
   const Command want = numbered(producer, n);

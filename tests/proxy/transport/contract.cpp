@@ -106,7 +106,8 @@ struct Plan {
 class Worker {
  public:
   Worker(Group& group, const Plan& plan, u32 rank, u32 lane)
-      : group_(group), plan_(plan), rank_(rank), lane_idx_(lane), lane_(group.lane(rank, lane)), random_(mix(rank, lane)) {
+      : group_(group), plan_(plan), rank_(rank), lane_idx_(lane), lane_(group.lane(rank, lane)),
+        random_(mix(rank, lane)) {
     const std::size_t n = static_cast<std::size_t>(group.shape.num_ranks) * plan.writes_per_pair;
     completed_.resize(n);
     arrived_.resize(n);

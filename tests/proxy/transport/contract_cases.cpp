@@ -59,7 +59,8 @@ void zero_bytes(const Family& family) {
   Group g(family, Shape{});
   Seen a(g.lane(0)), b(g.lane(1));
   // Without bytes the offset means nothing, so an impossible one does not matter.
-  const WriteRequest requests[] = {{1, 7, nullptr, 0, 0, 100}, {1, 0, nullptr, ~0ull, 0, 101}, {1, ~0u, nullptr, 0, 0, 102}};
+  const WriteRequest requests[] = {
+      {1, 7, nullptr, 0, 0, 100}, {1, 0, nullptr, ~0ull, 0, 101}, {1, ~0u, nullptr, 0, 0, 102}};
   CHECK_EQ(g.lane(0).post(requests), 3u);
   g.lane(0).flush();
   CHECK(poll_until([&] {
@@ -251,7 +252,8 @@ void out_of_bounds(const Family& family) {
   const u64 size = Shape{}.region_bytes;
   const struct {
     u64 offset, bytes;
-  } bad[] = {{Group::kBase + size - 15, 16}, {Group::kBase - 1, 16}, {~0ull - 7, 16}, {0, 16}, {Group::kBase + size, 1}};
+  } bad[] = {
+      {Group::kBase + size - 15, 16}, {Group::kBase - 1, 16}, {~0ull - 7, 16}, {0, 16}, {Group::kBase + size, 1}};
   for (const auto& x : bad) {
     Group g(family, Shape{});
     Seen a(g.lane(0)), b(g.lane(1));
@@ -287,7 +289,8 @@ void refused_requests(const Family& family) {
   for (const std::string& error : connect_all(transports)) CHECK_EQ(error, std::string());
   Lane& lane = transports[0]->lane(0);
   Seen a(lane), b(transports[1]->lane(0));
-  const WriteRequest bad[] = {write_to(2, 1, 0, 8), write_to(3, 1, 0, 8), write_to(~0u, 1, 0, 8), write_to(0, 1, 0, 8)};
+  const WriteRequest bad[] = {write_to(2, 1, 0, 8), write_to(3, 1, 0, 8), write_to(~0u, 1, 0, 8),
+                              write_to(0, 1, 0, 8)};
   CHECK_EQ(lane.post(bad), 4u);
   CHECK_EQ(lane.counters().refused, 4u);
   CHECK_EQ(post_one(lane, write_to(1, 1, 0, 8, 4)), 1u);
@@ -329,7 +332,9 @@ void connect_times_out(const Family& family) {
   const auto begin = std::chrono::steady_clock::now();
   for (auto& t : threads) t.join();
   CHECK(std::chrono::steady_clock::now() - begin < std::chrono::seconds(5));
-  for (const std::string& e : errors) CHECK(e.find(" 2") != std::string::npos && e.find("rank(s) 0") == std::string::npos);
+  for (const std::string& e : errors) {
+    CHECK(e.find(" 2") != std::string::npos && e.find("rank(s) 0") == std::string::npos);
+  }
 }
 
 void connect_twice(const Family& family) {

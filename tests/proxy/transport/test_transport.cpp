@@ -54,7 +54,8 @@ Family tcp_zerocopy() {
 OVER_FAMILIES(random_small_writes_of_two, contract::random_writes(f, Shape{.num_ranks = 2}, 4000, 64, 1))
 OVER_FAMILIES(random_writes_of_three_on_two_lanes,
               contract::random_writes(f, Shape{.num_ranks = 3, .num_lanes = 2}, 500, 3000, 2))
-OVER_FAMILIES(random_writes_of_five, contract::random_writes(f, Shape{.num_ranks = 5, .max_in_flight = 7}, 200, 9000, 3))
+OVER_FAMILIES(random_writes_of_five,
+              contract::random_writes(f, Shape{.num_ranks = 5, .max_in_flight = 7}, 200, 9000, 3))
 OVER_FAMILIES(random_large_writes, contract::random_writes(f, Shape{.num_ranks = 2}, 60, 300000, 4))
 OVER_FAMILIES(window_of_one, contract::random_writes(f, Shape{.num_ranks = 2, .max_in_flight = 1}, 300, 100, 5))
 OVER_FAMILIES(zero_bytes, contract::zero_bytes(f))

@@ -29,7 +29,7 @@ void there_and_back(const Command& c) {
   }
 }
 
-const Command kFull{static_cast<Op>(kNumOps - 1), kMaxRanks - 1, static_cast<u32>(low_bits(kKeyBits)),
+const Command kFull{static_cast<Op>(kNumOps - 1), kMaxRanks - 1,        static_cast<u32>(low_bits(kKeyBits)),
                     kMaxRegionBytes - 16,         kMaxRegionBytes - 16, kMaxWriteBytes};
 
 }  // namespace

@@ -14,7 +14,7 @@ TEST(wire_limits_are_what_was_promised) {
 }
 
 TEST(wire_limits_are_carried_by_a_command) {
-  Command c{Op::kWrite, kMaxRanks - 1, 0, kMaxRegionBytes - kWireUnitBytes, kMaxRegionBytes - kWireUnitBytes,
+  Command c{Op::kWrite,    kMaxRanks - 1, 0, kMaxRegionBytes - kWireUnitBytes, kMaxRegionBytes - kWireUnitBytes,
             kMaxWriteBytes};
   CHECK(uccl::check(c) == CommandError::kOk);
   const Command back = unpack(pack(c, 0));

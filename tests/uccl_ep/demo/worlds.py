@@ -16,6 +16,8 @@ from uccl_ep.demo.options import DemoOptions
 from uccl_ep.demo.result import RunResult
 from uccl_ep.demo.trainer import Trainer
 
+torch.set_num_threads(1)  # as the demo does: with more, sums are split and the runs are equal only up to rounding
+
 Result = TypeVar("Result")
 SMALL = {"steps": 4, "experts": 8, "topk": 3, "hidden": 128, "sequence": 16, "batch": 2, "validation_batches": 1}
 

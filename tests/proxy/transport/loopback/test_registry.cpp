@@ -16,7 +16,9 @@ std::shared_ptr<LoopbackEndpoint> endpoint(u64 session, u32 rank, u32 lanes = 1)
   s.max_in_flight = 5;
   return std::make_shared<LoopbackEndpoint>(s);
 }
-std::chrono::steady_clock::time_point soon() { return std::chrono::steady_clock::now() + std::chrono::milliseconds(30); }
+std::chrono::steady_clock::time_point soon() {
+  return std::chrono::steady_clock::now() + std::chrono::milliseconds(30);
+}
 
 std::string join_error(const std::shared_ptr<LoopbackEndpoint>& e, const std::vector<bool>& wanted) {
   try {

@@ -29,7 +29,8 @@ TEST(transport_shared_memory_address_refuses_nonsense) {
   const std::string over = std::to_string(kMaxRegionBytes);
   const std::string bad[] = {"", "shm1", "shm1 ", "shm2 1 2 4", "127.0.0.1:80", "shm1 1 2", "shm1 1 2 3", "shm1 1 2 0",
                              "shm1 1 2 131072", "shm1 -1 2 4", "shm1 1 2147483648 4", "shm1 1 2 4 ", "shm1 1 2 4 0,0,3",
-                             "shm1 1 2 4 0,16", "shm1 1 2 4 16," + over + ",3", "shm1 1 2 4 0,16,3x", "shm1 1 2 4 0;16;3",
+                             "shm1 1 2 4 0,16", "shm1 1 2 4 16," + over + ",3", "shm1 1 2 4 0,16,3x",
+                             "shm1 1 2 4 0;16;3",
                              "shm1 1 2 4 99999999999999999999,1,3"};
   for (const std::string& text : bad) CHECK_THROWS(std::runtime_error, SharedMemoryAddress::parse(text));
 }

@@ -37,7 +37,8 @@ std::string play(Transport& t, u32 me, const u8* memory) {
     while (lane.poll_arrivals(std::span(&a, 1)) == 1) {
       const u64 bytes = contract::mix(a.immediate, 1 - me) % kSlot;
       if (a.immediate != seen) error = "out of order";
-      if (std::memcmp(memory + seen % 16 * kSlot, contract::random_bytes() + seen * 7 + (1 - me), bytes) != 0) error = "data";
+      const u8* source = contract::random_bytes() + seen * 7 + (1 - me);
+      if (std::memcmp(memory + seen % 16 * kSlot, source, bytes) != 0) error = "data";
       ++seen;
     }
     return !error.empty() || (seen == kRounds && completed == kRounds);
@@ -159,7 +160,8 @@ TEST(transport_shared_memory_refuses_writes_into_unmappable_spans) {
   }
   for (const std::string& e : contract::connect_all(transports)) CHECK_EQ(e, std::string());
   Lane& lane = transports[0]->lane(0);
-  const WriteRequest good{1, 1, contract::random_bytes(), 4096, 64, 1}, bad{1, 1, contract::random_bytes(), 1 << 20, 64, 1};
+  const WriteRequest good{1, 1, contract::random_bytes(), 4096, 64, 1};
+  const WriteRequest bad{1, 1, contract::random_bytes(), 1 << 20, 64, 1};
   CHECK_EQ(lane.post(std::span(&good, 1)), 1u);
   CHECK_EQ(lane.post(std::span(&bad, 1)), 1u);
   PeerEvent e{};

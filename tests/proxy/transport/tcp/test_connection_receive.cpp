@@ -81,6 +81,10 @@ std::vector<u8> random_stream(u64 seed, u32 count, u32 max_bytes, std::vector<Ex
   return stream;
 }
 
+std::vector<u8> part(const std::vector<u8>& stream, std::size_t from, std::size_t to) {
+  return {stream.begin() + static_cast<long>(from), stream.begin() + static_cast<long>(to)};
+}
+
 void check_all(const Bench& b, const std::vector<Expected>& expected) {
   CHECK_EQ(b.arrivals.size(), expected.size());
   for (u32 i = 0; i < expected.size(); ++i) {
@@ -109,7 +113,7 @@ TEST(transport_tcp_receive_cut_at_every_place) {
   const std::vector<u8> stream = random_stream(2, 6, 80, &whole);
   for (std::size_t cut = 0; cut <= stream.size(); ++cut) {
     Bench b(1 << 12);
-    CHECK(cut == 0 || b.feed({stream.begin(), stream.begin() + static_cast<long>(cut)}) == TcpStatus::kDrained);
+    CHECK(cut == 0 || b.feed(part(stream, 0, cut)) == TcpStatus::kDrained);
     std::size_t end = 0, complete = 0;  // writes that end at or before the cut
     for (u32 i = 0; i < whole.size(); ++i) {
       end += sizeof(FrameHeader) + whole[i].bytes;
@@ -117,7 +121,7 @@ TEST(transport_tcp_receive_cut_at_every_place) {
       if (contract::mix(2, i) % 7 == 0) end += sizeof(FrameHeader);  // an acknowledgement follows
     }
     CHECK_EQ(b.arrivals.size(), complete);
-    CHECK(cut == stream.size() || b.feed({stream.begin() + static_cast<long>(cut), stream.end()}) == TcpStatus::kDrained);
+    CHECK(cut == stream.size() || b.feed(part(stream, cut, stream.size())) == TcpStatus::kDrained);
     check_all(b, whole);
   }
 }
@@ -133,7 +137,7 @@ TEST(transport_tcp_receive_random_cuts_of_large_writes) {
     while (at < stream.size()) {
       k = contract::mix(k, 1);
       const std::size_t n = std::min<std::size_t>(stream.size() - at, 1 + k % (k % 3 ? 70000 : 30));
-      CHECK(b.feed({stream.begin() + static_cast<long>(at), stream.begin() + static_cast<long>(at + n)}) == TcpStatus::kDrained);
+      CHECK(b.feed(part(stream, at, at + n)) == TcpStatus::kDrained);
       at += n;
     }
     check_all(b, expected);

@@ -207,7 +207,8 @@ TEST(transport_tcp_handshake_connector_is_not_fooled) {
       if (lie == 1) answer.source = 1;
       if (lie == 2) answer.session += 1;
       if (lie == 3) answer.magic += 1;
-      left = raw::get(c.fd(), &theirs, sizeof(theirs)) && raw::put(c.fd(), &answer, sizeof(answer)) && raw::ended(c.fd());
+      left = raw::get(c.fd(), &theirs, sizeof(theirs)) && raw::put(c.fd(), &answer, sizeof(answer)) &&
+             raw::ended(c.fd());
     }
     thread.join();
     CHECK(came && left);

@@ -73,7 +73,8 @@ TEST(transport_tcp_socket_refuses_addresses_it_cannot_use) {
   CHECK_THROWS(std::invalid_argument, tcp_listen("::", tuning));
   CHECK_THROWS(std::runtime_error, tcp_listen("localhost", tuning));  // a name, not an address
   CHECK_THROWS(std::runtime_error, tcp_listen("192.0.2.1", tuning));  // not of this host
-  for (const char* bad : {"", "127.0.0.1", "127.0.0.1:", "127.0.0.1:x", "name:80", "1.2.3.4:80000000", "1.2.3.4:65536", "1.2.3.4:0", "1.2.3.4:-1", "[::1:80"}) {
+  for (const char* bad : {"", "127.0.0.1", "127.0.0.1:", "127.0.0.1:x", "name:80", "1.2.3.4:80000000", "1.2.3.4:65536",
+                          "1.2.3.4:0", "1.2.3.4:-1", "[::1:80"}) {
     CHECK_THROWS(std::runtime_error, tcp_connect(bad, tuning));
   }
 }
