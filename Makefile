@@ -74,9 +74,13 @@ test-compile: $(VENV)/.stamp-compile ## compile every kernel for NVIDIA and AMD 
 	$(SAY) "pytest: compile the kernels for sm_80, sm_90a, sm_100a, gfx942, gfx950"
 	@$(BIN)/pytest -m compile tests/kernels/test_compile_gpu.py $(ARGS)
 
-bench: $(VENV)/.stamp-native ## measure; results as JSON
+bench: $(VENV)/.stamp-native ## the command ring alone, then dispatch and combine beside gloo; JSON in build/bench/results
+	$(SAY) "build and run the ring's micro-benchmark"
+	@PATH="$(abspath $(BIN)):$$PATH" cmake -S . -B build/bench -G Ninja -DUCCL_EP_TESTS=ON >/dev/null
+	@PATH="$(abspath $(BIN)):$$PATH" cmake --build build/bench --target ring_bench >/dev/null
+	@mkdir -p build/bench/results && build/bench/ring_bench | tee build/bench/results/ring.json
 	$(SAY) "uccl-ep bench"
-	@$(BIN)/uccl-ep bench $(ARGS)
+	@$(BIN)/uccl-ep bench --out build/bench/results $(ARGS)
 
 # Every step runs, whatever the one before it found; the last line fails if any did.
 lint: $(VENV)/.stamp-native ## ruff, mypy --strict, clang-format and the house checks

@@ -15,3 +15,8 @@ endfunction()
 uccl_add_native_tests(native_tests 32 ${all_tests})
 uccl_add_kernels(64)
 uccl_add_native_tests(native_tests_wave64 64 ${kernel_tests})
+
+# The ring's micro-benchmark, built on demand (`make bench`).
+add_executable(ring_bench EXCLUDE_FROM_ALL ${PROJECT_SOURCE_DIR}/bench/native/ring_bench.cpp)
+target_link_libraries(ring_bench PRIVATE uccl_proxy)
+set_target_properties(ring_bench PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR})

@@ -2,7 +2,7 @@
 
     import uccl_ep as deep_ep
 
-Names are loaded when first used, so that `import uccl_ep` is cheap and needs neither torch nor a device.
+Names are loaded when first used: `import uccl_ep` is cheap and needs neither torch nor a device.
 """
 
 from __future__ import annotations
@@ -76,6 +76,4 @@ def __getattr__(name: str) -> Any:
         return torch.int64
     if name not in _HOME:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(importlib.import_module(f"{__name__}.{_HOME[name]}"), name)
-    globals()[name] = value
-    return value
+    return globals().setdefault(name, getattr(importlib.import_module(f"{__name__}.{_HOME[name]}"), name))

@@ -10,6 +10,7 @@ from typing import Annotated
 
 import typer
 
+from uccl_ep.bench.options import MODES, BenchOptions
 from uccl_ep.demo.options import GATES, PROXIES, TRANSPORTS, DemoOptions
 from uccl_ep.errors import UcclEpError
 
@@ -18,6 +19,7 @@ STATUS_STOPPED = 128
 """Plus the signal's number, as shells have it."""
 
 DEFAULTS = DemoOptions()
+BENCH = BenchOptions()
 MODEL, WORLD, OUTPUT = "Model and training", "Ranks and network", "Output"
 
 app = typer.Typer(
@@ -149,6 +151,56 @@ def demo(
     except KeyboardInterrupt:
         raise Stopped(signal.SIGINT) from None
     raise typer.Exit(status)
+
+
+@app.command()
+def bench(
+    mode: Annotated[str, typer.Option(help="throughput, low-latency, or both.")] = "both",
+    ranks: Annotated[int, typer.Option(help="Processes.")] = BENCH.ranks,
+    ranks_per_node: Annotated[int, typer.Option(help="Ranks that reach each other by load/store.")] = (
+        BENCH.ranks_per_node
+    ),
+    tokens: Annotated[int, typer.Option(help="Tokens of each rank (low latency: at most 128).")] = BENCH.tokens,
+    hidden: Annotated[int, typer.Option(help="Channels of a token.")] = BENCH.hidden,
+    topk: Annotated[int, typer.Option(help="Experts that a token visits.")] = BENCH.topk,
+    experts: Annotated[int, typer.Option(help="Experts of all ranks.")] = BENCH.experts,
+    rounds: Annotated[int, typer.Option(help="Timed pairs.")] = BENCH.rounds,
+    transport: Annotated[str, typer.Option(help="Network between nodes: auto, shared_memory, tcp.")] = BENCH.transport,
+    out: Annotated[Path | None, typer.Option(help="Folder for the JSON results.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
+) -> None:
+    """Measure dispatch and combine beside torch's all_to_all on gloo, in the same processes, as pairs.
+
+    Every timed round is checked. Times are the slowest rank's; the ratio is the median over pairs, because absolute
+    times drift on a shared machine. Results carry the machine's fingerprint.
+
+    Examples:
+
+      uccl-ep bench
+
+      uccl-ep bench --mode throughput --tokens 4096 --hidden 7168 --experts 256 --out bench/results
+    """
+    from dataclasses import replace
+
+    from rich.console import Console
+
+    from uccl_ep.bench.run import run_bench
+
+    base = replace(
+        BENCH,
+        ranks=ranks,
+        ranks_per_node=ranks_per_node,
+        tokens=tokens,
+        hidden=hidden,
+        topk=topk,
+        experts=experts,
+        rounds=rounds,
+        transport=transport,
+    )
+    console = Console()
+    for one in MODES if mode == "both" else (mode,):
+        options = replace(base, mode=one, tokens=min(tokens, 128) if one == "low-latency" else tokens)
+        run_bench(options, None if out is None else out / f"{one}.json", as_json, console)
 
 
 def main() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -51,6 +52,7 @@ class CpuDevice:
     def __init__(self, settings: Settings, check: Callable[[], None]) -> None:
         self.comm_stream = _native.Stream()
         self._check = check
+        self._held: deque[tuple[_native.Event, object]] = deque()
         self._blocks = settings.host_blocks
         self._threads = settings.host_threads
 
@@ -78,9 +80,17 @@ class CpuDevice:
         """Queues a kernel on the comm stream."""
         kernel(self.comm_stream, args, shape)
 
-    def record(self) -> EventHandle:
-        """An event after everything queued on the comm stream so far; waiting for it raises the buffer's fault."""
-        return EventHandle(self.comm_stream.record(), self._check)
+    def record(self, held: object = None) -> EventHandle:
+        """An event after everything queued on the comm stream so far; waiting for it raises the buffer's fault.
+
+        `held` (tensors that queued kernels use) lives until the event has happened, whatever the caller drops.
+        """
+        event = self.comm_stream.record()
+        while self._held and self._held[0][0].query():
+            self._held.popleft()
+        if held is not None:
+            self._held.append((event, held))
+        return EventHandle(event, self._check)
 
     def wait_for(self, event: Any) -> None:
         """Makes the comm stream wait for an event of another stream."""

@@ -71,6 +71,8 @@ def error_of(fault: Mapping[str, int], rank: int, hostnames: Sequence[str]) -> U
             f"({fault['waited_ns'] / 1e9:.1f} s): the proxy does not get rid of its writes"
         )
     if kind == BAD_COMMAND:
-        return UcclEpError(f"rank {rank}: a command for {who} was refused (reason {fault['seen']}): a defect, please report")
+        return UcclEpError(
+            f"rank {rank}: a command for {who} was refused (reason {fault['seen']}): a defect, please report"
+        )
     words = "the network reported an error" if kind == TRANSPORT else "a message came that no correct peer sends"
     return TransportError(f"rank {rank}: {words}, from {who} in {phase} (status {fault['seen']})")

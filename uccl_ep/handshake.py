@@ -82,7 +82,9 @@ def unpack(kind: type[Blob], data: object, sender: int) -> Blob:
         UcclEpError: not a blob, another version or kind, a field missing, unknown, or of the wrong type.
     """
     if not isinstance(data, bytes) or len(data) > MAX_BLOB_BYTES:
-        raise UcclEpError(f"rank {sender} sent no handshake blob: is it another library, or another version of uccl_ep?")
+        raise UcclEpError(
+            f"rank {sender} sent no handshake blob: is it another library, or another version of uccl_ep?"
+        )
     try:
         values = msgpack.unpackb(data, raw=False, strict_map_key=True)
     except Exception as error:
@@ -129,7 +131,9 @@ def compare_settings(introductions: Sequence[Introduction]) -> None:
     for name in names:
         values = [i.settings.get(name) for i in introductions]
         if any(value != values[0] for value in values):
-            shown = ", ".join(f"rank {i.rank} ({i.hostname}): {v!r}" for i, v in zip(introductions, values, strict=True))
+            shown = ", ".join(
+                f"rank {i.rank} ({i.hostname}): {v!r}" for i, v in zip(introductions, values, strict=True)
+            )
             different.append(f"{name} differs: {shown}")
     if different:
         raise SettingsMismatch("ranks of one Buffer must be started alike. " + "; ".join(different))

@@ -114,6 +114,12 @@ class LowLatency:
                 f"channels on {plan.topology.num_nodes} node(s)",
                 "Buffer.get_low_latency_rdma_size_hint gives it; set UCCL_EP_RANKS_PER_NODE where nodes are simulated.",
             )
+        if any(phase.sent != phase.consumed for phase in (self._dispatches, self._combines)):
+            refuse(
+                "num_max_dispatch_tokens_per_rank, hidden, num_experts",
+                (max_tokens, hidden, num_experts),
+                f"those of the last call, {self._shape}, while a receive hook has not been called",
+            )
         if self._shape is not None:
             barrier()
         self._shape, self._layout = (max_tokens, hidden, num_experts), layout
@@ -229,6 +235,7 @@ class LowLatency:
         src_info = planes_of(handle)
         if logfmt and (hidden % _LOGFMT_CHANNELS or hidden > _LOGFMT_CHANNELS * _MAX_LOGFMT_UNITS):
             refuse("use_logfmt", logfmt, f"hidden a multiple of 512 up to {512 * _MAX_LOGFMT_UNITS}, not {hidden}")
+        registered = self.zero_copy_rows(handle, self.next_combine_epoch()) if zero_copy else None
         epoch = self._combines.next("low_latency_combine")
         args = _native.CombineSendArgs()
         args.rank = self._session.context
@@ -236,8 +243,8 @@ class LowLatency:
         args.x, args.row_stride, args.logfmt = x.data_ptr(), hidden, int(logfmt)
         args.src_info, args.layout_range = src_info.data_ptr(), handle[1].data_ptr()
         args.staging_ticket = self._staging_tickets.data_ptr()
-        if zero_copy:
-            rows, offset = self.zero_copy_rows(handle, epoch)
+        if registered is not None:
+            rows, offset = registered
             args.x, args.row_stride, args.zero_copy_offset = rows.data_ptr(), rows.stride(1), offset
         device.launch(_native.low_latency_combine_send, args, device.grid(8, _WARPS))
 
@@ -283,6 +290,27 @@ class LowLatency:
             time.sleep(0)
 
 
+def check_handle(handle: Any, num_ranks: int) -> tuple[int, int, int]:
+    """(M, H, E) of a low-latency handle.
+
+    Raises:
+        InvalidArgument: it is no such handle, or of a group of another size.
+    """
+    wanted = "the handle that low_latency_dispatch of this Buffer returned"
+    if not isinstance(handle, (tuple, list)) or len(handle) != 5 or not all(isinstance(v, int) for v in handle[2:]):
+        refuse("handle", type(handle).__name__, wanted, "Pass it on as it came.")
+    src_info, layout_range, max_tokens, hidden, num_experts = handle
+    local = num_experts // num_ranks
+    for tensor, shape, dtype in (
+        (src_info, (local, num_ranks * max_tokens), torch.int32),
+        (layout_range, (local, num_ranks), torch.int64),
+    ):
+        if not isinstance(tensor, Tensor) or tuple(tensor.shape) != shape or tensor.dtype != dtype:
+            shown = f"{tuple(tensor.shape)} {tensor.dtype}" if isinstance(tensor, Tensor) else type(tensor).__name__
+            refuse("handle", shown, f"{wanted}, with {dtype} {shape} in this place")
+    return max_tokens, hidden, num_experts
+
+
 def planes_of(handle: Handle) -> Tensor:
     """The three planes [3, L, P] behind a handle's src_info.
 
@@ -292,7 +320,8 @@ def planes_of(handle: Handle) -> Tensor:
     src_info = handle[0]
     count = src_info.numel()
     base = src_info.untyped_storage()
-    if src_info.dtype != torch.int32 or not src_info.is_contiguous() or base.nbytes() < 12 * count:
+    whole = src_info.is_contiguous() and src_info.storage_offset() == 0 and base.nbytes() >= 12 * count
+    if not whole or not handle[1].is_contiguous():
         raise InvalidArgument(
             "handle: its src_info is not the tensor that low_latency_dispatch returned (a copy lacks the source slots "
             "behind it). Pass the handle on as it came."

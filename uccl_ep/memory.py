@@ -56,6 +56,7 @@ class BillItem:
     name: str
     num_bytes: int
     what_for: str
+    reserved: bool = False  # address space whose pages are taken when they are first written; not in the total
 
 
 @dataclass(frozen=True)
@@ -66,8 +67,8 @@ class MemoryBill:
 
     @property
     def total_bytes(self) -> int:
-        """Sum over all items."""
-        return sum(item.num_bytes for item in self.items)
+        """Sum over all items but those that are only reserved."""
+        return sum(item.num_bytes for item in self.items if not item.reserved)
 
     def __str__(self) -> str:
         rows = [f"{format_bytes(i.num_bytes):>12}  {i.name:<24} {i.what_for}" for i in self.items]
@@ -141,7 +142,9 @@ class MemoryPlan:
             BillItem("control", self.control_bytes, "words that the proxy and the kernels share"),
         ]
         if self.zero_copy_bytes:
-            items.append(BillItem("zero-copy rows", self.zero_copy_bytes, "reserved; taken page by page when used"))
+            items.append(
+                BillItem("zero-copy rows", self.zero_copy_bytes, "reserved; taken page by page when written", True)
+            )
         return MemoryBill(tuple(items))
 
 

@@ -122,7 +122,11 @@ class ProcessProxy:
             pass_fds=config.descriptors(),
             env={**os.environ, "PYTHONPATH": path},
         )
-        self._request("configure", config=asdict(config))
+        try:
+            self._request("configure", config=asdict(config))
+        except TransportError:
+            self.stop(0.0)  # nobody else knows of the process
+            raise
 
     def _request(self, operation: str, **arguments: Any) -> Any:
         stdin, stdout = self._process.stdin, self._process.stdout

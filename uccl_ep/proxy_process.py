@@ -1,12 +1,14 @@
 """The proxy as a process of its own: `python -m uccl_ep.proxy_process PARENT_PID`, started by ProcessProxy.
 
-Imports neither torch nor anything of a GPU. Ends when its standard input closes or its parent dies.
+Imports neither torch nor anything of a GPU. Ends when its standard input closes or its parent dies: both, because a
+process that the parent forked holds the pipe open. (Not by PR_SET_PDEATHSIG, which fires at the end of the *thread*
+that started this process.)
 """
 
 from __future__ import annotations
 
-import ctypes
 import os
+import select
 import signal
 import sys
 from collections.abc import Callable
@@ -16,8 +18,6 @@ import msgpack
 
 from uccl_ep import _native
 from uccl_ep.proxy_link import ProxyConfig, make_proxy, read_message
-
-_PR_SET_PDEATHSIG = 1
 
 
 class ProxyServer:
@@ -52,15 +52,27 @@ class ProxyServer:
         return self._proxy
 
 
+def watch(pid: int) -> list[int]:
+    """A descriptor that becomes readable when a process ends; none where the kernel has no such thing (before 5.3)."""
+    try:
+        return [os.pidfd_open(pid)]
+    except (OSError, AttributeError):  # a Python built against older headers lacks the function
+        return []
+
+
 def main() -> int:
     """Serves until standard input ends."""
     parent = int(sys.argv[1])
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    death = watch(parent)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to the whole terminal group; the rank decides
     if os.getppid() != parent:
-        return 1  # the parent died before the line above
+        return 1  # the parent died before it was watched
     server = ProxyServer()
     while True:
+        # A rank sends its next request after the answer, so nothing of one can be in the stream's own buffer here.
+        ready, _, _ = select.select([sys.stdin.fileno(), *death], [], [])
+        if sys.stdin.fileno() not in ready:
+            return 0
         try:
             message = read_message(sys.stdin.buffer)
         except EOFError:

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from uccl_ep import _native
-from uccl_ep.errors import InvalidArgument, UcclEpError
+from uccl_ep.errors import InvalidArgument
 from uccl_ep.faults import error_of
 from uccl_ep.group import Group
 from uccl_ep.handshake import (
@@ -79,7 +79,6 @@ class Session:
             "UCCL_EP_RINGS": settings.rings,
         }
         self._introductions = self._introduce(group, shared)
-        first = self._introductions[0]
         hosts = [i.host_id for i in self._introductions]
         self.topology = split_into_nodes(hosts, settings.ranks_per_node, _native.MAX_RANKS_PER_NODE)
         self.family, self.family_reason = choose_family(settings.transport, self._introductions, self.topology)
@@ -88,6 +87,17 @@ class Session:
         # memfds it costs nothing until it is written. Its bound is not known yet, so the span gets the whole rest.
         if low_latency:
             self.plan.reserve_zero_copy(min(1 << 35, _native.MAX_REGION_BYTES - self.plan.zero_copy_offset))
+        try:
+            self._connect(group, shrink)
+        except BaseException:
+            self.close()  # whatever was made by then: nothing stays behind a failed start
+            raise
+
+    # ---- start -------------------------------------------------------------------------------------------------
+
+    def _connect(self, group: Group, shrink: bool) -> None:
+        """The second and third exchange. A rank that fails says so in the next one, and every rank raises the same."""
+        first = self._introductions[0]
         error, meeting = "", None
         try:
             self._make_segments()
@@ -101,13 +111,7 @@ class Session:
             self._meet(meetings, shrink)
         except Exception as failure:
             ready = Ready(self.rank, f"{type(failure).__name__}: {failure}")
-        try:
-            exchange(group, ready)
-        except UcclEpError:
-            self.close()
-            raise
-
-    # ---- start -------------------------------------------------------------------------------------------------
+        exchange(group, ready)
 
     def _introduce(self, group: Group, shared: Mapping[str, Any]) -> list[Introduction]:
         if not 1 <= self.num_ranks <= _native.MAX_RANKS:
@@ -208,10 +212,7 @@ class Session:
         self._proxy.connect(
             [m.address if remote[m.rank] else b"" for m in meetings],
             [m.flat_bytes if remote[m.rank] else 0 for m in meetings],
-            [
-                i.pid if same_host[i.rank] and i.process != me.process else 0
-                for i in self._introductions
-            ],
+            [i.pid if same_host[i.rank] and i.process != me.process else 0 for i in self._introductions],
         )
         self._make_context(members, shrink)
         self._proxy.start()
@@ -259,6 +260,8 @@ class Session:
         Raises:
             PeerTimeout, PeerLost, SettingsMismatch, TransportError, UcclEpError: see uccl_ep.faults.
         """
+        if self._closed:
+            return  # an event outlived the buffer; what it waited for has ended
         fault = _native.read_fault(self._control.address)
         if fault is not None:
             raise error_of(fault, self.rank, self.hostnames)
@@ -268,7 +271,10 @@ class Session:
         return _native.read_counters(self._counters.address, self.settings.proxy_threads, self.num_ranks)
 
     def close(self) -> None:
-        """Says goodbye to the ranks of this host, stops the proxy, drops the mappings. No collective; idempotent."""
+        """Says goodbye to the ranks of this host, stops the proxy, drops the memory. No collective; idempotent.
+
+        No kernel may be queued any more. Memory that the caller still has a view of goes with the last view.
+        """
         if self._closed:
             return
         self._closed = True
@@ -278,4 +284,7 @@ class Session:
                 words[self.plan.control.departed(self.rank) // 8] = 1
         if self._proxy is not None:
             self._proxy.stop(_DRAIN_S)
-        self._proxy = None
+        for name in (
+            "_proxy _tables context data control _data _control _rings _counters _zero_copy _peer_data _peer_control"
+        ).split():
+            self.__dict__.pop(name, None)

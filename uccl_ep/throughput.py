@@ -40,6 +40,7 @@ class Routing:
     recv_total: Tensor  # [1]
     recv_src_idx: Tensor  # [rows]
     num_rows: int  # rows of the outputs (worst case when there was no CPU sync)
+    owner: object  # of the Buffer that made it
 
     def tensors(self) -> tuple[Tensor, ...]:
         """Everything that queued kernels read."""
@@ -57,18 +58,6 @@ class ThroughputHandle(tuple[Tensor, ...]):
         handle = cls(_one_node(routing) if num_nodes == 1 else _several_nodes(routing))
         handle.routing = routing
         return handle
-
-    @staticmethod
-    def routing_of(handle: object) -> Routing:
-        """The routing inside a handle.
-
-        Raises:
-            InvalidArgument: not a handle that dispatch returned.
-        """
-        routing = getattr(handle, "routing", None)
-        if not isinstance(routing, Routing):
-            refuse("handle", type(handle).__name__, "the handle that dispatch returned", "Pass it on as it came.")
-        return routing
 
     def __reduce__(self) -> Any:
         raise NotSupported("a dispatch handle names live buffers of this process; it cannot be pickled")
@@ -146,7 +135,21 @@ class Throughput:
     def __init__(self, session: Session, device: CpuDevice) -> None:
         self._session, self._device = session, device
         self._epoch = 0
+        self._owner = object()
         self._geometry: dict[str, Any] = {"dispatch": None, "combine": None}
+
+    def routing_of(self, handle: object) -> Routing:
+        """The routing inside a handle.
+
+        Raises:
+            InvalidArgument: not a handle that a dispatch of this Buffer returned.
+        """
+        routing = getattr(handle, "routing", None)
+        if not isinstance(routing, Routing):
+            refuse("handle", type(handle).__name__, "the handle that dispatch returned", "Pass it on as it came.")
+        if routing.owner is not self._owner:
+            refuse("handle", "of another Buffer", "the handle that dispatch of this Buffer returned")
+        return routing
 
     # ---- layout ----------------------------------------------------------------------------------------------------
 
@@ -241,6 +244,7 @@ class Throughput:
             recv_total=device.empty(1, dtype=torch.int32),
             recv_src_idx=device.empty(0, dtype=torch.int32),
             num_rows=0,
+            owner=self._owner,
         )
         self._epoch += 1
         args = _native.CountsArgs()
@@ -294,7 +298,17 @@ class Throughput:
         args.recv_total, args.capacity = routing.recv_total.data_ptr(), routing.num_rows
         args.pad_tail = int(pad)
         device.launch(_native.throughput_dispatch, args, device.shape(2 * routing.channels, _WARPS))
-        keep = (rows, topk_idx, topk_weights, recv_x, recv_scales, recv_idx, recv_weights, recv_src_idx, *routing.tensors())
+        keep = (
+            rows,
+            topk_idx,
+            topk_weights,
+            recv_x,
+            recv_scales,
+            recv_idx,
+            recv_weights,
+            recv_src_idx,
+            *routing.tensors(),
+        )
         return Dispatched(recv_x, recv_scales, recv_idx, recv_weights, routing, keep)
 
     # ---- combine ---------------------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from uccl_ep.device import CpuDevice, EventHandle
 from uccl_ep.errors import refuse
 from uccl_ep.events import EventOverlap
 from uccl_ep.session import Session
-from uccl_ep.throughput import Routing, Rows, Throughput, ThroughputHandle
+from uccl_ep.throughput import Rows, Throughput, ThroughputHandle
 
 Tensor = torch.Tensor
 Event = EventOverlap[EventHandle]
@@ -52,7 +52,15 @@ class ThroughputApi:
 
     @staticmethod
     def _unpack_bias(bias: Any) -> tuple[Tensor | None, Tensor | None]:
-        raise AttributeError("_unpack_bias")  # Buffer has it
+        """None, a tensor or a pair as a pair."""
+        if bias is None:
+            return None, None
+        if isinstance(bias, Tensor):
+            return bias, None
+        if not isinstance(bias, (tuple, list)) or len(bias) != 2:
+            refuse("bias", bias, "None, a bf16 tensor, or a pair of them")
+        first, second = bias
+        return first, second
 
     def get_dispatch_layout(
         self,
@@ -78,7 +86,9 @@ class ThroughputApi:
         self._begin(previous_event, async_finish, allocate_on_comm_stream)
         ids = checks.row_ids("topk_idx", topk_idx)
         if num_experts % self.group_size or not 1 <= num_experts <= _native.MAX_EXPERTS:
-            refuse("num_experts", num_experts, f"a multiple of the {self.group_size} ranks, up to {_native.MAX_EXPERTS}")
+            refuse(
+                "num_experts", num_experts, f"a multiple of the {self.group_size} ranks, up to {_native.MAX_EXPERTS}"
+            )
         results = self._throughput.layout(ids, num_experts)
         return *results, self._end(async_finish, (ids, *results))
 
@@ -159,7 +169,7 @@ class ThroughputApi:
     def _cached_dispatch(
         self, rows: Rows, handle: Any, topk_idx: Tensor | None, topk_weights: Tensor | None, async_finish: bool
     ) -> tuple[Any, None, None, None, None, Event]:
-        routing = ThroughputHandle.routing_of(handle)
+        routing = self._throughput.routing_of(handle)
         if topk_idx is not None or topk_weights is not None:
             refuse("topk_idx and topk_weights", "given with a handle", "None in a cached call")
         if rows.x.shape[0] != routing.num_tokens:
@@ -212,7 +222,7 @@ class ThroughputApi:
             InvalidArgument: before anything is sent.
         """
         self._begin(previous_event, async_finish, allocate_on_comm_stream)
-        routing = ThroughputHandle.routing_of(handle)
+        routing = self._throughput.routing_of(handle)
         x = checks.aligned(checks.matrix("x", x, (torch.bfloat16,)))
         hidden = x.shape[1]
         if x.shape[0] != routing.num_rows or hidden % 8 or not 8 <= hidden <= _native.MAX_HIDDEN:
@@ -252,7 +262,7 @@ class ThroughputApi:
         if not async_finish:
             self._device.finish()
             return EventOverlap()
-        return EventOverlap(self._device.record(), [t for t in keep if isinstance(t, Tensor)])
+        return EventOverlap(self._device.record(keep), [t for t in keep if isinstance(t, Tensor)])
 
 
 def _row_shape(rows: Rows, topk: int) -> Any:
@@ -265,6 +275,3 @@ def _row_shape(rows: Rows, topk: int) -> Any:
 
 def _payload(d: Any) -> Any:
     return d.x if d.scales is None else (d.x, d.scales)
-
-
-__all__ = ["Routing", "ThroughputApi"]

@@ -17,7 +17,8 @@ struct V {
   VECTOR_FN F set(float v) { return vdupq_n_f32(v); }
   VECTOR_FN F load(const u16* p) { return vreinterpretq_f32_u32(vshll_n_u16(vld1_u16(p), 16)); }
   VECTOR_FN F abs(F v) { return vabsq_f32(v); }
-  VECTOR_FN F max(F a, F b) { return vmaxnmq_f32(a, b); }  // the number when one is NaN
+  // b when a is NaN. Not vmaxnmq: it answers a signalling NaN, which many bf16 NaN are, with NaN.
+  VECTOR_FN F max(F a, F b) { return vbslq_f32(vcgtq_f32(a, b), a, b); }
   VECTOR_FN F add(F a, F b) { return vaddq_f32(a, b); }
   VECTOR_FN F mul(F a, F b) { return vmulq_f32(a, b); }
   VECTOR_FN F fma(F a, F b, F c) { return vfmaq_f32(c, a, b); }

@@ -39,11 +39,24 @@ DEV void add_stat(const RankContext& c, u32 peer, PeerStat stat, u64 value) {
   simt::add_gpu(&c.peer_stats[peer * kPeerStats + static_cast<u32>(stat)], value);
 }
 
-// Same value in every lane of the warp, as lane 0 has it.
-DEV bool warp_agree(bool v) { return simt::shfl(static_cast<u32>(v), 0) != 0; }
+// Same value in every lane of the warp, as lane 0 has it; what lane 0 acquired before is then visible to all of them.
+DEV bool warp_agree(bool v) {
+  const bool agreed = simt::shfl(static_cast<u32>(v), 0) != 0;
+  simt::sync_warp();  // a shuffle alone orders no memory
+  return agreed;
+}
+
+// A launch that cannot finish, told to its other blocks through its ticket: from now on no block is the last one, so
+// nothing half-done is published. A rank that failed runs no kernel after it, so nobody resets the ticket.
+inline constexpr u32 kLaunchFailed = 1u << 16;  // above every count of blocks; at most one a warp is added
+DEV void fail_launch(u32* ticket) { simt::add_acq_rel_gpu(ticket, kLaunchFailed); }  // pairs with launch_failed
+DEV bool launch_failed(const u32* ticket) { return simt::ld_acquire_gpu(ticket) >= kLaunchFailed; }
+
+// The whole block: false when this rank has failed before, so that what earlier kernels should have left is not read.
+DEV bool may_start(const WaitContext& wait) { return simt::sync_block_and(!aborted(wait)); }
 
 // True in every thread of the block that is the last of the grid to come here; everything that any block wrote before
-// is then visible to it. `ticket` returns to 0 for the next launch.
+// is then visible to it. `ticket` returns to 0 for the next launch. Never true in a launch that failed.
 DEV bool last_block(u32* ticket, u32* shared_word) {
   simt::sync_block();
   if (simt::tid() == 0) {

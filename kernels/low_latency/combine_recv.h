@@ -42,7 +42,9 @@ DEV bool await_combine(const CombineReceiveArgs& a, const WaitContext& wait, u32
         simt::add_sys(reinterpret_cast<u64*>(&a.wait_stats[r]), simt::now_ns() - begin);
     }
   simt::sync_block();
-  return simt::ld_acquire_gpu(shared_ok) != 0;
+  const bool ok = simt::ld_acquire_gpu(shared_ok) != 0;
+  if (!ok && simt::tid() == 0) fail_launch(a.call.ticket);
+  return ok;
 }
 
 // One warp: the rows of a token that take part, compacted in ascending k. A repeated expert was sent once.
@@ -86,8 +88,7 @@ DEV void reduce_logfmt(const CombineReceiveArgs& a, u32 token, const u16* const*
 KERNEL low_latency_combine_recv(CombineReceiveArgs a) {
   CombineReceiveShared& shared = simt::smem<CombineReceiveShared>();
   const WaitContext wait = wait_context(a.rank);
-  const bool ok = await_combine(a, wait, &shared.ok);
-  if (ok) {
+  if (await_combine(a, wait, &shared.ok)) {
     const u32 warps = static_cast<u32>(simt::nbid() * simt::num_warps());
     const u32 hidden = a.call.layout.hidden;
     const u16** rows = shared.rows[simt::warp()];
@@ -101,7 +102,7 @@ KERNEL low_latency_combine_recv(CombineReceiveArgs a) {
       simt::sync_warp();
     }
   }
-  if (last_block(a.call.ticket, &shared.last) && ok) publish_consumed(a.rank, Phase::kCombine, a.call.consumed_combine);
+  if (last_block(a.call.ticket, &shared.last)) publish_consumed(a.rank, Phase::kCombine, a.call.consumed_combine);
 }
 
 }  // namespace uccl

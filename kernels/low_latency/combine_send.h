@@ -108,22 +108,28 @@ DEV void send_combine_count(const CombineSendArgs& a, const WaitContext& wait, u
     rows += static_cast<u32>(a.layout_range[static_cast<u64>(e) * a.rank.topology.num_ranks + owner]);
   rows = simt::warp_sum(rows);
   if (simt::lane() == 0)
-    send_expect(a.rank, wait, a.call, Phase::kCombine, a.call.epoch, owner,
-                a.call.layout.header(a.call.epoch, 1, owner), rows);
+    send_expect(a.rank, wait, a.call, Announcement{Phase::kCombine, owner, a.call.epoch, rows, 1});
 }
 
 DEV void send_all_rows(const CombineSendArgs& a, const WaitContext& wait, u32 warp, u32 warps) {
   const TopologyView& topology = a.rank.topology;
   const u64 stride = static_cast<u64>(topology.num_ranks) * a.call.layout.max_tokens;
   const u64 plane = a.call.num_local_experts * stride;
-  const u32 share = a.call.layout.staging_rows / warps;
+  // With fewer staging rows than warps some warps send nothing: a staging row has one user.
+  const u32 rows = a.call.layout.staging_rows;
+  if (rows != 0 && warps > rows) warps = rows;
+  if (warp >= warps) return;
+  const u32 share = rows / warps;
   StagingRows staging{warp * share, share, 0};
   u32 dealt = 0;
   for (u32 e = 0; e < a.call.num_local_experts; ++e) {
     const u64 last = static_cast<u64>(a.layout_range[static_cast<u64>(e + 1) * topology.num_ranks - 1]);
     const u32 n = static_cast<u32>(last >> 32) + static_cast<u32>(last);
     for (u32 i = (warp + warps - dealt % warps) % warps; i < n; i += warps)
-      if (!send_row(a, wait, e * stride + i, plane, &staging)) return;
+      if (!send_row(a, wait, e * stride + i, plane, &staging)) {
+        if (simt::lane() == 0) fail_launch(a.call.ticket);
+        return;
+      }
     dealt += n;
   }
 }
@@ -132,8 +138,9 @@ KERNEL low_latency_combine_send(CombineSendArgs a) {
   CombineSendShared& shared = simt::smem<CombineSendShared>();
   const TopologyView& topology = a.rank.topology;
   const WaitContext wait = wait_context(a.rank);
+  if (!may_start(wait)) return;
   announce_consumed(a.rank, wait, a.call);
-  if (wait_for_reuse(a.rank, wait, Phase::kCombine, a.call.epoch, &shared.ok)) {
+  if (wait_for_reuse(a.rank, wait, a.call, Phase::kCombine, &shared.ok)) {
     const u32 warps = static_cast<u32>(simt::nbid() * simt::num_warps());
     const u32 warp = static_cast<u32>(simt::bid() * simt::num_warps() + simt::warp());
     for (u32 r = warp; r < topology.num_ranks; r += warps)

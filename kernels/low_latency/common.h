@@ -6,6 +6,7 @@
 // usual dispatch-combine alternation has always arrived long before it is needed, so nothing is waited for and no
 // message is added. Only when a rank has read something and sent nothing since does it announce on its own (`announce`).
 #pragma once
+#include "kernels/device/barrier.h"
 #include "kernels/device/ring_push.h"
 #include "kernels/layout/access.h"
 #include "kernels/layout/low_latency.h"
@@ -35,8 +36,21 @@ DEV u64 known_consumed(const RankContext& c, Phase phase, u32 reader) {
   return direct > hosted ? direct : hosted;
 }
 
-// Waits until every rank has finished epoch - 2 of `phase`. Whole block; false when it failed.
-DEV bool wait_for_reuse(const RankContext& c, const WaitContext& wait, Phase phase, u64 epoch, u32* shared_ok) {
+// The whole grid: false in every thread of a block that gave up, or when any warp of any block had `ok` false. It has
+// a timeout of its own behind the kernel's: blocks that are here already outwait those that still wait for peers, so a
+// fault names the missing peer, and with `shrink` a missing peer is none.
+DEV bool sync_launch(const RankContext& c, const WaitContext& wait, const LowLatencyCall& call, bool ok) {
+  if (!ok && simt::lane() == 0) fail_launch(call.ticket);
+  WaitContext patient = wait;
+  patient.deadline_ns = c.timeout_ns > ~0ull - wait.deadline_ns ? ~0ull : wait.deadline_ns + c.timeout_ns;
+  if (!sync_grid(call.grid_barrier, patient) && simt::tid() == 0) fail_launch(call.ticket);
+  return simt::sync_block_and(!launch_failed(call.ticket));
+}
+
+// Waits until every rank has finished epoch - 2 of `phase`. Whole block; false when it failed, and so has the launch.
+DEV bool wait_for_reuse(const RankContext& c, const WaitContext& wait, const LowLatencyCall& call, Phase phase,
+                        u32* shared_ok) {
+  const u64 epoch = call.epoch;
   if (epoch <= 2) return true;
   if (simt::tid() == 0) simt::st_release_gpu(shared_ok, 1u);
   simt::sync_block();
@@ -50,7 +64,9 @@ DEV bool wait_for_reuse(const RankContext& c, const WaitContext& wait, Phase pha
       if (!ok) simt::st_release_gpu(shared_ok, 0u);
     }
   simt::sync_block();
-  return simt::ld_acquire_gpu(shared_ok) != 0;
+  const bool ok = simt::ld_acquire_gpu(shared_ok) != 0;
+  if (!ok && simt::tid() == 0) fail_launch(call.ticket);
+  return ok;
 }
 
 // Tells the ranks of this node that this rank has finished every epoch up to `epoch`.
@@ -60,19 +76,26 @@ DEV void publish_consumed(const RankContext& c, Phase phase, u64 epoch) {
       simt::st_release_sys(word(c.data[i], c.signals.consumed(phase, c.topology.rank)), epoch);
 }
 
-// Writes an ExpectHeader into the outgoing area at `header_offset` and sends it to `peer`. One lane.
-DEV void send_expect(const RankContext& c, const WaitContext& wait, const LowLatencyCall& call, Phase phase, u64 epoch,
-                     u32 peer, u64 header_offset, u64 num_writes) {
-  *reinterpret_cast<ExpectHeader*>(own_data(c) + header_offset) =
-      ExpectHeader{epoch, num_writes, call.consumed_dispatch, call.consumed_combine};
+// "So many writes of (phase, epoch) are on their way to you."
+struct Announcement {
+  Phase phase;
+  u32 peer;
+  u64 epoch, num_writes;
+  u32 header;  // LowLatencyLayout::header's kind: where the outgoing ExpectHeader is kept
+};
+// Writes the ExpectHeader into the outgoing area and sends it. One lane.
+DEV void send_expect(const RankContext& c, const WaitContext& wait, const LowLatencyCall& call, const Announcement& a) {
+  const u64 from = call.layout.header(a.epoch, a.header, a.peer);
+  *reinterpret_cast<ExpectHeader*>(own_data(c) + from) =
+      ExpectHeader{a.epoch, a.num_writes, call.consumed_dispatch, call.consumed_combine};
   Command m;
   m.op = Op::kCount;
-  m.peer = peer;
-  m.key = epoch_key(phase, epoch);
-  m.local_offset = header_offset;
-  m.remote_offset = c.control_offset + c.control_layout.expect(phase, epoch, c.topology.rank);
+  m.peer = a.peer;
+  m.key = epoch_key(a.phase, a.epoch);
+  m.local_offset = from;
+  m.remote_offset = c.control_offset + c.control_layout.expect(a.phase, a.epoch, c.topology.rank);
   m.bytes = sizeof(ExpectHeader);
-  push(ring_to(c, peer), m, wait);
+  push(ring_to(c, a.peer), m, wait);
 }
 
 // The rare announcement (see above): an ExpectHeader of Phase::kSpare that expects nothing, to every remote rank.
@@ -80,8 +103,7 @@ DEV void announce_consumed(const RankContext& c, const WaitContext& wait, const 
   if (call.announce_epoch == 0 || simt::bid() != 0) return;
   for (u32 r = simt::tid(); r < c.topology.num_ranks; r += simt::ntid())
     if (!c.topology.is_local(r) && !masked(c, r))
-      send_expect(c, wait, call, Phase::kSpare, call.announce_epoch, r,
-                  call.layout.header(call.announce_epoch, 2, r), 0);
+      send_expect(c, wait, call, Announcement{Phase::kSpare, r, call.announce_epoch, 0, 2});
 }
 
 // Waits for an arrival flag. One lane. Returns false when the call failed. With `shrink`, a peer that does not come in

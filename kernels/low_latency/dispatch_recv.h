@@ -1,7 +1,6 @@
 // Low-latency dispatch, receiving half: waits for every source, works out from the routing blocks which rows belong to
 // which local expert, and packs them. The order is fixed: expert, then source rank, then token.
 #pragma once
-#include "kernels/device/barrier.h"
 #include "kernels/device/copy.h"
 #include "kernels/low_latency/common.h"
 
@@ -147,9 +146,9 @@ DEV void copy_rows(const DispatchReceiveArgs& a, u32 warp, u32 warps) {
       const u64 at = e * stride + i;
       const u8* from = source_view(a, static_cast<u32>(a.src_info[2 * plane + at])).rows + a.src_info[at] * row;
       copy_row(a.recv_x + at * payload, from, payload);
-      u32* scales = reinterpret_cast<u32*>(a.recv_scales) + static_cast<u64>(e) * words * stride + i;
       for (u32 w = static_cast<u32>(simt::lane()); w < words; w += simt::kWarp)
-        scales[w * stride] = reinterpret_cast<const u32*>(from + payload)[w];
+        reinterpret_cast<u32*>(a.recv_scales)[(static_cast<u64>(e) * words + w) * stride + i] =
+            reinterpret_cast<const u32*>(from + payload)[w];
     }
     dealt += n;
   }
@@ -160,10 +159,9 @@ KERNEL low_latency_dispatch_recv(DispatchReceiveArgs a) {
   const WaitContext wait = wait_context(a.rank);
   const u32 warps = static_cast<u32>(simt::nbid() * simt::num_warps());
   const u32 warp = static_cast<u32>(simt::bid() * simt::num_warps() + simt::warp());
-  bool ok = count_rows(a, wait, warp, warps);
-  ok = sync_grid(a.call.grid_barrier, wait) && ok;
+  bool ok = sync_launch(a.rank, wait, a.call, count_rows(a, wait, warp, warps));
   if (ok) place_rows(a, warp, warps);
-  ok = sync_grid(a.call.grid_barrier, wait) && ok;
+  ok = sync_launch(a.rank, wait, a.call, ok);
   if (ok) {
     copy_rows(a, warp, warps);
     if (warp == 0)
@@ -175,7 +173,7 @@ KERNEL low_latency_dispatch_recv(DispatchReceiveArgs a) {
                  rows * LowLatencyLayout::row_bytes(a.call.layout.hidden, static_cast<RowFormat>(a.format)));
       }
   }
-  if (last_block(a.call.ticket, &shared.last) && ok) publish_consumed(a.rank, Phase::kDispatch, a.call.consumed_dispatch);
+  if (last_block(a.call.ticket, &shared.last)) publish_consumed(a.rank, Phase::kDispatch, a.call.consumed_dispatch);
 }
 
 }  // namespace uccl

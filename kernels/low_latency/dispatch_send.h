@@ -24,8 +24,6 @@ struct DispatchSendArgs {
 };
 struct DispatchSendShared {
   u32 ok, last;
-  // Behind it: hidden / 128 floats a warp.
-  static constexpr u64 bytes(u32 hidden, u32 warps) { return 16 + 4ull * warps * ceil_div(hidden, kScaleChannels); }
 };
 
 DEV bool goes_to_node(const DispatchSendArgs& a, u32 token, u32 node) {
@@ -38,8 +36,8 @@ DEV bool goes_to_node(const DispatchSendArgs& a, u32 token, u32 node) {
   return false;
 }
 
-// One warp: bf16 row -> staged row of the wanted format. `scratch`: one float a scale, for this warp alone.
-DEV void stage_row(const DispatchSendArgs& a, u32 token, u8* out, float* scratch) {
+// One warp: bf16 row -> staged row of the wanted format.
+DEV void stage_row(const DispatchSendArgs& a, u32 token, u8* out) {
   const u32 hidden = a.call.layout.hidden;
   const u16* x = a.x + static_cast<u64>(token) * hidden;
   const RowFormat format = static_cast<RowFormat>(a.format);
@@ -48,13 +46,10 @@ DEV void stage_row(const DispatchSendArgs& a, u32 token, u8* out, float* scratch
     return;
   }
   u8* scales = out + hidden;
-  if (format == RowFormat::kFp8) {
+  if (format == RowFormat::kFp8)
     quantize_row(x, out, reinterpret_cast<float*>(scales), hidden, a.round_scale != 0);
-    return;
-  }
-  quantize_row(x, out, scratch, hidden, true);
-  simt::sync_warp();
-  pack_ue8m0(scratch, reinterpret_cast<u32*>(scales), static_cast<u32>(ceil_div(hidden, kScaleChannels)));
+  else
+    quantize_row_ue8m0(x, out, reinterpret_cast<u32*>(scales), hidden);
 }
 
 // One warp: sends the staged rows [first, first + count) that node n needs, one write per run.
@@ -81,7 +76,10 @@ DEV void send_runs(const DispatchSendArgs& a, const WaitContext& wait, u32 first
     m.local_offset = layout.staged_rows(a.call.epoch) + (first + i) * row;
     m.remote_offset = layout.hosted_rows(a.call.epoch, topology.hosted_slot(topology.rank, node)) + (first + i) * row;
     m.bytes = (end - i) * row;
-    if (push(ring_to(a.rank, host), m, wait) == ~0ull) return;
+    if (push(ring_to(a.rank, host), m, wait) == kNoTicket) {
+      fail_launch(a.call.ticket);
+      return;
+    }
     add_stat(a.rank, host, PeerStat::kRowsOut, end - i);
     add_stat(a.rank, host, PeerStat::kBytesOut, m.bytes);
     ++runs;
@@ -120,9 +118,8 @@ DEV void finish_dispatch(const DispatchSendArgs& a, const WaitContext& wait) {
     m.local_offset = layout.staged_routing(a.call.epoch);
     m.remote_offset = layout.hosted_routing(a.call.epoch, topology.hosted_slot(topology.rank, n));
     m.bytes = LowLatencyLayout::routing_bytes(a.num_tokens, a.topk);
-    if (push(ring_to(a.rank, host), m, wait) == ~0ull) continue;
-    send_expect(a.rank, wait, a.call, Phase::kDispatch, a.call.epoch, host, layout.header(a.call.epoch, 0, host),
-                runs + 1ull);
+    if (push(ring_to(a.rank, host), m, wait) == kNoTicket) continue;
+    send_expect(a.rank, wait, a.call, Announcement{Phase::kDispatch, host, a.call.epoch, runs + 1ull, 0});
   }
   if (simt::tid() == 0)
     simt::st_release_sys(word(own_data(a.rank), a.rank.signals.flag(Phase::kDispatch, topology.rank)), a.call.epoch);
@@ -132,17 +129,15 @@ KERNEL low_latency_dispatch_send(DispatchSendArgs a) {
   DispatchSendShared& shared = simt::smem<DispatchSendShared>();
   const WaitContext wait = wait_context(a.rank);
   announce_consumed(a.rank, wait, a.call);
-  if (wait_for_reuse(a.rank, wait, Phase::kDispatch, a.call.epoch, &shared.ok)) {
+  if (wait_for_reuse(a.rank, wait, a.call, Phase::kDispatch, &shared.ok)) {
     if (simt::bid() == 0) stage_routing(a);
     const u64 row = LowLatencyLayout::row_bytes(a.call.layout.hidden, static_cast<RowFormat>(a.format));
     u8* rows = own_data(a.rank) + a.call.layout.staged_rows(a.call.epoch);
-    float* scratch = reinterpret_cast<float*>(reinterpret_cast<u8*>(&shared) + 16) +
-                     simt::warp() * ceil_div(a.call.layout.hidden, kScaleChannels);
     const u32 warps = static_cast<u32>(simt::nbid() * simt::num_warps());
     const u32 me = static_cast<u32>(simt::bid() * simt::num_warps() + simt::warp());
     for (u32 first = me * a.batch; first < a.num_tokens; first += warps * a.batch) {
       const u32 count = a.num_tokens - first < a.batch ? a.num_tokens - first : a.batch;
-      for (u32 i = 0; i < count; ++i) stage_row(a, first + i, rows + (first + i) * row, scratch);
+      for (u32 i = 0; i < count; ++i) stage_row(a, first + i, rows + (first + i) * row);
       simt::sync_warp();
       for (u32 n = 0; n < a.rank.topology.num_nodes; ++n)
         if (n != a.rank.topology.node && !masked(a.rank, a.rank.topology.host_of(a.rank.topology.rank, n)))

@@ -287,12 +287,12 @@ DEV void reduce_partial(const CombineArgs& a, CombineShared& s, const PlanEntry&
 DEV bool send_partials(const CombineArgs& a, const WaitContext& wait, CombineShared& s, const PartialOut& p, u32 left) {
   const StreamGeometry& g = a.call.geometry;
   if (s.in_chunk < g.rows_per_chunk && left != 0) return true;
-  const u64 bytes = static_cast<u64>(s.in_chunk) * g.row_bytes, at = g.chunk(p.channel, s.number);
+  const u64 bytes = static_cast<u64>(s.in_chunk) * g.row_bytes;
   add_stat(a.rank, p.source, PeerStat::kRowsOut, s.in_chunk);
   add_stat(a.rank, p.source, PeerStat::kBytesOut, bytes);
   simt::st_relaxed_sys(p.sent_word, s.number + 1);
-  const bool ok = send_chunk(a.rank, wait, Op::kSequence, p.source, stream_key(Direction::kCombine, p.channel, s.number),
-                             p.unit_offset + at, p.remote_offset + at, bytes);
+  const OutgoingChunk chunk{Direction::kCombine, p.source, p.channel, s.number, p.unit_offset, p.remote_offset, bytes};
+  const bool ok = send_chunk(a.rank, wait, chunk, g);
   ++s.number;
   s.in_chunk = 0;
   return ok;
@@ -326,6 +326,7 @@ KERNEL throughput_combine(CombineArgs a) {
   const WaitContext wait = wait_context(a.rank);
   const TopologyView& t = a.rank.topology;
   const u32 roles = t.num_nodes > 1 ? 3 : 2, channel = simt::bid() / roles, role = simt::bid() % roles;
+  if (!may_start(wait)) return;
   if (role == 0) {
     for (u32 s = simt::warp(); s < t.num_ranks; s += simt::num_warps()) contribute(a, wait, channel, s);
   } else if (role == 1) {

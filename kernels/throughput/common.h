@@ -94,19 +94,29 @@ DEV bool wait_for_slot(const WaitContext& wait, const WaitSite& site, const Stre
   return wait_until(wait, site, head, [&](u64 seen) { return number - seen < g.num_slots; });
 }
 
-// One lane: a chunk to another node, or (bytes = 0) a credit for one.
-DEV bool send_chunk(const RankContext& c, const WaitContext& wait, Op op, u32 peer, u32 key, u64 from, u64 to, u64 bytes) {
+// One lane: a chunk to another node; it has the same place in the ring at both ends.
+struct OutgoingChunk {
+  Direction direction;
+  u32 peer, channel;
+  u64 number, local_unit, remote_unit, bytes;
+};
+DEV bool send_chunk(const RankContext& c, const WaitContext& wait, const OutgoingChunk& chunk, const StreamGeometry& g) {
   Command m;
-  m.op = op;
-  m.peer = peer;
-  m.key = key;
-  m.local_offset = from;
-  m.remote_offset = to;
-  m.bytes = bytes;
-  return push(ring_of_channel(c, key_channel(key)), m, wait) != kNoTicket;
+  m.op = Op::kSequence;
+  m.peer = chunk.peer;
+  m.key = stream_key(chunk.direction, chunk.channel, chunk.number);
+  m.local_offset = chunk.local_unit + g.chunk(chunk.channel, chunk.number);
+  m.remote_offset = chunk.remote_unit + g.chunk(chunk.channel, chunk.number);
+  m.bytes = chunk.bytes;
+  return push(ring_of_channel(c, chunk.channel), m, wait) != kNoTicket;
 }
+// One lane: tells the writer of a stream that this node has finished with its chunks below `head`.
 DEV bool send_credit(const RankContext& c, const WaitContext& wait, Direction d, u32 peer, u32 channel, u64 head) {
-  return send_chunk(c, wait, Op::kCredit, peer, stream_key(d, channel, head), 0, 0, 0);
+  Command m;
+  m.op = Op::kCredit;
+  m.peer = peer;
+  m.key = stream_key(d, channel, head);
+  return push(ring_of_channel(c, channel), m, wait) != kNoTicket;
 }
 
 // The tokens of one channel: contiguous, in equal shares.

@@ -78,9 +78,8 @@ DEV bool publish_chunk(const DispatchArgs& a, const WaitContext& wait, const Out
     return true;
   }
   simt::st_relaxed_sys(s.sent_word, number + 1);
-  const u64 at = a.call.geometry.chunk(s.channel, number);
-  return send_chunk(a.rank, wait, Op::kSequence, s.peer, stream_key(Direction::kDispatch, s.channel, number),
-                    s.unit_offset + at, s.remote_offset + at, bytes);
+  const OutgoingChunk chunk{Direction::kDispatch, s.peer, s.channel, number, s.unit_offset, s.remote_offset, bytes};
+  return send_chunk(a.rank, wait, chunk, a.call.geometry);
 }
 
 // One warp writes the whole stream of one channel to one node.
@@ -129,25 +128,29 @@ DEV void take_row(const DispatchArgs& a, const u8* row, u32 at) {
         here ? reinterpret_cast<const float*>(row + shape.weights())[lane] : 0.0f;
 }
 
-// One lane, at the ring's host: tells a remote source how far its slowest reader here is, when that is news.
-DEV bool return_credit(const DispatchArgs& a, const WaitContext& wait, const StreamAddress& s, u32 source, u32 channel,
-                       u64 news, u64* told) {
-  const u64 head = slowest_head(s.heads, a.rank.topology.local_size);
-  if (head < *told + news) return true;
-  *told = head;
-  return send_credit(a.rank, wait, Direction::kDispatch, source, channel, head);
+// At the ring's host: how far a remote source has been told its slowest reader here is.
+struct Crediting {
+  StreamAddress stream;
+  u32 source, channel;
+  u64 told;
+};
+// One lane: tells the source when the slowest reader has gone on by `news` chunks.
+DEV bool return_credit(const DispatchArgs& a, const WaitContext& wait, Crediting& c, u64 news) {
+  const u64 head = slowest_head(c.stream.heads, a.rank.topology.local_size);
+  if (head < c.told + news) return true;
+  c.told = head;
+  return send_credit(a.rank, wait, Direction::kDispatch, c.source, c.channel, head);
 }
 
-// One lane, at the ring's host: stays until every local reader has finished this call's part of the stream.
-DEV bool finish_credits(const DispatchArgs& a, const WaitContext& wait, const StreamAddress& s, u32 source, u32 channel,
-                        u64 end, u64* told) {
+// One lane: stays until every local reader has finished this call's part of the stream.
+DEV bool finish_credits(const DispatchArgs& a, const WaitContext& wait, Crediting& c, u64 end) {
   const u32 readers = a.rank.topology.local_size;
-  while (*told < end) {
-    const u64 known = *told;
-    const WaitSite site{WaitPhase::kDispatchReceive, source, channel, end};
-    if (!wait_until(wait, site, [&] { return slowest_head(s.heads, readers); }, [&](u64 h) { return h > known; }))
+  while (c.told < end) {
+    const WaitSite site{WaitPhase::kDispatchReceive, c.source, c.channel, end};
+    if (!wait_until(wait, site, [&] { return slowest_head(c.stream.heads, readers); },
+                    [&](u64 head) { return head > c.told; }))
       return false;
-    if (!return_credit(a, wait, s, source, channel, 1, told)) return false;
+    if (!return_credit(a, wait, c, 1)) return false;
   }
   return true;
 }
@@ -159,7 +162,8 @@ DEV void receive_stream(const DispatchArgs& a, const WaitContext& wait, u32 chan
   const u32 rows = a.call.stream_rows[source * g.num_channels + channel];
   const StreamAddress s = dispatch_stream(a.rank, a.call.layout, source, channel);
   u64* head_word = s.heads + t.local;
-  u64 head = simt::ld_relaxed_sys(head_word), told = head;
+  u64 head = simt::ld_relaxed_sys(head_word);
+  Crediting credits{s, source, channel, head};
   const bool crediting = !t.is_local(source) && t.host_of(source, t.node) == t.rank;
   const u64 news = g.num_slots / 4 > 0 ? g.num_slots / 4 : 1;
   u32 at = a.call.recv_begin[source * g.num_channels + channel], taken = 0;
@@ -172,7 +176,7 @@ DEV void receive_stream(const DispatchArgs& a, const WaitContext& wait, u32 chan
       ok = wait_until(
           wait, WaitSite{WaitPhase::kDispatchReceive, source, channel, head + 1},
           [&] {
-            if (crediting) return_credit(a, wait, s, source, channel, 1, &told);
+            if (crediting) return_credit(a, wait, credits, 1);
             return simt::ld_acquire_sys(s.tail);  // pairs with publish_chunk, or with the proxy's release
           },
           [&](u64 tail) { return tail > head; });
@@ -190,7 +194,7 @@ DEV void receive_stream(const DispatchArgs& a, const WaitContext& wait, u32 chan
     simt::sync_warp();  // every lane has read the chunk
     if (simt::lane() == 0) {
       simt::st_release_sys(head_word, head + 1);  // pairs with slowest_head
-      if (crediting) ok = return_credit(a, wait, s, source, channel, news, &told);
+      if (crediting) ok = return_credit(a, wait, credits, news);
     }
     if (!warp_agree(ok)) return;
   }
@@ -198,7 +202,7 @@ DEV void receive_stream(const DispatchArgs& a, const WaitContext& wait, u32 chan
   add_stat(a.rank, source, PeerStat::kRowsIn, taken);
   add_stat(a.rank, source, PeerStat::kBytesIn, static_cast<u64>(taken) * g.row_bytes);
   add_stat(a.rank, source, PeerStat::kWaitNs, waited);
-  if (crediting) finish_credits(a, wait, s, source, channel, head, &told);
+  if (crediting) finish_credits(a, wait, credits, head);
 }
 
 // Rows beyond the real count, shared out over the reading blocks.
@@ -212,6 +216,7 @@ DEV void pad_tail(const DispatchArgs& a, u32 channel) {
 KERNEL throughput_dispatch(DispatchArgs a) {
   const WaitContext wait = wait_context(a.rank);
   const u32 channel = simt::bid() / 2;
+  if (!may_start(wait)) return;
   if (*a.recv_total > a.capacity) {
     if (simt::tid() == 0 && simt::bid() == 0)
       record_fault(wait, WaitSite{WaitPhase::kDispatchReceive, a.rank.topology.rank, 7, a.capacity}, FaultKind::kMismatch,

@@ -94,7 +94,7 @@ void register_rank(nb::module_& m) {
   m.attr("PEER_STATS") = kPeerStats;
 }
 
-void register_low_latency(nb::module_& m) {
+void register_low_latency_call(nb::module_& m) {
   nb::class_<LowLatencyCall> call(m, "LowLatencyCall");
   call.def(nb::init<>())
       .def_rw("layout", &LowLatencyCall::layout)
@@ -106,7 +106,9 @@ void register_low_latency(nb::module_& m) {
       .def_rw("num_local_experts", &LowLatencyCall::num_local_experts);
   address(call, "ticket", &LowLatencyCall::ticket);
   address(call, "grid_barrier", &LowLatencyCall::grid_barrier);
+}
 
+void register_low_latency_dispatch(nb::module_& m) {
   auto send = arguments<DispatchSendArgs>(m, "DispatchSendArgs");
   send.def_rw("rank", &DispatchSendArgs::rank).def_rw("call", &DispatchSendArgs::call);
   send.def_rw("num_tokens", &DispatchSendArgs::num_tokens).def_rw("topk", &DispatchSendArgs::topk);
@@ -115,9 +117,8 @@ void register_low_latency(nb::module_& m) {
   address(send, "x", &DispatchSendArgs::x);
   address(send, "topk_idx", &DispatchSendArgs::topk_idx);
   address(send, "num_writes", &DispatchSendArgs::num_writes);
-  kernel(m, "low_latency_dispatch_send", &low_latency_dispatch_send, [](const DispatchSendArgs& a, u32 warps) {
-    return DispatchSendShared::bytes(a.call.layout.hidden, warps);
-  });
+  kernel(m, "low_latency_dispatch_send", &low_latency_dispatch_send,
+         [](const DispatchSendArgs&, u32) { return sizeof(DispatchSendShared); });
 
   auto receive = arguments<DispatchReceiveArgs>(m, "DispatchReceiveArgs");
   receive.def_rw("rank", &DispatchReceiveArgs::rank).def_rw("call", &DispatchReceiveArgs::call);
@@ -132,7 +133,9 @@ void register_low_latency(nb::module_& m) {
   address(receive, "counts", &DispatchReceiveArgs::counts);
   kernel(m, "low_latency_dispatch_recv", &low_latency_dispatch_recv,
          [](const DispatchReceiveArgs&, u32) { return sizeof(DispatchReceiveShared); });
+}
 
+void register_low_latency_combine(nb::module_& m) {
   auto combine = arguments<CombineSendArgs>(m, "CombineSendArgs");
   combine.def_rw("rank", &CombineSendArgs::rank).def_rw("call", &CombineSendArgs::call);
   combine.def_rw("zero_copy_offset", &CombineSendArgs::zero_copy_offset);
@@ -254,7 +257,9 @@ void register_streams_of_rows(nb::module_& m) {
 void register_kernels(nb::module_& m) {
   register_streams(m);
   register_rank(m);
-  register_low_latency(m);
+  register_low_latency_call(m);
+  register_low_latency_dispatch(m);
+  register_low_latency_combine(m);
   register_throughput_call(m);
   register_routing(m);
   register_streams_of_rows(m);

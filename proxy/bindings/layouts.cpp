@@ -9,7 +9,9 @@ namespace nb = nanobind;
 
 namespace uccl {
 
-void register_layouts(nb::module_& m) {
+namespace {
+
+void register_words(nb::module_& m) {
   nb::class_<ControlLayout>(m, "ControlLayout")
       .def(nb::init<>())
       .def_rw("num_ranks", &ControlLayout::num_ranks)
@@ -25,6 +27,9 @@ void register_layouts(nb::module_& m) {
       .def_rw("num_channels", &SignalLayout::num_channels)
       .def_rw("max_readers", &SignalLayout::max_readers)
       .def("bytes", &SignalLayout::bytes);
+}
+
+void register_low_latency(nb::module_& m) {
   nb::class_<LowLatencyLayout>(m, "LowLatencyLayout")
       .def(nb::init<>())
       .def_rw("max_tokens", &LowLatencyLayout::max_tokens)
@@ -43,6 +48,9 @@ void register_layouts(nb::module_& m) {
       .def_static("row_bytes", [](u32 hidden, u32 format) {
         return LowLatencyLayout::row_bytes(hidden, static_cast<RowFormat>(format));
       }, nb::arg("hidden"), nb::arg("format"));
+}
+
+void register_throughput(nb::module_& m) {
   nb::class_<RowShape>(m, "RowShape")
       .def(nb::init<>())
       .def_rw("payload_bytes", &RowShape::payload_bytes)
@@ -73,6 +81,14 @@ void register_layouts(nb::module_& m) {
       .def_rw("unit_bytes", &ThroughputLayout::unit_bytes)
       .def("num_units", &ThroughputLayout::num_units)
       .def("bytes", &ThroughputLayout::bytes);
+}
+
+}  // namespace
+
+void register_layouts(nb::module_& m) {
+  register_words(m);
+  register_low_latency(m);
+  register_throughput(m);
 }
 
 }  // namespace uccl

@@ -140,9 +140,12 @@ void register_proxy(nb::module_& m) {
       .def("dismiss_peer", &ProxyHost::dismiss_peer, nb::arg("peer"));
   m.def("ring_bytes", &ring_bytes, nb::arg("capacity"));
   m.def("counters_bytes", &counters_bytes, nb::arg("num_workers"), nb::arg("num_ranks"));
-  m.def("read_counters", &read_counters, nb::arg("address"), nb::arg("num_workers"), nb::arg("num_ranks"));
+  m.def("read_counters", &read_counters, nb::arg("address"), nb::arg("num_workers"), nb::arg("num_ranks"),
+        nb::sig("def read_counters(address: int, num_workers: int, num_ranks: int) -> "
+                "tuple[list[dict[str, int]], list[dict[str, int]]]"));
   m.def("rings_idle", &rings_idle, nb::arg("address"), nb::arg("num_rings"), nb::arg("capacity"));
-  m.def("read_fault", &read_fault, nb::arg("control"));
+  m.def("read_fault", &read_fault, nb::arg("control"),
+        nb::sig("def read_fault(control: int) -> dict[str, int] | None"));
 }
 
 }  // namespace uccl

@@ -1,3 +1,4 @@
+// Building a rank's proxy: map, make the transport, connect, hand over to the engine.
 #include "bindings/proxy_host.h"
 
 #include <fcntl.h>

@@ -1,3 +1,4 @@
+// Node numbering, member lists and views of a rank's rings, checked and laid out for kernels.
 #include "bindings/rank_tables.h"
 
 #include <algorithm>

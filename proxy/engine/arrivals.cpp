@@ -30,7 +30,8 @@ Verdict Arrivals::arrive(u32 source, u32 key, u64 now_ns) {
   Epoch& e = counter.window[epoch % kEpochWindow];
   // Complete but not published (an earlier epoch is open): one write more than announced.
   if (e.counted == e.expected) return {Outcome::kRefused, e.expected, e.counted + 1};
-  if (++e.counted == e.expected) publish(counter, source, key_phase(key), now_ns);
+  ++e.counted;
+  settle(counter, epoch, source, key_phase(key), now_ns);
   return {};
 }
 
@@ -51,8 +52,21 @@ Verdict Arrivals::expect(u32 source, u32 key, u64 now_ns) {
   // Both phases carry both words, and the phases may be on different workers: hence raised, not stored.
   raise_word(control_, layout_.consumed(Phase::kDispatch, source), read_word(header->consumed_dispatch));
   raise_word(control_, layout_.consumed(Phase::kCombine, source), read_word(header->consumed_combine));
-  if (e.counted == e.expected) publish(counter, source, key_phase(key), now_ns);
+  settle(counter, epoch, source, key_phase(key), now_ns);
   return {};
+}
+
+// After a change of `epoch`: raises the flag when it can be, else says how far the next one to be raised is.
+void Arrivals::settle(Counter& counter, u64 epoch, u32 source, Phase phase, u64 now_ns) {
+  if (epoch != counter.published + 1) return;
+  const Epoch& e = counter.window[epoch % kEpochWindow];
+  if (e.counted == e.expected) {
+    publish(counter, source, phase, now_ns);
+    return;
+  }
+  // For reports only: relaxed. `due` is 0 until it has been announced; both saturate long before they are of interest.
+  const u64 due = e.expected == kUnknown ? 0 : std::min(e.expected, low_bits(32));
+  write_word(control_word(control_, layout_.progress(phase, source)), due << 32 | std::min(e.counted, low_bits(32)));
 }
 
 void Arrivals::publish(Counter& counter, u32 source, Phase phase, u64 now_ns) {

@@ -11,6 +11,7 @@
 #include <thread>
 #include <utility>
 
+#include "engine/departures.h"
 #include "engine/process_watch.h"
 #include "engine/settings.h"
 #include "engine/words.h"
@@ -27,6 +28,7 @@ struct Engine::Shared {
   std::unique_ptr<Transport> transport;
   Faults faults;
   Membership membership;
+  Departures departures;
   ProcessWatch watch;
   std::vector<std::unique_ptr<Worker>> workers;
   std::vector<std::thread> threads;
@@ -41,7 +43,10 @@ Engine::Shared::Shared(EngineSettings s, std::unique_ptr<Transport> t, WorkerCou
       transport(std::move(t)),
       faults(settings.control, peer_counters, settings.num_ranks),
       membership(settings.num_ranks, peer_counters, faults),
-      watch(settings.peer_pids, [this](u32 peer) { membership.lose(peer, PeerFault::kLost, 0); }) {
+      departures(settings.control, settings.control_layout),
+      watch(settings.peer_pids, [this](u32 peer) {
+        if (!departures.process_ended(peer)) membership.lose(peer, PeerFault::kLost, 0);
+      }) {
   if (!transport) throw std::invalid_argument("engine: transport is null, allowed: a connected transport");
   for (u32 w = 0; w < settings.num_workers; ++w)
     workers.push_back(std::make_unique<Worker>(WorkerShared{settings, peer_counters, membership, faults}, w,

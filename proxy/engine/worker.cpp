@@ -13,6 +13,7 @@ Worker::Worker(const WorkerShared& shared, u32 index, Lane& lane, WorkerCounters
       counters_(counters),
       membership_(shared.membership),
       faults_(shared.faults),
+      departures_(settings_.control, settings_.control_layout),
       ledger_(settings_, shared.peer_counters),
       barrier_(settings_, lane, ledger_, counters),
       poster_(WorkerContext{settings_, index, lane, counters, ledger_, faults_}, barrier_),
@@ -66,18 +67,28 @@ bool Worker::poll_arrivals() {
 void Worker::poll_events() {
   std::array<PeerEvent, 8> events;
   for (std::size_t n; (n = lane_.poll_events(events)) != 0;)
-    for (std::size_t i = 0; i < n; ++i) membership_.lose(events[i].peer, events[i].fault, events[i].code);
+    for (std::size_t i = 0; i < n; ++i) {
+      const PeerEvent& e = events[i];
+      // A goodbye ends this lane only: another may still hold arrivals of the peer.
+      if (departures_.connection_ended(e.peer, e.fault, e.code))
+        part(e.peer);
+      else
+        membership_.lose(e.peer, e.fault, e.code);
+    }
 }
 
 // Closes, on this lane, every peer that has gone since the last look. Arrivals that were already here have been
 // applied: the loop polls them before it looks.
 void Worker::follow_membership() {
   membership_seen_ = membership_.version();  // first: a change during the scan is seen again
-  for (u32 peer = 0; peer < settings_.num_ranks; ++peer) {
-    if (!ledger_.is_peer(peer) || ledger_.gone(peer) || !membership_.gone(peer)) continue;
-    lane_.close_peer(peer);  // before its writes count as complete: from here on nothing reads their sources
-    poster_.drop_peer(peer);
-  }
+  for (u32 peer = 0; peer < settings_.num_ranks; ++peer)
+    if (membership_.gone(peer)) part(peer);
+}
+
+void Worker::part(u32 peer) {
+  if (!ledger_.is_peer(peer) || ledger_.gone(peer)) return;
+  lane_.close_peer(peer);  // before its writes count as complete: from here on nothing reads their sources
+  poster_.drop_peer(peer);
 }
 
 bool Worker::plausible(const Arrival& arrival, const Immediate& immediate) const {

@@ -7,6 +7,7 @@
 
 #include "engine/arrivals.h"
 #include "engine/barrier.h"
+#include "engine/departures.h"
 #include "engine/idle.h"
 #include "engine/ledger.h"
 #include "engine/membership.h"
@@ -44,6 +45,7 @@ class alignas(64) Worker {
   bool poll_arrivals();
   void poll_events();
   void follow_membership();
+  void part(u32 peer);
   void apply(const Arrival& arrival, u64 now_ns);
   bool plausible(const Arrival& arrival, const Immediate& immediate) const;
   Verdict dispatch(const Immediate& immediate, u64 now_ns);
@@ -54,6 +56,7 @@ class alignas(64) Worker {
   WorkerCounters& counters_;
   Membership& membership_;
   Faults& faults_;
+  Departures departures_;
   PeerLedger ledger_;
   Barrier barrier_;
   Poster poster_;

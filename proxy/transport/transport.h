@@ -80,8 +80,8 @@ struct TransportSettings {
   u64 session = 0;               // one number per Buffer group, the same on all ranks
   std::string secret;            // 32 bytes, the same on all ranks; whoever lacks it is dropped
   AddressSpace local;            // where incoming writes may land; everything else is refused
-  std::vector<int> span_fds;     // shared_memory: memfd that holds local.spans()[i] from its byte 0 on; -1 = not mappable,
-                                 // peers' writes are refused. Stay open until every peer has connected
+  std::vector<int> span_fds;     // shared_memory: memfd that holds local.spans()[i] from its byte 0 on, -1 = not
+                                 // mappable (peers' writes are refused). Stay open until every peer has connected
   std::string interface_address; // tcp: the one address to listen on, "" = 127.0.0.1
   u32 max_in_flight = 256;       // writes per peer and lane that may be open; sizes every queue
   u64 shuffle_seed = 0;          // loopback: deliver in a random order derived from this; 0 = as posted

@@ -92,6 +92,7 @@ class TcpConnection {
       parts[num_parts++] = {const_cast<void*>(base), n};
       bytes += n;
     }
+    void cut(u64 limit);  // to at most so many bytes
   };
 
   Slot& slot(u64 number) { return slots_[number & (slots_.size() - 1)]; }
@@ -106,7 +107,7 @@ class TcpConnection {
   const u32 peer_;
   Socket socket_;
   const u32 peer_window_;
-  const u64 zerocopy_bytes_;
+  const u64 zerocopy_bytes_, max_send_bytes_;
   bool zerocopy_;
 
   // Out. Writes are numbered from 0: reported <= acked <= sent <= posted <= reported + window.

@@ -17,6 +17,7 @@ TcpConnection::TcpConnection(u32 peer, Socket socket, u32 window, u32 peer_windo
       socket_(std::move(socket)),
       peer_window_(peer_window),
       zerocopy_bytes_(tuning.zerocopy_bytes),
+      max_send_bytes_(tuning.max_send_bytes),
       zerocopy_(tuning.zerocopy_bytes != 0 && tcp_enable_zerocopy(socket_.fd())),
       window_(window),
       slots_(std::bit_ceil(window)) {}
@@ -27,6 +28,16 @@ void TcpConnection::push(const WriteRequest& r) {
   s.header = FrameHeader{kind, r.immediate, r.remote_offset, static_cast<u32>(r.bytes), 0};
   s.source = r.source;
   s.token = r.token;
+}
+
+void TcpConnection::Batch::cut(u64 limit) {
+  for (; bytes > limit; --num_parts) {
+    iovec& last = parts[num_parts - 1];
+    const u64 over = std::min<u64>(bytes - limit, last.iov_len);
+    last.iov_len -= over;
+    bytes -= over;
+    if (last.iov_len != 0) return;
+  }
 }
 
 // The order of bytes is fixed by what was begun: a control frame that is partly sent, else the write that is partly
@@ -101,6 +112,7 @@ void TcpConnection::send(LaneCounters& counters) {
     Batch batch;
     fill(batch);
     if (batch.num_parts == 0) return;
+    if (batch.bytes > max_send_bytes_) batch.cut(max_send_bytes_);
     msghdr m{};
     m.msg_iov = batch.parts;
     m.msg_iovlen = static_cast<std::size_t>(batch.num_parts);

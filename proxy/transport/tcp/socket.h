@@ -16,6 +16,7 @@ struct TcpTuning {
   // its first notification; the connection then stops asking.
   u64 zerocopy_bytes = 64 << 10;
   u64 hello_timeout_ns = 2ull * 1000 * 1000 * 1000;  // a connection that has not proven itself by then is dropped
+  u64 max_send_bytes = ~0ull;                        // of one system call: tests cut streams at any byte with it
   u32 max_pending = 256;                             // accepted connections that have not finished their hello
 };
 

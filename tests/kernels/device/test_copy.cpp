@@ -73,7 +73,7 @@ TEST(copy_quantize_follows_the_contract) {
     for (u32 i = g * 128; i < (g + 1) * 128; ++i) amax = std::max(amax, std::fabs(bf16_to_f(x[i])));
     CHECK_EQ(scales[g], amax * (1.f / 448.f));
     for (u32 i = g * 128; i < (g + 1) * 128; ++i) {
-      CHECK_EQ(bytes[i], e4m3_software(bf16_to_f(x[i]) * (448.f / amax)));
+      CHECK_EQ(u32{bytes[i]}, e4m3_software(bf16_to_f(x[i]) * (448.f / amax)));
       CHECK(std::fabs(e4m3_to_f(bytes[i]) * scales[g] - bf16_to_f(x[i])) <= amax / 16);
     }
   }
@@ -148,13 +148,13 @@ TEST(copy_moves_and_zeroes_exactly_the_row) {
       lanes::copy_row(by_lanes.data() + 16, source.data() + 16, bytes);
     });
     CHECK(by_vector == by_lanes);
-    for (u64 i = 0; i < bytes + 64; ++i) CHECK_EQ(by_vector[i], i >= 16 && i < 16 + bytes ? source[i] : 0xaa);
+    for (u64 i = 0; i < bytes + 64; ++i) CHECK_EQ(+by_vector[i], i >= 16 && i < 16 + bytes ? source[i] : 0xaa);
     on_warp([&] {
       zero_row(by_vector.data() + 16, bytes);
       lanes::zero_row(by_lanes.data() + 16, bytes);
     });
     CHECK(by_vector == by_lanes);
-    for (u64 i = 0; i < bytes + 64; ++i) CHECK_EQ(by_vector[i], i >= 16 && i < 16 + bytes ? 0 : 0xaa);
+    for (u64 i = 0; i < bytes + 64; ++i) CHECK_EQ(+by_vector[i], i >= 16 && i < 16 + bytes ? 0 : 0xaa);
   }
 }
 

@@ -46,9 +46,9 @@ TEST(copy_lanes_quantize_by_the_contract) {
         for (u32 k = i / 128 * 128; k < i / 128 * 128 + 128; ++k) amax = std::max(amax, std::fabs(bf16_to_f(x[k])));
         const Fp8Scale s = fp8_scale(amax, round_scale);
         CHECK_EQ(scales[i / 128], s.scale_inv);
-        CHECK_EQ(bytes[i], e4m3_software(bf16_to_f(x[i]) * s.scale));
+        CHECK_EQ(u32{bytes[i]}, e4m3_software(bf16_to_f(x[i]) * s.scale));
       }
-      CHECK_EQ(bytes[hidden], 0x5a);
+      CHECK_EQ(u32{bytes[hidden]}, 0x5au);
     }
   }
 }

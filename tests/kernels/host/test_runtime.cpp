@@ -43,7 +43,7 @@ TEST(runtime_poisons_shared_memory_in_every_block) {
   launch(LaunchConfig{3, 2 * kWarp, 1000, 2, 0}, [&] {
     const u8* s = &smem<u8>();
     CHECK_EQ(reinterpret_cast<uintptr_t>(s) % 128, 0u);
-    for (u32 i = tid(); i < 1000; i += ntid()) CHECK_EQ(s[i], 0xCD);
+    for (u32 i = tid(); i < 1000; i += ntid()) CHECK_EQ(+s[i], 0xCD);
   });
 }
 

@@ -16,7 +16,7 @@ TEST(vector_scalar_quantizes_by_the_contract) {
     float scale_inv;
     scalar_table()->quantize_group(x, bytes, false, &scale_inv);
     CHECK_EQ(scale_inv, amax * (1.f / 448.f));
-    for (u32 i = 0; i < 128; ++i) CHECK_EQ(bytes[i], e4m3_software(bf16_to_f(x[i]) * (448.f / amax)));
+    for (u32 i = 0; i < 128; ++i) CHECK_EQ(u32{bytes[i]}, e4m3_software(bf16_to_f(x[i]) * (448.f / amax)));
   }
 }
 

@@ -115,13 +115,18 @@ TEST(transport_shared_memory_lane_touches_nothing_after_close) {
 TEST(transport_shared_memory_lane_stops_writing_to_a_peer_that_left) {
   Bench b;
   mailbox_slots(b.in)[0] = 99;
-  b.in->tail = 1;
+  mailbox_slots(b.in)[1] = 98;
+  b.in->tail = 2;
   b.in->closed = 1;
   CHECK(b.post(7));
   CHECK_EQ(b.out->tail, 0u);
   for (const u8 byte : b.target) CHECK_EQ(static_cast<int>(byte), 0);
-  Arrival a[4];
-  CHECK_EQ(b.lane.poll_arrivals(a), 1u);
-  CHECK_EQ(a[0].immediate, 99u);
+  Arrival a;
+  for (const u32 immediate : {99u, 98u}) {  // one at a time, and the end only after the last
+    PeerEvent none;
+    CHECK_EQ(b.lane.poll_events(std::span(&none, 1)), 0u);
+    CHECK_EQ(b.lane.poll_arrivals(std::span(&a, 1)), 1u);
+    CHECK_EQ(a.immediate, immediate);
+  }
   CHECK(b.event().fault == PeerFault::kLost);
 }

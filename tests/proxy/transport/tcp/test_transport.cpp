@@ -106,6 +106,19 @@ TEST(transport_tcp_disconnect_inside_a_frame) {
   }
 }
 
+// The end is there before the first poll, and nothing is ever sent that would bring a reset.
+TEST(transport_tcp_end_that_came_with_the_data_is_seen) {
+  for (const std::size_t payload : {std::size_t{0}, std::size_t{999}}) {
+    Bench b;
+    const FrameHeader h = raw::write_header(2, 4096, 1000);
+    CHECK(raw::put(b.peer.fd(), &h, sizeof(h)));
+    CHECK(raw::put(b.peer.fd(), contract::random_bytes(), payload));
+    CHECK_EQ(shutdown(b.peer.fd(), SHUT_WR), 0);
+    CHECK_EQ(b.wait_event().code, ECONNRESET);
+    CHECK_EQ(b.arrivals, 0u);
+  }
+}
+
 TEST(transport_tcp_reset_is_lost_once) {
   Bench b;
   const linger hard{1, 0};  // closes with a reset

@@ -1,0 +1,28 @@
+// Goodbyes: a peer that has said it leaves is no fault when it ends. A peer on this host writes its `departed` word
+// here itself; for any other the transport tells (an end with code 0), and the word is written by the worker.
+#pragma once
+#include "engine/engine.h"
+
+namespace uccl {
+
+// Values of ControlLayout::departed.
+inline constexpr u64 kLeaving = 1;  // it is about to end; what it sent may still be on its way
+inline constexpr u64 kLeft = 2;     // what it sent has been delivered: nothing more will come
+
+class Departures {
+ public:
+  Departures(u8* control, const ControlLayout& layout) : control_(control), layout_(layout) {}
+
+  // A lane lost its peer; `fault` and `code` are the transport's. True when the peer had said goodbye.
+  bool connection_ended(u32 peer, PeerFault fault, int code) noexcept;
+  // The peer's process on this host has ended. True when it had said goodbye.
+  bool process_ended(u32 peer) noexcept;
+
+ private:
+  bool said(u32 peer) const;
+
+  u8* control_;
+  ControlLayout layout_;
+};
+
+}  // namespace uccl

@@ -1,0 +1,99 @@
+// Drives the four low-latency kernels for one rank of a World, and says what they must have produced. Inputs are a
+// function of (seed, round, rank), so every rank checks its own output alone.
+#pragma once
+#include <deque>
+#include <set>
+#include <string>
+
+#include "kernels/world.h"
+
+namespace uccl::testing {
+
+struct LowLatencyCase {
+  u64 seed = 1;
+  u32 num_experts = 8;
+  RowFormat format = RowFormat::kBf16;
+  bool round_scale = false, logfmt = false, zero_copy = false;
+  u32 batch = 4;  // tokens that a warp stages before it sends
+  LaunchShape shape{};
+};
+
+// What one rank dispatches in one round.
+struct TokenInput {
+  u32 num_tokens = 0, topk = 0;
+  std::vector<i64> topk_idx;   // [num_tokens, topk]
+  std::vector<float> weights;  // [num_tokens, topk]
+  std::vector<u16> x;          // bf16 [num_tokens, hidden]
+};
+// Uneven token counts (0 and the maximum among them), top-k from 1 to the maximum, and by round: ordinary routing,
+// repeated experts, nothing routed, one expert for all, ids out of range.
+TokenInput low_latency_input(const World& world, const LowLatencyCase& c, u64 round, u32 rank);
+
+// Outputs of one dispatch, as DispatchReceiveArgs has them.
+struct Received {
+  Received(const World& world, const LowLatencyCase& c);
+  Poisoned<u8> x;
+  Poisoned<u32> scales;
+  Poisoned<i32> count, src_info;
+  Poisoned<i64> layout_range;
+  Poisoned<u32> counts;
+};
+
+// Numbers of one phase's calls (uccl_ep/low_latency.py, Epochs).
+struct PhaseEpochs {
+  u64 sent = 0, consumed = 0, told = 0;
+  std::set<u64> ahead;
+  void finish(u64 epoch);
+  bool overdue() const;  // peers may soon wait for what they have not been told
+};
+
+class LowLatencyRank {
+ public:
+  LowLatencyRank(World& world, u32 rank, const LowLatencyCase& c);
+
+  // Each does the next call of its kind. They check nothing: a failure is in World::fault.
+  void dispatch_send(const TokenInput& input);
+  void dispatch_recv(Received* out);
+  // `x`: bf16 [L, P, row stride]; ignored with zero copy, whose rows are written to `zero_copy_rows()` before.
+  void combine_send(const Received& from, const u16* x);
+  void combine_recv(const TokenInput& input, Poisoned<u16>* out);
+  // Where the next combine_send reads its rows with zero copy.
+  u16* zero_copy_rows() const;
+
+  u32 row_stride() const;  // elements between combine rows
+  u64 dispatches_sent() const { return dispatches_.sent; }
+  // Outputs that are added to over all calls.
+  Poisoned<i32> cumulative_stats;
+  Poisoned<i64> wait_stats;
+
+ private:
+  struct CallWords;
+  void fill_call(struct CallWords* words, u64 epoch, u32 which, bool announce);
+  u64 announcement();
+
+  World& world_;
+  u32 rank_;
+  LowLatencyCase case_;
+  PhaseEpochs dispatches_, combines_;
+  std::deque<u64> dispatches_open_, combines_open_;
+  u64 announcements_ = 0;
+  Poisoned<u32> tickets_, grid_barriers_, num_writes_;
+  Poisoned<u64> staging_tickets_;
+};
+
+// Throws check::Failure that names what differs. `masked`: ranks that count as absent.
+void check_no_fault(const World& world, u32 rank, const char* during);
+void check_received(const World& world, const LowLatencyCase& c, u64 round, u32 me, const Received& got,
+                    const std::set<u32>& masked = {});
+void check_combined(const World& world, const LowLatencyCase& c, u64 round, u32 me, const Poisoned<u16>& got,
+                    const std::set<u32>& masked = {});
+// The rows that expert owner `me` sends back in a round, at the places of `from`.
+void fill_combine_rows(const World& world, const LowLatencyCase& c, u64 round, const Received& from, u32 me, u16* x,
+                       u32 row_stride);
+
+// One whole round of one rank: dispatch, checks, combine, checks.
+void low_latency_round(World& world, LowLatencyRank& rank, const LowLatencyCase& c, u64 round, u32 me);
+// `rounds` of them on every rank, without anything between.
+void low_latency_rounds(const WorldShape& shape, const LowLatencyCase& c, u64 rounds);
+
+}  // namespace uccl::testing

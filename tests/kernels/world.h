@@ -1,0 +1,118 @@
+// N ranks in one process for the kernel tests: real rings, real engines over the loopback transport, regions in plain
+// memory, and the tables that kernels are told about. Each rank runs on a thread of its own, and nothing but the
+// product keeps them in step.
+#pragma once
+#include <exception>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "bindings/rank_tables.h"
+#include "engine/engine.h"
+#include "kernels/host/runtime.h"
+#include "kernels/layout/low_latency.h"
+#include "kernels/layout/throughput.h"
+#include "kernels/values.h"
+
+namespace uccl::testing {
+
+struct WorldShape {
+  std::vector<u32> node_of{0};
+  u32 num_rings = 1, ring_capacity = 8, num_workers = 1, num_channels = 4;
+  u32 max_in_flight = 8;
+  u64 shuffle_seed = 0;  // of the transport; 0: writes arrive as posted
+  u64 timeout_ns = 30'000'000'000ull;
+  bool shrink = false;
+  // Low-latency part; hidden 0: none.
+  u32 max_tokens = 0, hidden = 0, max_topk = 0, staging_rows = 8;
+  u64 zero_copy_bytes = 0;
+  // Throughput part; unit_bytes 0: none.
+  u64 unit_bytes = 0;
+  u32 max_local_experts = 16;
+
+  u32 num_ranks() const { return static_cast<u32>(node_of.size()); }
+};
+
+// How a test launches a kernel.
+struct LaunchShape {
+  u32 grid = 1, warps = 2, threads = 1;
+  u64 seed = 0;
+};
+
+template <class Args>
+void launch_kernel(void (*kernel)(Args), const Args& args, u64 smem_bytes, const LaunchShape& shape) {
+  simt::LaunchConfig config;
+  config.grid = shape.grid;
+  config.block = shape.warps * simt::kWarp;
+  config.smem_bytes = static_cast<u32>(smem_bytes);
+  config.threads = shape.threads;
+  config.seed = shape.seed;
+  simt::launch(config, [&] { kernel(args); });
+}
+
+// What a rank's fault record says; `kind` is kNone while there is none.
+struct Fault {
+  FaultKind kind = FaultKind::kNone;
+  WaitPhase phase = WaitPhase::kNone;
+  u32 peer = 0, channel = 0;
+  u64 expected = 0, seen = 0;
+};
+
+class World {
+ public:
+  explicit World(const WorldShape& shape);
+  ~World();
+  World(const World&) = delete;
+  World& operator=(const World&) = delete;
+
+  // body(rank) on a thread each, for these ranks (all of them by default). The first exception ends every other wait
+  // and is thrown again once all have returned.
+  void run(const std::function<void(u32)>& body) { run(all_, body); }
+  void run(const std::vector<u32>& ranks, const std::function<void(u32)>& body);
+
+  const WorldShape& shape() const { return shape_; }
+  u32 num_ranks() const { return shape_.num_ranks(); }
+  const RankContext& context(u32 rank) const { return ranks_[rank]->tables->context(); }
+  u8* data(u32 rank) const { return ranks_[rank]->data.data(); }
+  u8* control(u32 rank) const { return ranks_[rank]->control.data(); }
+  u8* zero_copy(u32 rank) const { return ranks_[rank]->zero_copy.data(); }
+  u64 zero_copy_offset() const { return zero_copy_offset_; }
+  u32* mask(u32 rank) const { return ranks_[rank]->mask.data(); }
+  const std::vector<PeerCounters>& peer_counters(u32 rank) const { return ranks_[rank]->peer_counters; }
+  const std::vector<WorkerCounters>& worker_counters(u32 rank) const { return ranks_[rank]->worker_counters; }
+  Fault fault(u32 rank) const;
+  bool aborted(u32 rank) const;
+  bool rings_idle(u32 rank) const;  // every command so far is complete at its receiver
+  u64 word(const u8* base, u64 offset) const;
+
+  LowLatencyLayout low_latency;
+  ThroughputLayout throughput;
+  u32 num_nodes = 0, max_readers = 0;
+
+ private:
+  struct Rank {
+    Rank(const World& world, u32 index);
+    Poisoned<u8> data, control, rings, zero_copy;
+    Poisoned<u32> mask;
+    Poisoned<u64> peer_stats;
+    std::vector<WorkerCounters> worker_counters;
+    std::vector<PeerCounters> peer_counters;
+    std::unique_ptr<Transport> transport;
+    std::unique_ptr<RankTables> tables;
+    std::unique_ptr<Engine> engine;
+  };
+  void plan();
+  void make_tables(u32 rank);
+  void start_engine(u32 rank, const std::vector<std::string>& addresses);
+  AddressSpace flat_space(const Rank& rank) const;
+
+  WorldShape shape_;
+  std::vector<u32> all_;
+  SignalLayout signals_;
+  ControlLayout control_layout_;
+  u64 data_bytes_ = 0, control_offset_ = 0, zero_copy_offset_ = 0;
+  std::vector<std::unique_ptr<Rank>> ranks_;
+};
+
+}  // namespace uccl::testing

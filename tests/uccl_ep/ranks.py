@@ -1,0 +1,93 @@
+"""For tests of Buffer: buffers that end well, cases for all ranks, and comparison with the reference row by row."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from uccl_ep import Buffer, InvalidArgument, ThreadGroup, reference
+from uccl_ep.reference import CaseShape, LowLatencyReceived, RandomCase, random_case
+
+Tensor = torch.Tensor
+MIB = 1 << 20
+
+
+def case(seed: int, traffic: str = "some_unused", **shape: int) -> RandomCase:
+    """A random case whose ids Buffer accepts."""
+    return random_case(seed, CaseShape(**shape), traffic)
+
+
+@contextmanager
+def low_latency(group: Any, shape: CaseShape, **arguments: Any) -> Iterator[Buffer]:
+    """A Buffer for the low-latency calls of a case; at the end all ranks wait for each other, unless one failed."""
+    hint = Buffer.get_low_latency_rdma_size_hint(shape.max_tokens, shape.hidden, shape.num_ranks, shape.num_experts)
+    buffer = Buffer(group, 0, hint, low_latency_mode=True, **arguments)
+    yield from _until_the_end(group, buffer)
+
+
+@contextmanager
+def throughput(group: Any, num_nvl_bytes: int = 2 * MIB, **arguments: Any) -> Iterator[Buffer]:
+    """A Buffer for dispatch and combine; ends like the other."""
+    yield from _until_the_end(group, Buffer(group, num_nvl_bytes, **arguments))
+
+
+def _until_the_end(group: ThreadGroup, buffer: Buffer) -> Iterator[Buffer]:
+    try:
+        yield buffer
+        group.barrier()
+    finally:
+        buffer.destroy()
+
+
+def same(a: Tensor, b: Tensor) -> bool:
+    """Equal to the bit, also NaNs and signs of zero."""
+    if a.shape != b.shape or a.dtype != b.dtype:
+        return False
+    return torch.equal(a.contiguous().view(torch.uint8), b.contiguous().view(torch.uint8))
+
+
+def assert_low_latency(received: tuple[Any, Tensor, Any], wanted: LowLatencyReceived) -> None:
+    """(recv_x, recv_count, handle) is what the reference says, row for row."""
+    recv_x, count, (src_info, layout_range, *_) = received
+    x, scales = recv_x if isinstance(recv_x, tuple) else (recv_x, None)
+    assert torch.equal(count, wanted.recv_count)
+    assert torch.equal(layout_range, wanted.layout_range)
+    assert (scales is None) == (wanted.scales is None)
+    for expert, n in enumerate(count.tolist()):
+        assert torch.equal(src_info[expert, :n], wanted.src_info[expert, :n])
+        assert same(x[expert, :n], wanted.recv_x[expert, :n])
+        if scales is not None and wanted.scales is not None:
+            assert same(scales[expert, :n], wanted.scales[expert, :n])
+            assert scales.stride() == wanted.scales.stride()
+
+
+def reference_of(c: RandomCase, **options: Any) -> list[LowLatencyReceived]:
+    """The reference's low-latency dispatch of a case."""
+    return reference.low_latency_dispatch(c.x, c.topk_idx, c.shape.max_tokens, c.shape.num_experts, **options)
+
+
+def expert_rows(rank: int, shape: CaseShape, scale: float = 1.0) -> Tensor:
+    """Random bf16 [L, P, H]: what a rank's experts might have computed."""
+    generator = torch.Generator().manual_seed(977 + rank)
+    local, rows = shape.num_experts // shape.num_ranks, shape.num_ranks * shape.max_tokens
+    return (torch.randn(local, rows, shape.hidden, generator=generator) * scale).bfloat16()
+
+
+def layout_arguments(buffer: Buffer, topk_idx: Tensor, num_experts: int) -> dict[str, Any]:
+    """get_dispatch_layout's results under dispatch's names for them."""
+    names = ("num_tokens_per_rank", "num_tokens_per_rdma_rank", "num_tokens_per_expert", "is_token_in_rank")
+    return dict(zip(names, buffer.get_dispatch_layout(topk_idx, num_experts)[:4], strict=True))
+
+
+def assert_refused(call: Any, words: Sequence[object]) -> None:
+    """The call raises InvalidArgument and its message has all the words: the argument, its value, what is allowed."""
+    try:
+        call()
+    except InvalidArgument as refusal:
+        missing = [word for word in words if str(word) not in str(refusal)]
+        assert not missing, f"{missing} not in: {refusal}"
+    else:
+        raise AssertionError(f"accepted, although {words[0]} should have been refused")

@@ -1,0 +1,96 @@
+"""Argument checks: what passes comes back unchanged, what does not is named with its value and what is allowed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from tests.uccl_ep.ranks import assert_refused
+from uccl_ep import _native, checks
+
+BF16 = (torch.bfloat16,)
+
+
+def test_checks_matrix_returns_the_tensor_itself() -> None:
+    for value in (torch.zeros(3, 4, dtype=torch.bfloat16), torch.zeros(0, 4, dtype=torch.bfloat16)):
+        assert checks.matrix("x", value, BF16, 4) is value
+
+
+@pytest.mark.parametrize(
+    "value, words",
+    [
+        (None, ["x='NoneType'", "torch.bfloat16"]),
+        ([[1.0]], ["x='list'"]),
+        (torch.zeros(3, dtype=torch.bfloat16), ["(3,)", "2-D"]),
+        (torch.zeros(3, 4), ["(3, 4) torch.float32", "torch.bfloat16"]),
+        (torch.zeros(4, 3, dtype=torch.bfloat16).T, ["strides (1, 3)", "contiguous"]),
+        (torch.zeros(3, 5, dtype=torch.bfloat16), ["(3, 5)", "4 columns"]),
+    ],
+)
+def test_checks_matrix_refuses(value: Any, words: list[str]) -> None:
+    assert_refused(lambda: checks.matrix("x", value, BF16, 4), ["x=", *words])
+
+
+def test_checks_matrix_names_every_dtype() -> None:
+    wanted = ["topk_idx", "torch.int64 or torch.int32"]
+    assert_refused(lambda: checks.matrix("topk_idx", torch.zeros(1, 1), (torch.int64, torch.int32)), wanted)
+
+
+def test_checks_aligned_copies_only_what_is_not() -> None:
+    storage = torch.arange(64, dtype=torch.bfloat16)
+    assert storage.data_ptr() % 16 == 0
+    assert checks.aligned(storage[8:]).data_ptr() == storage[8:].data_ptr()
+    moved = checks.aligned(storage[3:])
+    assert moved.data_ptr() % 16 == 0 and torch.equal(moved, storage[3:])
+
+
+def test_checks_row_ids_widens_and_keeps() -> None:
+    ids = torch.tensor([[0, -1], [3, 2]])
+    assert checks.row_ids("topk_idx", ids, 4) is ids
+    widened = checks.row_ids("topk_idx", ids.int(), 4)
+    assert widened.dtype == torch.int64 and torch.equal(widened, ids)
+    assert checks.row_ids("topk_idx", torch.empty(0, 2, dtype=torch.int64), 4).shape == (0, 2)
+    assert checks.row_ids("topk_idx", torch.tensor([[99, -7]])).tolist() == [[99, -7]]  # no number of experts: any id
+
+
+@pytest.mark.parametrize(
+    "value, words",
+    [
+        (torch.tensor([[0, 4]]), ["ids from 0 to 4", "-1 (not routed) or 0 to 3"]),
+        (torch.tensor([[-2, 3]]), ["ids from -2 to 3"]),
+        (torch.empty(5, 0, dtype=torch.int64), ["(5, 0)", f"1 to {_native.MAX_TOPK} columns"]),
+        (torch.zeros(1, _native.MAX_TOPK + 1, dtype=torch.int64), [f"(1, {_native.MAX_TOPK + 1})"]),
+        (torch.zeros(1, 1, dtype=torch.int16), ["torch.int16", "torch.int64 or torch.int32"]),
+    ],
+)
+def test_checks_row_ids_refuses(value: torch.Tensor, words: list[str]) -> None:
+    assert_refused(lambda: checks.row_ids("topk_idx", value, 4), ["topk_idx=", *words])
+
+
+def test_checks_row_ids_takes_the_largest_topk() -> None:
+    assert checks.row_ids("topk_idx", torch.zeros(1, _native.MAX_TOPK, dtype=torch.int64), 4).shape[1] == 32
+
+
+def test_checks_weights() -> None:
+    value = torch.rand(3, 2)
+    assert checks.weights("topk_weights", value, (3, 2)) is value
+    assert_refused(lambda: checks.weights("topk_weights", value, (2, 3)), ["topk_weights=(3, 2)", "shape (2, 3)"])
+    assert_refused(lambda: checks.weights("topk_weights", value.double(), (3, 2)), ["float64", "torch.float32"])
+    assert_refused(lambda: checks.weights("topk_weights", None, (3, 2)), ["topk_weights='NoneType'"])
+
+
+def test_checks_vector() -> None:
+    value = torch.zeros(4, dtype=torch.int32)
+    assert checks.vector("stats", value, torch.int32, 4) is value
+    assert checks.vector("stats", None, torch.int32, 4) is None
+    for bad, shown in (
+        (torch.zeros(3, dtype=torch.int32), "(3,) torch.int32"),
+        (torch.zeros(4), "(4,) torch.float32"),
+        (torch.zeros(2, 2, dtype=torch.int32), "(2, 2)"),
+        (torch.zeros(8, dtype=torch.int32)[::2], "(4,) torch.int32"),
+        ([0, 0, 0, 0], "'list'"),
+    ):
+        wanted = ["stats=", shown, "a contiguous torch.int32 tensor of 4 elements, or None"]
+        assert_refused(lambda bad=bad: checks.vector("stats", bad, torch.int32, 4), wanted)

@@ -1,0 +1,105 @@
+"""Fault records as the errors that users read: who, where, what was expected, what was seen."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from uccl_ep import PeerLost, PeerTimeout, SettingsMismatch, TransportError, UcclEpError, faults
+
+HOSTS = ["alpha", "beta", "gamma"]
+CONTROL_H = Path(__file__).parents[2] / "proxy" / "wire" / "control.h"
+
+
+def record(kind: int, **fields: int) -> dict[str, int]:
+    empty = {"phase": 0, "peer": 2, "channel": 0, "expected": 0, "seen": 0, "last_seen_ns": 0, "waited_ns": 0}
+    return {"kind": kind, **empty, **fields}
+
+
+def enumerators(name: str) -> list[str]:
+    """The names in an enum class of control.h, in order."""
+    body = re.search(rf"enum class {name} : u32 \{{(.*?)\}};", CONTROL_H.read_text(), re.DOTALL)
+    assert body is not None
+    without_comments = re.sub(r"//[^\n]*", "", body[1])
+    return [item.split("=")[0].strip() for item in without_comments.split(",") if item.strip()]
+
+
+def test_faults_kinds_are_those_of_the_wire() -> None:
+    kinds = enumerators("FaultKind")
+    assert kinds[0] == "kNone"
+    names = ["TIMEOUT", "PEER_LOST", "RING_FULL", "BAD_COMMAND", "MISMATCH", "TRANSPORT", "BAD_ARRIVAL"]
+    assert [getattr(faults, n) for n in names] == list(range(1, len(kinds)))
+    assert [k[1:].lower() for k in kinds[1:]] == [n.lower().replace("_", "") for n in names]
+
+
+def test_faults_every_phase_has_words() -> None:
+    phases = enumerators("WaitPhase")
+    words = [faults.phase_name(p) for p in range(len(phases))]
+    assert len(set(words)) == len(words) and not any(re.fullmatch(r"phase \d+", w) for w in words)
+    assert faults.phase_name(len(phases)) == f"phase {len(phases)}"
+    for number, name in enumerate(phases):
+        if "Dispatch" in name or "Combine" in name or "Barrier" in name:
+            stem = re.findall("[A-Z][a-z]+", name)[0].lower()
+            assert stem in words[number]
+
+
+def test_faults_timeout_says_who_where_and_how_long() -> None:
+    fault = record(faults.TIMEOUT, phase=3, expected=7, seen=4, waited_ns=2_500_000_000, last_seen_ns=1_250_000_000)
+    error = faults.error_of(fault, 0, HOSTS)
+    assert type(error) is PeerTimeout
+    assert (error.rank, error.peer, error.host, error.phase) == (0, 2, "gamma", "dispatch (receive)")
+    assert (error.expected, error.seen, error.waited_s, error.last_seen_s) == (7, 4, 2.5, 1.25)
+    text = str(error)
+    for word in ("rank 2 (host gamma)", "dispatch (receive)", "4 of 7 arrivals", "waited 2.5 s", "reported by rank 0"):
+        assert word in text
+
+
+def test_faults_lost_peer_claims_no_arrivals() -> None:
+    error = faults.error_of(record(faults.PEER_LOST, expected=7, seen=4), 1, HOSTS)
+    assert type(error) is PeerLost
+    assert (error.expected, error.seen, error.waited_s, error.last_seen_s, error.phase) == (None,) * 5
+    assert "rank 2 (host gamma) lost" in str(error)
+
+
+@pytest.mark.parametrize("peer", [0xFFFFFFFF, 3])
+def test_faults_peer_without_a_name(peer: int) -> None:
+    error = faults.error_of(record(faults.TIMEOUT, peer=peer, phase=7), 0, HOSTS)
+    assert isinstance(error, PeerTimeout) and error.host is None
+    assert ("an unknown rank" if peer == 0xFFFFFFFF else "rank 3 timed out") in str(error)
+
+
+COUNTED = ["channels", "experts", "top-k", "row bytes", "scale bytes", "topk_idx", "topk_weights", "num_worst_tokens"]
+
+
+@pytest.mark.parametrize("channel", range(9))
+def test_faults_mismatch_names_the_quantity_and_both_values(channel: int) -> None:
+    error = faults.error_of(record(faults.MISMATCH, phase=6, channel=channel, expected=41, seen=43), 1, HOSTS)
+    assert type(error) is SettingsMismatch
+    text = str(error)
+    assert (COUNTED[channel] if channel < len(COUNTED) else "hidden size or row format") in text
+    for word in ("rank 1 and rank 2 (host gamma) disagree", "the count exchange", "41 here", "43 there"):
+        assert word in text
+
+
+def test_faults_full_ring() -> None:
+    error = faults.error_of(record(faults.RING_FULL, waited_ns=3_200_000_000), 1, HOSTS)
+    assert type(error) is UcclEpError
+    for word in ("rank 1", "towards rank 2 (host gamma)", "full", "3.2 s"):
+        assert word in str(error)
+
+
+def test_faults_bad_command() -> None:
+    error = faults.error_of(record(faults.BAD_COMMAND, seen=5), 1, HOSTS)
+    assert type(error) is UcclEpError
+    for word in ("rank 1", "command for rank 2 (host gamma)", "refused (reason 5)"):
+        assert word in str(error)
+
+
+@pytest.mark.parametrize("kind, words", [(faults.TRANSPORT, "network"), (faults.BAD_ARRIVAL, "no correct peer sends")])
+def test_faults_of_the_network(kind: int, words: str) -> None:
+    error = faults.error_of(record(kind, phase=5, seen=12), 0, HOSTS)
+    assert type(error) is TransportError
+    for word in (words, "rank 0", "rank 2 (host gamma)", "combine (receive)", "status 12"):
+        assert word in str(error)
