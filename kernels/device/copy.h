@@ -57,15 +57,21 @@ DEV void pack_ue8m0(const float* scale_inv, u32* packed, u32 groups) {
   }
 }
 
-// out = bf16(bias0 + bias1 + sum of rows[i] * weights[i]), summed in fp32 in this order with one fused multiply-add a
+// Up to two rows that a sum starts from.
+struct RowBias {
+  const u16* first = nullptr;
+  const u16* second = nullptr;
+};
+
+// out = bf16(bias.first + bias.second + sum of rows[i] * weights[i]), summed in fp32 in this order with one fused multiply-add a
 // row (a plain add when weights is null) and one rounding at the end. `hidden` is a multiple of 8; count may be 0.
 // `rows` and `weights` are the warp's own copy (shared memory or registers).
-DEV void reduce_rows(u16* out, const u16* const* rows, const float* weights, u32 count, u32 hidden, const u16* bias0,
-                     const u16* bias1) {
+DEV void reduce_rows(u16* out, const u16* const* rows, const float* weights, u32 count, u32 hidden,
+                     const RowBias& bias = {}) {
 #ifdef UCCL_SIMT_HOST
-  if (lane() == 0) host::reduce_rows(host::ReduceArgs{out, rows, weights, count, hidden, bias0, bias1});
+  if (lane() == 0) host::reduce_rows(host::ReduceArgs{out, rows, weights, count, hidden, bias.first, bias.second});
 #else
-  lanes::reduce_rows(lanes::ReduceArgs{out, rows, weights, count, hidden, bias0, bias1});
+  lanes::reduce_rows(lanes::ReduceArgs{out, rows, weights, count, hidden, bias.first, bias.second});
 #endif
 }
 
@@ -77,5 +83,6 @@ using simt::pack_ue8m0;
 using simt::quantize_row;
 using simt::quantize_row_ue8m0;
 using simt::reduce_rows;
+using simt::RowBias;
 using simt::zero_row;
 }  // namespace uccl

@@ -98,7 +98,7 @@ KERNEL low_latency_combine_recv(CombineReceiveArgs a) {
       if (a.logfmt)
         reduce_logfmt(a, t, rows, weights, count);
       else
-        reduce_rows(a.out + static_cast<u64>(t) * hidden, rows, weights, count, hidden, nullptr, nullptr);
+        reduce_rows(a.out + static_cast<u64>(t) * hidden, rows, weights, count, hidden);
       simt::sync_warp();
     }
   }

@@ -73,9 +73,11 @@ DEV bool await_source(const DispatchReceiveArgs& a, const WaitContext& wait, u32
       simt::add_sys(reinterpret_cast<u64*>(&a.wait_stats[source]), simt::now_ns() - begin);
     if (ok && !gone) {
       const RoutingHeader& h = *source_view(a, source).header;
-      if (h.hidden != a.call.layout.hidden || h.format != a.format) {
-        record_fault(wait, WaitSite{WaitPhase::kDispatchReceive, source, ~0u, a.call.layout.hidden},
-                     FaultKind::kMismatch, h.hidden);
+      const bool sizes = h.hidden != a.call.layout.hidden;  // the record shows what differs
+      if (sizes || h.format != a.format) {
+        const u32 mine = sizes ? a.call.layout.hidden : a.format;
+        record_fault(wait, WaitSite{WaitPhase::kDispatchReceive, source, ~0u, mine}, FaultKind::kMismatch,
+                     sizes ? h.hidden : h.format);
         ok = false;
       }
     }

@@ -166,22 +166,21 @@ DEV void plan_own(const CombineArgs& a, const WaitContext& wait, CombineShared& 
 DEV void reduce_own(const CombineArgs& a, CombineShared& s, u32 channel, const PlanEntry& e) {
   const RowShape& shape = a.call.shape;
   const u64 at = static_cast<u64>(e.token) * a.hidden;
-  const u16* bias0 = a.bias0 != nullptr ? a.bias0 + at : nullptr;
-  const u16* bias1 = a.bias1 != nullptr ? a.bias1 + at : nullptr;
+  const RowBias bias{a.bias0 != nullptr ? a.bias0 + at : nullptr, a.bias1 != nullptr ? a.bias1 + at : nullptr};
   const u16** list = warp_pointers(s);
   payloads(e.rows, e.num_rows, list);
   if (a.rank.topology.num_nodes == 1) {
-    reduce_rows(a.out + at, list, nullptr, e.num_rows, a.hidden, bias0, bias1);
+    reduce_rows(a.out + at, list, nullptr, e.num_rows, a.hidden, bias);
   } else {
     u16* own = a.scratch + static_cast<u64>(channel * simt::num_warps() + simt::warp()) * a.hidden;
-    if (e.num_rows != 0) reduce_rows(own, list, nullptr, e.num_rows, a.hidden, nullptr, nullptr);
+    if (e.num_rows != 0) reduce_rows(own, list, nullptr, e.num_rows, a.hidden);
     simt::sync_warp();
     const u32 has_own = e.num_rows != 0;
     for (u32 i = simt::lane(); i < e.num_partials; i += simt::kWarp)
       list[i + (i >= e.own_position ? has_own : 0)] = reinterpret_cast<const u16*>(e.partials[i] + sizeof(RowHeader));
     if (has_own && simt::lane() == 0) list[e.own_position] = own;
     simt::sync_warp();
-    reduce_rows(a.out + at, list, nullptr, e.num_partials + has_own, a.hidden, bias0, bias1);
+    reduce_rows(a.out + at, list, nullptr, e.num_partials + has_own, a.hidden, bias);
   }
   const u32 k = simt::lane();
   if (shape.has_weights && k < shape.topk) {
@@ -276,7 +275,7 @@ DEV void reduce_partial(const CombineArgs& a, CombineShared& s, const PlanEntry&
   const u16** list = warp_pointers(s);
   payloads(e.rows, e.num_rows, list);
   if (simt::lane() == 0) *reinterpret_cast<RowHeader*>(e.out_row) = RowHeader{0, e.token, 0};
-  reduce_rows(reinterpret_cast<u16*>(e.out_row + sizeof(RowHeader)), list, nullptr, e.num_rows, a.hidden, nullptr, nullptr);
+  reduce_rows(reinterpret_cast<u16*>(e.out_row + sizeof(RowHeader)), list, nullptr, e.num_rows, a.hidden);
   if (shape.has_weights && simt::lane() < shape.topk)
     reinterpret_cast<float*>(e.out_row + shape.weights())[simt::lane()] =
         sum_weights(shape, e.rows, e.num_rows, simt::lane());

@@ -3,6 +3,7 @@
 #include <nanobind/stl/vector.h>
 
 #include <atomic>
+#include <thread>
 
 #include "bindings/proxy_host.h"
 #include "bindings/register.h"
@@ -72,9 +73,16 @@ bool rings_idle(std::uintptr_t address, u32 num_rings, u32 capacity) {
 }
 
 // The rank's first fault as a dict, or None; `address` is the control segment's base.
+// A fault that has been claimed is a few stores from being ready, and a second fault may raise `abort` before that: so
+// a claimed record is waited for, but not for ever (its writer may have been killed in between).
 nb::object read_fault(std::uintptr_t address) {
   auto* f = reinterpret_cast<FaultRecord*>(address + ControlLayout::kFault);
-  if (std::atomic_ref<u32>(f->ready).load(std::memory_order_acquire) == 0) return nb::none();
+  std::atomic_ref<u32> claimed(f->claimed), ready(f->ready);
+  for (int turn = 0; claimed.load(std::memory_order_relaxed) != 0 && ready.load(std::memory_order_acquire) == 0; ++turn) {
+    if (turn > 100000) break;
+    std::this_thread::yield();
+  }
+  if (ready.load(std::memory_order_acquire) == 0) return nb::none();
   nb::dict d;
   d["kind"] = f->kind;
   d["phase"] = f->phase;

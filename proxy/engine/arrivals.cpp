@@ -1,6 +1,8 @@
 // Counting writes against their announcement and raising flags in epoch order.
 #include "engine/arrivals.h"
 
+#include <algorithm>
+
 #include "engine/words.h"
 
 namespace uccl {
@@ -56,17 +58,16 @@ Verdict Arrivals::expect(u32 source, u32 key, u64 now_ns) {
   return {};
 }
 
-// After a change of `epoch`: raises the flag when it can be, else says how far the next one to be raised is.
+// After a change of `epoch`: raises the flag when it can be raised, and notes how far the next one is.
 void Arrivals::settle(Counter& counter, u64 epoch, u32 source, Phase phase, u64 now_ns) {
   if (epoch != counter.published + 1) return;
-  const Epoch& e = counter.window[epoch % kEpochWindow];
-  if (e.counted == e.expected) {
-    publish(counter, source, phase, now_ns);
-    return;
-  }
-  // For reports only: relaxed. `due` is 0 until it has been announced; both saturate long before they are of interest.
-  const u64 due = e.expected == kUnknown ? 0 : std::min(e.expected, low_bits(32));
-  write_word(control_word(control_, layout_.progress(phase, source)), due << 32 | std::min(e.counted, low_bits(32)));
+  const Epoch& changed = counter.window[epoch % kEpochWindow];
+  if (changed.counted == changed.expected) publish(counter, source, phase, now_ns);
+  // For reports only, hence relaxed. `due` is 0 until it is announced.
+  const Epoch& next = counter.window[(counter.published + 1) % kEpochWindow];
+  const u64 due = next.expected == kUnknown ? 0 : std::min(next.expected, low_bits(32));
+  const u64 arrived = std::min(next.counted, low_bits(32));
+  write_word(control_word(control_, layout_.progress(phase, source)), due << 32 | arrived);
 }
 
 void Arrivals::publish(Counter& counter, u32 source, Phase phase, u64 now_ns) {

@@ -3,7 +3,8 @@
 //
 // A write of epoch e may overtake everything of e - 1, so counters of kEpochWindow epochs are kept. An epoch is
 // published only after the one before it; what belongs to a published epoch is stale and never counts. Announcements
-// also carry what their sender has finished reading, which goes to the `consumed` words.
+// also carry what their sender has finished reading, which goes to the `consumed` words. The `progress` words say, for
+// reports, how much of the next epoch is here.
 #pragma once
 #include <vector>
 
@@ -36,6 +37,7 @@ class Arrivals {
   };
   Counter& at(u32 source, u32 key) { return counters_[static_cast<u32>(key_phase(key)) * layout_.num_ranks + source]; }
   Verdict place(const Counter& counter, u32 key, u64* epoch) const;
+  void settle(Counter& counter, u64 epoch, u32 source, Phase phase, u64 now_ns);
   void publish(Counter& counter, u32 source, Phase phase, u64 now_ns);
 
   u8* control_;

@@ -38,7 +38,7 @@ class World:
     host_blocks: int = 0
     host_threads: int = 1
     shuffle_seed: int = 0
-    timeout_s: float = 30.0  # many ranks share few cores; a broken protocol still ends well before the test does
+    timeout_s: float = 5.0  # many ranks share few cores; a broken protocol still ends well before the test does
 
     @property
     def node_sizes(self) -> int | None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from uccl_ep import Buffer, InvalidArgument, ThreadGroup, reference
+from uccl_ep import Buffer, InvalidArgument, reference
 from uccl_ep.reference import CaseShape, LowLatencyReceived, RandomCase, random_case
 
 Tensor = torch.Tensor
@@ -25,19 +25,19 @@ def low_latency(group: Any, shape: CaseShape, **arguments: Any) -> Iterator[Buff
     """A Buffer for the low-latency calls of a case; at the end all ranks wait for each other, unless one failed."""
     hint = Buffer.get_low_latency_rdma_size_hint(shape.max_tokens, shape.hidden, shape.num_ranks, shape.num_experts)
     buffer = Buffer(group, 0, hint, low_latency_mode=True, **arguments)
-    yield from _until_the_end(group, buffer)
+    yield from _until_the_end(buffer)
 
 
 @contextmanager
 def throughput(group: Any, num_nvl_bytes: int = 2 * MIB, **arguments: Any) -> Iterator[Buffer]:
     """A Buffer for dispatch and combine; ends like the other."""
-    yield from _until_the_end(group, Buffer(group, num_nvl_bytes, **arguments))
+    yield from _until_the_end(Buffer(group, num_nvl_bytes, **arguments))
 
 
-def _until_the_end(group: ThreadGroup, buffer: Buffer) -> Iterator[Buffer]:
+def _until_the_end(buffer: Buffer) -> Iterator[Buffer]:
     try:
         yield buffer
-        group.barrier()
+        buffer.group.barrier()
     finally:
         buffer.destroy()
 

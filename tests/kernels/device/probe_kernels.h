@@ -113,7 +113,7 @@ KERNEL KERNEL_BOUNDS(64) probe_rows(ProbeRowArgs a) {
   zero_row(a.bytes, a.hidden);
   sync_warp();
   quantize_row_ue8m0(a.x, a.bytes, a.packed, a.hidden);
-  reduce_rows(a.out, a.rows, a.weights, a.count, a.hidden, a.x, nullptr);
+  reduce_rows(a.out, a.rows, a.weights, a.count, a.hidden, RowBias{a.x, nullptr});
   sync_warp();
   copy_row(a.bytes, reinterpret_cast<const u8*>(a.out), 2ull * a.hidden);
   lanes::zero_row(a.bytes, a.hidden);

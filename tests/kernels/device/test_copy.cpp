@@ -130,7 +130,7 @@ TEST(copy_reduce_is_the_same_in_lanes_at_every_vector_level_and_by_hand) {
     CHECK(by_lanes == by_hand);
     at_every_level([&] {
       Row<u16> by_vector(hidden);
-      on_warp([&] { reduce_rows(by_vector.data(), pointers.data(), w, count, hidden, b0, b1); });
+      on_warp([&] { reduce_rows(by_vector.data(), pointers.data(), w, count, hidden, RowBias{b0, b1}); });
       CHECK(by_vector == by_hand);
     });
   }

@@ -27,7 +27,8 @@ Received::Received(const World& w, const LowLatencyCase& c)
       counts(c.num_experts) {}
 
 LowLatencyRank::LowLatencyRank(World& world, u32 rank, const LowLatencyCase& c)
-    : cumulative_stats(Poisoned<i32>(c.num_experts / world.num_ranks()).zeroed()),
+    : layout(world.low_latency),
+      cumulative_stats(Poisoned<i32>(c.num_experts / world.num_ranks()).zeroed()),
       wait_stats(Poisoned<i64>(world.num_ranks()).zeroed()),
       world_(world),
       rank_(rank),
@@ -38,7 +39,7 @@ LowLatencyRank::LowLatencyRank(World& world, u32 rank, const LowLatencyCase& c)
       staging_tickets_(Poisoned<u64>(world.shape().staging_rows).zeroed()) {}
 
 void LowLatencyRank::fill_call(CallWords* call, u64 epoch, u32 which, bool announce) {
-  call->layout = world_.low_latency;
+  call->layout = layout;
   call->epoch = epoch;
   call->consumed_dispatch = dispatches_.consumed;
   call->consumed_combine = combines_.consumed;

@@ -61,7 +61,7 @@ class LowLatencyRank {
   u16* zero_copy_rows() const;
 
   u32 row_stride() const;  // elements between combine rows
-  u64 dispatches_sent() const { return dispatches_.sent; }
+  LowLatencyLayout layout;  // the world's; a test of disagreeing ranks changes it
   // Outputs that are added to over all calls.
   Poisoned<i32> cumulative_stats;
   Poisoned<i64> wait_stats;

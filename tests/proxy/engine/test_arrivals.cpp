@@ -182,3 +182,31 @@ TEST(engine_arrivals_refuses_more_writes_than_announced) {
   CHECK(hand_in(arrivals, Phase::kDispatch, 1, {1, true}).outcome == Outcome::kRefused);  // counted three already
   CHECK_EQ(rank.flag(Phase::kDispatch, 1), 0ull);
 }
+
+TEST(engine_arrivals_progress_is_that_of_the_next_epoch) {
+  RankMemory rank(Shape{});
+  Arrivals arrivals(rank.control(), rank.layout);
+  const auto progress = [&] { return rank.word(rank.layout.progress(Phase::kCombine, 2)); };
+  const auto write = [&](u64 epoch) { hand_in(arrivals, Phase::kCombine, 2, {epoch, false}); };
+  const auto announce = [&](u64 epoch, u64 writes) {
+    rank.land_header(Phase::kCombine, epoch, 2, writes);
+    hand_in(arrivals, Phase::kCombine, 2, {epoch, true});
+  };
+  write(1);
+  write(1);
+  CHECK_EQ(progress(), 2ull);  // nobody has said yet how many there will be
+  write(2);                    // of a later epoch: not what a reader waits for now
+  CHECK_EQ(progress(), 2ull);
+  announce(1, 3);
+  CHECK_EQ(progress(), 3ull << 32 | 2);
+  announce(2, 5);
+  CHECK_EQ(progress(), 3ull << 32 | 2);
+  write(1);
+  CHECK_EQ(rank.flag(Phase::kCombine, 2), 1ull);
+  CHECK_EQ(progress(), 5ull << 32 | 1);  // what had come early counts at once
+  for (int i = 0; i < 4; ++i) write(2);
+  CHECK_EQ(rank.flag(Phase::kCombine, 2), 2ull);
+  CHECK_EQ(progress(), 0ull);
+  for (const u32 source : {0u, 1u, 3u}) CHECK_EQ(rank.word(rank.layout.progress(Phase::kCombine, source)), 0ull);
+  CHECK_EQ(rank.word(rank.layout.progress(Phase::kDispatch, 2)), 0ull);
+}

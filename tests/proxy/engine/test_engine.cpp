@@ -146,7 +146,7 @@ TEST(engine_hot_loop_allocates_nothing) {
   run.rank.push(0, {Op::kBarrier, 0, 1, 0, 0, 0});
   for (u32 source = 1; source < 4; ++source) lane.deliver(pack(Immediate{ImmediateKind::kBarrier, source, 1}), source);
   lane.deliver(pack(Immediate{ImmediateKind::kArrive, 1, 0}), 2);  // refused
-  lane.report({3, PeerFault::kLost, 0});
+  lane.report({3, PeerFault::kLost, 104});  // ECONNRESET: 0 would be a goodbye
   const bool over = eventually([&] {
     return run.rank.word(ControlLayout::kBarrier) == 1 && run.rank.aborted() == 1 &&
            word_of(run.rank.peer_counters[3].lost) == 1;

@@ -4,6 +4,7 @@
 #include <sched.h>
 
 #include <algorithm>
+#include <atomic>
 #include <chrono>
 #include <thread>
 
@@ -99,29 +100,32 @@ TEST(transport_loopback_shuffle_reaches_every_order) {
 // The receiver polls while the sender leaves and at once unmaps what it was sending: the address sanitizer or a
 // segmentation fault would tell.
 TEST(transport_loopback_sender_may_free_its_memory_after_it_left) {
-  for (int round = 0; round < 30; ++round) {
+  for (int round = 0; round < 12; ++round) {
     contract::Shape shape;
     shape.max_in_flight = 200;
     contract::Group g(seeded(round % 2 ? 5 : 0), shape);
-    auto source = std::make_unique<std::vector<u8>>(100000, 3);
+    auto source = std::make_unique<std::vector<u8>>(1 << 20, 3);
     std::vector<WriteRequest> requests(200, WriteRequest{1, 1, source->data(), g.kBase, source->size(), 0});
     CHECK_EQ(g.lane(0).post(requests), 200u);
     bool lost = false;
+    std::atomic<bool> polling{false};
     std::thread receiver([&] {
       Arrival a[200];  // one poll may take a while, and the sender leaves in the middle of it
       PeerEvent e;
       lost = contract::poll_until([&] {
+        polling = true;
         g.lane(1).poll_arrivals(a);
         return g.lane(1).poll_events(std::span(&e, 1)) != 0;
       });
     });
-    const auto leave = std::chrono::steady_clock::now() + std::chrono::microseconds(round * 50);
+    while (!polling) sched_yield();
+    const auto leave = std::chrono::steady_clock::now() + std::chrono::microseconds(round * 500);
     while (std::chrono::steady_clock::now() < leave) sched_yield();
     g.transports[0].reset();
     std::fill(source->begin(), source->end(), 4);
     source.reset();
     receiver.join();
     CHECK(lost);
-    for (int i = 0; i < 100000; ++i) CHECK(g.memory(1)[i] != 4);  // not one byte of after it left
+    for (int i = 0; i < 1 << 20; ++i) CHECK(g.memory(1)[i] != 4);  // not one byte of after it left
   }
 }

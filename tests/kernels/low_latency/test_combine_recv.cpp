@@ -1,0 +1,102 @@
+// Low-latency combine, receiving half: weighted sums to the bit, repeated and unrouted experts, masked owners, and an
+// owner that never answers.
+#include "kernels/low_latency/calls.h"
+#include "native/check.h"
+
+using namespace uccl;
+using namespace uccl::testing;
+
+namespace {
+
+WorldShape shape_of(std::vector<u32> node_of) {
+  WorldShape shape;
+  shape.node_of = std::move(node_of);
+  shape.max_tokens = 11;
+  shape.hidden = 136;
+  shape.max_topk = 8;
+  return shape;
+}
+
+}  // namespace
+
+TEST(low_latency_combine_recv_sums_over_many_rounds) {
+  u64 seed = 70;
+  for (const auto& node_of : std::vector<std::vector<u32>>{{0}, {0, 0, 0}, {0, 0, 1}, {0, 1, 1, 2, 2}}) {
+    WorldShape shape = shape_of(node_of);
+    shape.shuffle_seed = ++seed;
+    shape.num_workers = shape.num_rings = 1 + static_cast<u32>(seed % 2);
+    LowLatencyCase c;
+    c.seed = seed;
+    c.num_experts = 2 * shape.num_ranks();
+    c.shape = LaunchShape{2, 2, 1, seed};
+    low_latency_rounds(shape, c, 14);
+  }
+}
+
+TEST(low_latency_combine_recv_takes_32_experts_a_token) {
+  WorldShape shape = shape_of({0, 1});
+  shape.max_topk = kMaxTopk;
+  shape.max_tokens = 3;
+  LowLatencyCase c;
+  c.num_experts = 64;
+  c.seed = 3;
+  low_latency_rounds(shape, c, 9);
+}
+
+TEST(low_latency_combine_recv_leaves_masked_owners_out) {
+  for (const auto& node_of : std::vector<std::vector<u32>>{{0, 0, 0}, {0, 0, 1}, {0, 1, 2}}) {
+    WorldShape shape = shape_of(node_of);
+    World world(shape);
+    LowLatencyCase c;
+    c.num_experts = 6;
+    for (u32 r = 0; r < 2; ++r) world.mask(r)[2] = 1;
+    world.run({0, 1}, [&](u32 me) {
+      LowLatencyRank rank(world, me, c);
+      for (u64 round = 0; round < 6; ++round) {
+        const TokenInput in = low_latency_input(world, c, round, me);
+        Received got(world, c);
+        rank.dispatch_send(in);
+        rank.dispatch_recv(&got);
+        check_no_fault(world, me, "dispatch");
+        check_received(world, c, round, me, got, {2});
+        Poisoned<u16> x(u64{c.num_experts} * shape.max_tokens * shape.hidden), out(u64{shape.max_tokens} * shape.hidden);
+        fill_combine_rows(world, c, round, got, me, x.data(), shape.hidden);
+        rank.combine_send(got, x.data());
+        rank.combine_recv(in, &out);
+        check_no_fault(world, me, "combine");
+        check_combined(world, c, round, me, out, {2});
+      }
+    });
+  }
+}
+
+TEST(low_latency_combine_recv_names_a_missing_owner) {
+  for (const auto& node_of : std::vector<std::vector<u32>>{{0, 0, 0}, {0, 0, 1}})
+    for (const u32 grid : {1u, 2u}) {
+      WorldShape shape = shape_of(node_of);
+      shape.timeout_ns = 1'500'000'000;
+      World world(shape);
+      LowLatencyCase c;
+      c.num_experts = 6;
+      c.shape.grid = grid;
+      world.run([&](u32 me) {
+        LowLatencyRank rank(world, me, c);
+        const TokenInput in = low_latency_input(world, c, 0, me);
+        Received got(world, c);
+        rank.dispatch_send(in);
+        rank.dispatch_recv(&got);
+        check_no_fault(world, me, "dispatch");
+        if (me == 2) return;  // has received and is gone
+        Poisoned<u16> x(u64{c.num_experts} * shape.max_tokens * shape.hidden), out(u64{shape.max_tokens} * shape.hidden);
+        rank.combine_send(got, x.data());
+        if (me == 1) return;
+        rank.combine_recv(in, &out);
+        CHECK(out.untouched(0));
+      });
+      const Fault f = world.fault(0);
+      CHECK(f.kind == FaultKind::kTimeout && f.phase == WaitPhase::kCombineReceive);
+      CHECK_EQ(f.peer, 2u);
+      CHECK_EQ(f.expected, 1u);
+      CHECK_EQ(f.seen, 0u);
+    }
+}

@@ -1,0 +1,152 @@
+// Low-latency dispatch, receiving half: order, counts and ranges, more local experts than a warp has lanes, and every
+// way in which a source may fail to come.
+#include "kernels/low_latency/calls.h"
+#include "native/check.h"
+
+using namespace uccl;
+using namespace uccl::testing;
+
+namespace {
+
+WorldShape shape_of(std::vector<u32> node_of) {
+  WorldShape shape;
+  shape.node_of = std::move(node_of);
+  shape.max_tokens = 10;
+  shape.hidden = 128;
+  shape.max_topk = 6;
+  return shape;
+}
+
+// All but the last rank dispatch and receive one round; the last is not there.
+void without_last(World& world, const LowLatencyCase& c, std::vector<Received>* got) {
+  std::vector<u32> present;
+  std::vector<std::unique_ptr<LowLatencyRank>> ranks;
+  for (u32 r = 0; r + 1 < world.num_ranks(); ++r) {
+    present.push_back(r);
+    ranks.push_back(std::make_unique<LowLatencyRank>(world, r, c));
+    got->emplace_back(world, c);
+  }
+  world.run(present, [&](u32 me) {
+    const TokenInput in = low_latency_input(world, c, 0, me);
+    ranks[me]->dispatch_send(in);
+  });
+  world.run(present, [&](u32 me) { ranks[me]->dispatch_recv(&(*got)[me]); });
+}
+
+}  // namespace
+
+TEST(low_latency_dispatch_recv_orders_rows_in_every_topology) {
+  const std::vector<std::vector<u32>> worlds = {{0}, {0, 0}, {0, 1}, {0, 0, 0}, {0, 1, 0}, {0, 0, 1, 2, 2}, {0, 0, 0, 0, 1}};
+  u64 seed = 40;
+  for (const auto& node_of : worlds) {
+    WorldShape shape = shape_of(node_of);
+    shape.shuffle_seed = ++seed % 2 ? seed : 0;
+    LowLatencyCase c;
+    c.seed = seed;
+    c.num_experts = 3 * shape.num_ranks();
+    c.shape = LaunchShape{1 + static_cast<u32>(seed % 3), 2, 1 + static_cast<u32>(seed % 2), seed};
+    low_latency_rounds(shape, c, 7);  // every pattern of low_latency_input
+  }
+}
+
+TEST(low_latency_dispatch_recv_counts_more_experts_than_lanes) {
+  for (const u32 local : {simt::kWarp - 1, simt::kWarp, 2 * simt::kWarp + 3}) {
+    LowLatencyCase c;
+    c.num_experts = 2 * local;
+    c.shape.grid = 2;
+    low_latency_rounds(shape_of({0, 1}), c, 3);
+  }
+}
+
+TEST(low_latency_dispatch_recv_adds_up_statistics) {
+  const WorldShape shape = shape_of({0, 0, 1});
+  World world(shape);
+  LowLatencyCase c;
+  c.num_experts = 6;
+  world.run([&](u32 me) {
+    LowLatencyRank rank(world, me, c);
+    std::vector<i64> rows(2, 0);
+    for (u64 round = 0; round < 5; ++round) {
+      Received got(world, c);
+      const TokenInput in = low_latency_input(world, c, round, me);
+      rank.dispatch_send(in);
+      rank.dispatch_recv(&got);
+      check_no_fault(world, me, "dispatch");
+      check_received(world, c, round, me, got);
+      for (u32 e = 0; e < 2; ++e) CHECK_EQ(i64{rank.cumulative_stats[e]}, rows[e] += got.count[e]);
+    }
+    CHECK_EQ(rank.wait_stats[me], 0);
+    for (u32 r = 0; r < 3; ++r) CHECK(r == me || rank.wait_stats[r] > 0);
+  });
+}
+
+TEST(low_latency_dispatch_recv_names_a_missing_rank) {
+  for (const auto& node_of : std::vector<std::vector<u32>>{{0, 0, 0}, {0, 1, 1}, {0, 0, 1}})
+    for (const u32 grid : {1u, 3u}) {
+      WorldShape shape = shape_of(node_of);
+      shape.timeout_ns = 150'000'000;
+      World world(shape);
+      LowLatencyCase c;
+      c.num_experts = 6;
+      c.shape.grid = grid;
+      std::vector<Received> got;
+      without_last(world, c, &got);
+      for (u32 r = 0; r < 2; ++r) {
+        const Fault f = world.fault(r);
+        CHECK(f.kind == FaultKind::kTimeout && f.phase == WaitPhase::kDispatchReceive);
+        CHECK_EQ(f.peer, 2u);
+        CHECK_EQ(f.expected, 1u);
+        CHECK_EQ(f.seen, 0u);
+        CHECK(got[r].x.untouched(0) && got[r].src_info.untouched(0) && got[r].count.untouched(0));
+        const u32 reader = (r + 1) % 2;  // a failed launch does not say that it has read anything
+        if (node_of[r] == node_of[reader])
+          CHECK_EQ(world.word(world.data(reader), world.context(r).signals.consumed(Phase::kDispatch, r)), 0u);
+      }
+    }
+}
+
+TEST(low_latency_dispatch_recv_masks_a_missing_rank) {
+  for (const auto& node_of : std::vector<std::vector<u32>>{{0, 0, 0}, {0, 1, 2}})
+    for (const u32 grid : {1u, 2u}) {
+      WorldShape shape = shape_of(node_of);
+      shape.timeout_ns = 1'000'000'000;
+      shape.shrink = true;
+      World world(shape);
+      LowLatencyCase c;
+      c.num_experts = 6;
+      c.shape.grid = grid;
+      std::vector<Received> got;
+      without_last(world, c, &got);
+      for (u32 r = 0; r < 2; ++r) {
+        check_no_fault(world, r, "dispatch without rank 2");
+        CHECK_EQ(world.mask(r)[0] + world.mask(r)[1], 0u);
+        CHECK_EQ(world.mask(r)[2], 1u);
+        check_received(world, c, 0, r, got[r], {2});
+      }
+    }
+}
+
+TEST(low_latency_dispatch_recv_refuses_another_shape) {
+  for (const bool remote : {false, true})
+    for (const bool hidden : {false, true}) {
+      World world(shape_of({0, remote ? 1u : 0u}));
+      LowLatencyCase c;
+      c.num_experts = 4;
+      world.run([&](u32 me) {
+        LowLatencyCase mine = c;
+        if (me == 1 && !hidden) mine.format = RowFormat::kFp8;
+        LowLatencyRank rank(world, me, mine);
+        if (me == 1 && hidden) rank.layout.hidden = 64;
+        TokenInput in = low_latency_input(world, c, 0, me);
+        Received got(world, c);
+        rank.dispatch_send(in);
+        if (me == 0) rank.dispatch_recv(&got);
+        CHECK(me == 1 || (got.x.untouched(0) && got.src_info.untouched(0)));
+      });
+      const Fault f = world.fault(0);
+      CHECK(f.kind == FaultKind::kMismatch && f.phase == WaitPhase::kDispatchReceive);
+      CHECK_EQ(f.peer, 1u);
+      CHECK_EQ(f.expected, hidden ? 128u : static_cast<u32>(RowFormat::kBf16));
+      CHECK(f.seen != f.expected);
+    }
+}

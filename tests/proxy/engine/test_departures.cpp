@@ -1,0 +1,113 @@
+// Goodbyes: an announced end is no fault, everything else is, and a goodbye on one lane leaves the others their arrivals.
+#include "engine/departures.h"
+
+#include <errno.h>
+#include <signal.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include "native/check.h"
+#include "proxy/engine/rank_memory.h"
+
+using namespace uccl;
+using namespace uccl::testing;
+
+namespace {
+
+u64 departed(const RankMemory& rank, u32 peer) { return rank.word(rank.layout.departed(peer)); }
+
+u32 chunk(u32 source, u64 number) {
+  return pack(Immediate{ImmediateKind::kSequence, source, stream_key(Direction::kDispatch, 0, number)});
+}
+
+pid_t spawn_sleeper() {
+  const pid_t pid = fork();
+  if (pid != 0) return pid;
+  alarm(50);
+  for (;;) pause();
+}
+
+// An engine that watches a process as rank 2; true when its end became a fault.
+bool end_is_a_fault(bool said_goodbye) {
+  RankMemory rank(Shape{});
+  const pid_t pid = spawn_sleeper();
+  rank.settings.peer_pids = {0, 0, pid, 0};
+  if (said_goodbye) rank.set_word(rank.layout.departed(2), kLeaving);
+  Engine engine(rank.settings, std::make_unique<FakeTransport>(1), rank.worker_counters.data(),
+                rank.peer_counters.data());
+  engine.start();
+  kill(pid, SIGKILL);
+  waitpid(pid, nullptr, 0);
+  const u64 until = steady_ns() + 20'000'000'000ull;
+  while (rank.aborted() == 0 && departed(rank, 2) != kLeft && steady_ns() < until) usleep(1000);
+  engine.stop(0);
+  CHECK_EQ(departed(rank, 2), said_goodbye ? kLeft : 0ull);
+  CHECK_EQ(rank.peer_counters[2].lost, said_goodbye ? 0ull : 1ull);
+  return rank.aborted() != 0;
+}
+
+}  // namespace
+
+TEST(engine_departures_tells_a_goodbye_from_a_loss) {
+  RankMemory rank(Shape{});
+  Departures d(rank.control(), rank.layout);
+  CHECK(!d.connection_ended(1, PeerFault::kLost, ECONNRESET));
+  CHECK(!d.connection_ended(1, PeerFault::kProtocol, 0));
+  CHECK(!d.connection_ended(1, PeerFault::kNetwork, 0));
+  CHECK(!d.process_ended(1));
+  CHECK_EQ(departed(rank, 1), 0ull);
+  CHECK(d.connection_ended(1, PeerFault::kLost, 0));
+  CHECK_EQ(departed(rank, 1), kLeft);
+  CHECK(d.process_ended(1));
+  CHECK(d.connection_ended(1, PeerFault::kLost, ECONNRESET));  // of another lane, a moment later
+  CHECK(!d.connection_ended(1, PeerFault::kProtocol, EPROTO));
+  for (const u32 other : {0u, 2u, 3u}) CHECK_EQ(departed(rank, other), 0ull);
+  CHECK(!d.connection_ended(4, PeerFault::kLost, 0));  // no such rank
+  CHECK(!d.process_ended(~0u));
+}
+
+TEST(engine_departures_a_peer_of_this_host_says_it_itself) {
+  RankMemory rank(Shape{});
+  Departures d(rank.control(), rank.layout);
+  rank.set_word(rank.layout.departed(3), kLeaving);
+  CHECK(d.connection_ended(3, PeerFault::kLost, EPIPE));
+  CHECK_EQ(departed(rank, 3), kLeft);
+  rank.set_word(rank.layout.departed(2), kLeaving);
+  CHECK(d.process_ended(2));
+  CHECK_EQ(departed(rank, 2), kLeft);
+}
+
+TEST(engine_departures_a_goodbye_is_no_fault_and_ends_one_lane) {
+  Stepper rank(Shape{.num_rings = 2, .num_workers = 2});
+  rank.lane(0).report({1, PeerFault::kLost, 0});
+  rank.lane(1).deliver(chunk(1, 0), 1);
+  rank.step(16);  // events are looked for every few turns
+  rank.lane(1).deliver(chunk(1, 1), 1);
+  rank.step(16);
+  CHECK_EQ(rank.aborted(), 0ull);
+  CHECK_EQ(rank.peer_counters[1].lost, 0ull);
+  CHECK_EQ(departed(rank, 1), kLeft);
+  CHECK(rank.lane(0).closed() == std::vector<u32>{1});
+  CHECK(rank.lane(1).closed().empty());
+  CHECK_EQ(rank.tail(Direction::kDispatch, 1, 0), 2ull);
+  rank.push(0, write_command(1));  // nobody will ever read it, and nothing waits for it
+  rank.push(0, write_command(2));
+  rank.lane(0).set_echo(true);
+  rank.step(4);
+  CHECK_EQ(rank.aborted(), 0ull);
+  CHECK_EQ(rank.lane(0).posted().size(), 1u);
+}
+
+TEST(engine_departures_a_loss_stays_a_fault) {
+  Stepper rank(Shape{});
+  rank.lane().report({1, PeerFault::kLost, ECONNRESET});
+  rank.step(16);
+  CHECK_EQ(rank.aborted(), 1ull);
+  CHECK_EQ(rank.fault().kind, static_cast<u32>(FaultKind::kPeerLost));
+  CHECK_EQ(rank.fault().peer, 1u);
+}
+
+TEST(engine_departures_the_end_of_a_process_that_said_goodbye) {
+  CHECK(!end_is_a_fault(true));
+  CHECK(end_is_a_fault(false));
+}
