@@ -102,7 +102,7 @@ class Buffer(LowLatencyApi, ThroughputApi):
         self.runtime = Session(
             adapted, (num_nvl_bytes, num_rdma_bytes), self.low_latency_mode, self.enable_shrink, environment
         )
-        self._device = CpuDevice(environment, self.runtime.check)
+        self._device = CpuDevice(environment, self.runtime.check, self.runtime.note)
         self._collective = Collective(self.runtime, self._device)
         self._low_latency = LowLatency(self.runtime, self._device)
         self._throughput = Throughput(self.runtime, self._device)

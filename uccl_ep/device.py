@@ -49,9 +49,12 @@ class CpuDevice:
 
     name = "cpu"
 
-    def __init__(self, settings: Settings, check: Callable[[], None]) -> None:
+    def __init__(
+        self, settings: Settings, check: Callable[[], None], note: Callable[[str], None] = lambda kernel: None
+    ) -> None:
         self.comm_stream = _native.Stream()
         self._check = check
+        self._note = note  # is told the name of each kernel that is queued
         self._held: deque[tuple[_native.Event, object]] = deque()
         self._blocks = settings.host_blocks
         self._threads = settings.host_threads
@@ -78,6 +81,7 @@ class CpuDevice:
 
     def launch(self, kernel: Callable[..., None], args: Any, shape: _native.LaunchShape) -> None:
         """Queues a kernel on the comm stream."""
+        self._note(kernel.__name__)
         kernel(self.comm_stream, args, shape)
 
     def record(self, held: object = None) -> EventHandle:

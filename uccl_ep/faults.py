@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 from uccl_ep.errors import PeerLost, PeerTimeout, SettingsMismatch, TransportError, UcclEpError
 
@@ -33,6 +34,63 @@ _COUNTED = (
     "rows received against num_worst_tokens",
 )
 _NONE = 0xFFFFFFFF
+BARRIER = 7  # WaitPhase
+# The Phase (proxy/wire/immediate.h) whose progress word tells of a WaitPhase; barriers have that of kSpare.
+_PROGRESS = {3: 0, 5: 1, 6: 2, BARRIER: 3}
+FLAGS = {3: 0, 6: 2}  # of these, the ones whose rows are read at the source's host
+_RECEIVING = (3, 5)
+# Last kernel that was queued: what a rank was in when a loss ended no wait of its own.
+_KERNELS = {
+    "low_latency_dispatch_send": "dispatch",
+    "low_latency_dispatch_recv": "dispatch",
+    "low_latency_combine_send": "combine",
+    "low_latency_combine_recv": "combine",
+    "throughput_layout": "get_dispatch_layout",
+    "throughput_counts": "dispatch",
+    "throughput_dispatch": "dispatch",
+    "throughput_combine": "combine",
+    "throughput_drain": "staging reuse",
+    "rank_barrier": "a barrier",
+}
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What the reporting rank knows besides the record.
+
+    Attributes:
+        kernel: the last kernel it queued; empty: none.
+        expected, seen: arrivals that were due from the peer and that had come, where they were counted.
+        last_seen_s: seconds since the peer's last arrival on this node.
+    """
+
+    kernel: str = ""
+    expected: int | None = None
+    seen: int | None = None
+    last_seen_s: float | None = None
+
+
+def arrivals_of(fault: Mapping[str, int], progress: Callable[[int], int] | None) -> tuple[int | None, int | None]:
+    """(due, arrived) of what the wait in a record was for.
+
+    Args:
+        fault: the record.
+        progress: the progress word of a Phase for the record's peer; None for a peer of the node, whose single flag
+            is all that a wait is for.
+
+    Returns:
+        Chunks of a stream since the buffer was made, or writes of one call; (None, None) in a wait for room, which
+        is not one for arrivals.
+    """
+    phase = fault["phase"]
+    if phase in _RECEIVING and fault["channel"] != _NONE:
+        return fault["expected"], fault["seen"]
+    if phase not in _PROGRESS:
+        return None, None
+    if progress is None:
+        return 1, 0
+    word = progress(_PROGRESS[phase])
+    return word >> 32 or None, word & 0xFFFFFFFF
 
 
 def phase_name(phase: int) -> str:
@@ -40,24 +98,32 @@ def phase_name(phase: int) -> str:
     return _PHASES[phase] if phase < len(_PHASES) else f"phase {phase}"
 
 
-def error_of(fault: Mapping[str, int], rank: int, hostnames: Sequence[str]) -> UcclEpError:
-    """The exception for a fault record of rank `rank`."""
+def error_of(
+    fault: Mapping[str, int], rank: int, hostnames: Sequence[str], evidence: Evidence | None = None
+) -> UcclEpError:
+    """The exception for a fault record of rank `rank`; without evidence it says what the record says."""
     peer = None if fault["peer"] == _NONE else fault["peer"]
     host = hostnames[peer] if peer is not None and peer < len(hostnames) else None
     who = f"rank {peer} (host {host})" if peer is not None else "an unknown rank"
     phase = phase_name(fault["phase"])
     kind = fault["kind"]
+    if kind == PEER_LOST and peer == rank:
+        return TransportError(f"rank {rank} (host {host}): its proxy process has ended")
     if kind in (TIMEOUT, PEER_LOST):
+        if evidence is None:
+            known = kind == TIMEOUT
+            last_seen_s = fault["last_seen_ns"] / 1e9 or None
+            evidence = Evidence("", fault["expected"] if known else None, fault["seen"] if known else None, last_seen_s)
         error = PeerTimeout if kind == TIMEOUT else PeerLost
         return error(
             rank=rank,
             peer=peer,
             host=host,
-            phase=phase if fault["phase"] else None,
-            expected=fault["expected"] if kind == TIMEOUT else None,
-            seen=fault["seen"] if kind == TIMEOUT else None,
-            waited_s=fault["waited_ns"] / 1e9 if fault["waited_ns"] else None,
-            last_seen_s=fault["last_seen_ns"] / 1e9 if fault["last_seen_ns"] else None,
+            phase=phase if fault["phase"] else _KERNELS.get(evidence.kernel),
+            expected=evidence.expected,
+            seen=evidence.seen,
+            waited_s=fault["waited_ns"] / 1e9 or None,
+            last_seen_s=evidence.last_seen_s,
         )
     if kind == MISMATCH:
         channel = fault["channel"]

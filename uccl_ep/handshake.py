@@ -22,8 +22,12 @@ from uccl_ep.group import Group
 VERSION = 1
 MAX_BLOB_BYTES = 1 << 20
 
-# One per process: ranks that share it can pass pointers.
-PROCESS_TOKEN = uuid.uuid4().hex
+_PROGRAM = uuid.uuid4().hex
+
+
+def process_name() -> str:
+    """The same for threads of one process, which can pass pointers, and for nobody else: a forked child is another."""
+    return f"{_PROGRAM}/{os.getpid()}"
 
 
 @dataclass(frozen=True)
@@ -55,6 +59,7 @@ class Meeting:
     flat_bytes: int
     address: bytes
     error: str = ""
+    watch_pid: int = 0  # the process whose end is the rank's: its proxy's, which ends with it
 
 
 @dataclass(frozen=True)

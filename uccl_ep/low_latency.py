@@ -80,6 +80,7 @@ class LowLatency:
         self._session, self._device = session, device
         self._dispatches, self._combines = Epochs(), Epochs()
         self._announcements = 0
+        self.missed: set[int] = set()  # ranks of other nodes that a call left out because they were masked
         self._shape: tuple[int, int, int] | None = None
         self._layout = _native.LowLatencyLayout()
         self._tickets = device.zeros(4, dtype=torch.int32)
@@ -136,8 +137,17 @@ class LowLatency:
         call.ticket = self._tickets.data_ptr() + 4 * which
         call.grid_barrier = self._grid_barrier.data_ptr() + 4 * which * _native.GRID_BARRIER_WORDS
         if announce and self._session.topology.num_nodes > 1:
+            self._note_missed()
             call.announce_epoch = self._announcement(call)
         return call
+
+    def _note_missed(self) -> None:
+        """A proxy counts every epoch of a source in turn, so one that was not sent cannot be made up for later."""
+        if self._session.mask.any():
+            topology = self._session.topology
+            node = topology.node_of[self._session.rank]
+            masked = self._session.mask.nonzero().flatten().tolist()
+            self.missed.update(rank for rank in masked if topology.node_of[rank] != node)
 
     def _announcement(self, call: Any) -> int:
         """Epoch of an extra announcement of what this rank has consumed, 0 when none is due (the rule)."""

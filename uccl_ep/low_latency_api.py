@@ -78,7 +78,7 @@ class LowLatencyApi:
         if use_nvfp4 or x_global_scale is not None:
             raise NotSupported("use_nvfp4: NVFP4 dispatch is not in this version; use FP8 or bf16")
         if use_ue8m0_for_sf:
-            raise NotSupported("use_ue8m0_for_sf: packed scales are asked for by use_ue8m0=True (with round_scale=True)")
+            raise NotSupported("use_ue8m0_for_sf: ask for packed scales by use_ue8m0=True with round_scale=True")
         x = checks.aligned(checks.matrix("x", x, (torch.bfloat16,)))
         ids = checks.row_ids("topk_idx", topk_idx, num_experts)
         tokens, hidden = x.shape
@@ -233,10 +233,15 @@ class LowLatencyApi:
 
         Nothing is sent to a masked rank, nothing is expected from it, and combine skips its experts without
         renormalising weights.
+
+        Raises:
+            NotSupported: the mask is to be taken from a rank of another node that has missed a call meanwhile.
         """
         self._check_mask()
         if not 0 <= rank_to_mask < self.group_size:
             refuse("rank_to_mask", rank_to_mask, f"0 to {self.group_size - 1}")
+        if not mask:
+            self._check_unmask({rank_to_mask})
         self._session.mask[rank_to_mask] = int(mask)
 
     def low_latency_query_mask_buffer(self, mask_status: Tensor) -> None:
@@ -250,7 +255,16 @@ class LowLatencyApi:
     def low_latency_clean_mask_buffer(self) -> None:
         """Takes every mask away."""
         self._check_mask()
+        self._check_unmask(set(range(self.group_size)))
         self._session.mask.zero_()
+
+    def _check_unmask(self, ranks: set[int]) -> None:
+        late = sorted(r for r in ranks & self._low_latency.missed if int(self._session.mask[r]))
+        if late:
+            raise NotSupported(
+                f"unmasking rank(s) {', '.join(map(str, late))}: a rank of another node that low-latency calls left out "
+                "cannot come back to this Buffer. Make a new one with the ranks that take part."
+            )
 
     def _check_mask(self) -> None:
         if not self.enable_shrink:

@@ -22,7 +22,7 @@ def low_latency_layout(
     layout = _native.LowLatencyLayout()
     layout.max_tokens = max_tokens
     layout.hidden = hidden
-    layout.max_topk = min(_native.MAX_TOPK, num_experts)
+    layout.max_topk = _native.MAX_TOPK  # also where there are fewer experts: a row of ids may be padded with -1
     layout.num_hosted = topology.num_hosted
     layout.staging_rows = STAGING_ROWS if topology.num_nodes > 1 else 0
     layout.num_ranks = topology.num_ranks

@@ -80,6 +80,10 @@ class ProxyLink(Protocol):
 
     def dismiss_peer(self, peer: int) -> None: ...
 
+    @property
+    def pid(self) -> int:
+        """Process that the proxy's workers run in."""
+
 
 class ThreadProxy:
     """The proxy's workers are threads of this process."""
@@ -104,6 +108,11 @@ class ThreadProxy:
 
     def dismiss_peer(self, peer: int) -> None:
         self._proxy.dismiss_peer(peer)
+
+    @property
+    def pid(self) -> int:
+        """This process."""
+        return os.getpid()
 
 
 class ProcessProxy:

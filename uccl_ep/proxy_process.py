@@ -25,6 +25,7 @@ class ProxyServer:
 
     def __init__(self) -> None:
         self._proxy: _native.Proxy | None = None
+        self.serving = False  # started and not told to stop
 
     def handle(self, message: dict[str, Any]) -> dict[str, Any]:
         """The answer to one request; an exception becomes its "error"."""
@@ -32,8 +33,8 @@ class ProxyServer:
             "configure": self._configure,
             "local_address": lambda m: self._ready().local_address(),
             "connect": lambda m: self._ready().connect(m["addresses"], m["peer_bytes"], m["peer_pids"]),
-            "start": lambda m: self._ready().start(),
-            "stop": lambda m: self._ready().stop(int(m["drain_s"] * 1e9)),
+            "start": self._start,
+            "stop": self._stop,
             "dismiss_peer": lambda m: self._ready().dismiss_peer(m["peer"]),
         }
         try:
@@ -45,6 +46,14 @@ class ProxyServer:
         config = message["config"]
         config["spans"] = [tuple(span) for span in config["spans"]]
         self._proxy = make_proxy(ProxyConfig(**config))
+
+    def _start(self, message: dict[str, Any]) -> None:
+        self._ready().start()
+        self.serving = True
+
+    def _stop(self, message: dict[str, Any]) -> None:
+        self._ready().stop(int(message["drain_s"] * 1e9))
+        self.serving = False
 
     def _ready(self) -> _native.Proxy:
         if self._proxy is None:
@@ -68,18 +77,27 @@ def main() -> int:
     if os.getppid() != parent:
         return 1  # the parent died before it was watched
     server = ProxyServer()
+    serve(server, death)
+    if server.serving:
+        # The rank has died. Taking the proxy down in good order would tell its peers that all is well.
+        os._exit(1)
+    return 0
+
+
+def serve(server: ProxyServer, death: list[int]) -> None:
+    """Answers requests until standard input ends or a descriptor in `death` is readable."""
     while True:
         # A rank sends its next request after the answer, so nothing of one can be in the stream's own buffer here.
         ready, _, _ = select.select([sys.stdin.fileno(), *death], [], [])
         if sys.stdin.fileno() not in ready:
-            return 0
+            return
         try:
             message = read_message(sys.stdin.buffer)
-        except EOFError:
-            return 0
-        body = msgpack.packb(server.handle(message), use_bin_type=True)
-        sys.stdout.buffer.write(len(body).to_bytes(4, "little") + body)
-        sys.stdout.buffer.flush()
+            body = msgpack.packb(server.handle(message), use_bin_type=True)
+            sys.stdout.buffer.write(len(body).to_bytes(4, "little") + body)
+            sys.stdout.buffer.flush()
+        except (EOFError, BrokenPipeError):
+            return
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import secrets
 import socket
+import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -13,16 +14,16 @@ import torch
 
 from uccl_ep import _native
 from uccl_ep.errors import InvalidArgument
-from uccl_ep.faults import error_of
+from uccl_ep.faults import BARRIER, FLAGS, TIMEOUT, Evidence, arrivals_of, error_of
 from uccl_ep.group import Group
 from uccl_ep.handshake import (
-    PROCESS_TOKEN,
     Introduction,
     Meeting,
     Ready,
     compare_settings,
     exchange,
     host_identity,
+    process_name,
     route_address,
 )
 from uccl_ep.memory import MemoryPlan
@@ -31,6 +32,7 @@ from uccl_ep.settings import Settings
 from uccl_ep.topology import Topology, split_into_nodes
 
 _DRAIN_S = 2.0
+_LEAVING, _LEFT = 1, 2  # proxy/engine/departures.h
 
 
 def choose_family(wanted: str, introductions: list[Introduction], topology: Topology) -> tuple[str, str]:
@@ -67,7 +69,9 @@ class Session:
         self.rank, self.num_ranks = group.rank(), group.size()
         self.settings = settings
         self._proxy: ProxyLink | None = None
+        self._guard: _native.ProxyGuard | None = None
         self._closed = False
+        self.last_kernel = ""  # of those queued; for reports
         shared = {
             "num_nvl_bytes": budgets[0],
             "num_rdma_bytes": budgets[1],
@@ -120,7 +124,7 @@ class Session:
             rank=self.rank,
             hostname=socket.gethostname(),
             host_id=host_identity(),
-            process=PROCESS_TOKEN,
+            process=process_name(),
             pid=os.getpid(),
             interface=self.settings.interface or route_address(),
             settings=dict(shared),
@@ -191,6 +195,7 @@ class Session:
             control_bytes=self.plan.control_bytes,
             flat_bytes=self.plan.flat_bytes,
             address=address,
+            watch_pid=0 if self._proxy is None else self._proxy.pid,
         )
 
     def _meet(self, meetings: list[Meeting], shrink: bool) -> None:
@@ -212,10 +217,12 @@ class Session:
         self._proxy.connect(
             [m.address if remote[m.rank] else b"" for m in meetings],
             [m.flat_bytes if remote[m.rank] else 0 for m in meetings],
-            [i.pid if same_host[i.rank] and i.process != me.process else 0 for i in self._introductions],
+            [m.watch_pid if same_host[m.rank] and m.watch_pid != me.pid and m.rank != me.rank else 0 for m in meetings],
         )
         self._make_context(members, shrink)
         self._proxy.start()
+        if self._proxy.pid != me.pid:
+            self._guard = _native.ProxyGuard(self._proxy.pid, self._control.address, self.rank)
 
     def _make_context(self, members: list[int], shrink: bool) -> None:
         self.mask = torch.zeros(self.num_ranks, dtype=torch.int32)
@@ -263,8 +270,42 @@ class Session:
         if self._closed:
             return  # an event outlived the buffer; what it waited for has ended
         fault = _native.read_fault(self._control.address)
-        if fault is not None:
-            raise error_of(fault, self.rank, self.hostnames)
+        if fault is None:
+            return
+        fault["peer"] = self._culprit(fault)
+        raise error_of(fault, self.rank, self.hostnames, self._evidence(fault))
+
+    def _word(self, rank: int, offset: int) -> int:
+        """A word of a control segment of this host."""
+        return int(np.frombuffer(self._peer_control[rank].numpy(), dtype=np.uint64)[offset // 8])
+
+    def _culprit(self, fault: Mapping[str, int]) -> int:
+        """Whom a record is about; a kernel knows only what it waited for."""
+        peer, phase = fault["peer"], fault["phase"]
+        if phase == BARRIER and peer >= self.num_ranks:  # remote ranks meet in the proxy, which noted who has come
+            words = [self._word(self.rank, self.plan.control.progress(3, r)) for r in range(self.num_ranks)]
+            return words.index(1 << 32) if 1 << 32 in words else peer
+        if fault["kind"] == TIMEOUT and phase in FLAGS and peer < self.num_ranks:
+            # Rows of a remote rank come in at its host here. When that has not even done its own part, it is the one.
+            host = self.topology.host_of(peer, self.topology.node_of[self.rank])
+            offset = self.plan.signals.flag(FLAGS[phase], host)
+            own = int(np.frombuffer(self._peer_data[host].numpy(), dtype=np.uint64)[offset // 8])
+            if fault["channel"] >= self.plan.num_channels and own < fault["expected"]:
+                return host
+        return peer
+
+    def _evidence(self, fault: Mapping[str, int]) -> Evidence:
+        """What this rank and the one of its node that takes in the peer's rows know about the peer of a fault."""
+        peer, control = fault["peer"], self.plan.control
+        if peer >= self.num_ranks:
+            return Evidence(self.last_kernel)
+        host = self.topology.host_of(peer, self.topology.node_of[self.rank])
+        # Rows of a dispatch, and their counts, arrive at the host; everything else at the rank that waits.
+        at = {0: host, 2: host}
+        progress = None if host == peer else lambda p: self._word(at.get(p, self.rank), control.progress(p, peer))
+        last_ns = max(self.counters()[1][peer]["last_arrival_ns"], self._word(host, control.flag_time(peer)))
+        last_seen_s = (time.monotonic_ns() - last_ns) / 1e9 if last_ns else None
+        return Evidence(self.last_kernel, *arrivals_of(fault, progress), last_seen_s)
 
     def counters(self) -> tuple[list[dict[str, int]], list[dict[str, int]]]:
         """The proxy's counters: (per worker, per peer)."""
@@ -278,13 +319,25 @@ class Session:
         if self._closed:
             return
         self._closed = True
+        self._say(_LEAVING)  # before anyone can see this process's proxy end
+        if self._guard is not None:
+            self._guard.stop()
+        if self._proxy is not None:
+            self._proxy.stop(_DRAIN_S)
+        self._say(_LEFT)
+        for name in (
+            "_proxy _guard _tables context data control _data _control _rings _counters _zero_copy "
+            "_peer_data _peer_control"
+        ).split():
+            self.__dict__.pop(name, None)
+
+    def _say(self, goodbye: int) -> None:
+        """Writes this rank's `departed` word where ranks of this host look for it."""
         for rank, segment in getattr(self, "_peer_control", {}).items():
             if rank != self.rank:
                 words = np.frombuffer(segment.numpy(), dtype=np.uint64)
-                words[self.plan.control.departed(self.rank) // 8] = 1
-        if self._proxy is not None:
-            self._proxy.stop(_DRAIN_S)
-        for name in (
-            "_proxy _tables context data control _data _control _rings _counters _zero_copy _peer_data _peer_control"
-        ).split():
-            self.__dict__.pop(name, None)
+                words[self.plan.control.departed(self.rank) // 8] = goodbye
+
+    def note(self, kernel: str) -> None:
+        """Remembers what was queued last, for reports."""
+        self.last_kernel = kernel

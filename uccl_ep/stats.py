@@ -14,7 +14,10 @@ def collect_stats(session: Session) -> dict[str, Any]:
 
     A peer's dict has rank, host, node_local, via ("load/store" on the node, else the transport's family),
     rows_sent, bytes_sent, rows_received, bytes_received, wait_ns (time kernels waited for it), and what the proxy
-    counted towards it: writes, write_bytes, arrivals, stalls.
+    counted towards it: writes (of any kind), write_bytes, arrivals, stalls.
+
+    A dispatch sends a row once per node. It counts as sent to the rank that takes it in there for its node, which on
+    this rank's own node is this rank; received rows count by the rank they are of.
     """
     workers, proxied = session.counters()
     node = session.topology.node_of[session.rank]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -48,16 +50,44 @@ class Routing:
 
 
 class ThroughputHandle(tuple[Tensor, ...]):
-    """DeepEP's handle tuple (6 tensors on one node, 10 on several) with the routing that combine uses."""
+    """DeepEP's handle tuple (6 tensors on one node, 10 on several) with the routing that combine uses.
+
+    The tensors are worked out when they are first looked at: combine needs none of them, and in an asynchronous call
+    the tables that they come from are filled only when its event has happened.
+    """
 
     routing: Routing
+    _num_nodes: int
+    _parts: tuple[Tensor, ...] | None
 
     @classmethod
     def make(cls, routing: Routing, num_nodes: int) -> ThroughputHandle:
-        """The handle of a finished dispatch."""
-        handle = cls(_one_node(routing) if num_nodes == 1 else _several_nodes(routing))
-        handle.routing = routing
+        """The handle of a dispatch that has been queued."""
+        handle = cls()
+        handle.routing, handle._num_nodes, handle._parts = routing, num_nodes, None
         return handle
+
+    def _tensors(self) -> tuple[Tensor, ...]:
+        if self._parts is None:
+            self._parts = _one_node(self.routing) if self._num_nodes == 1 else _several_nodes(self.routing)
+        return self._parts
+
+    def __len__(self) -> int:
+        return 6 if self._num_nodes == 1 else 10
+
+    def __iter__(self) -> Iterator[Tensor]:
+        return iter(self._tensors())
+
+    def __getitem__(self, index: Any) -> Any:
+        return self._tensors()[index]
+
+    def __eq__(self, other: object) -> bool:
+        return self is other
+
+    __hash__ = object.__hash__
+
+    def __repr__(self) -> str:
+        return f"ThroughputHandle({len(self)} tensors, {self.routing.num_rows} rows)"
 
     def __reduce__(self) -> Any:
         raise NotSupported("a dispatch handle names live buffers of this process; it cannot be pickled")
@@ -185,7 +215,9 @@ class Throughput:
             geometry = _native.StreamGeometry.make(layout.unit_bytes, channels, row_bytes)
             if geometry.num_slots:
                 return geometry
-        needed = layout.num_units() * (-(-8 * row_bytes // 128) * 128 + 128)
+        sizes = range(0, 16 * row_bytes + 128, 128)
+        unit = sizes[bisect_left(sizes, 1, key=lambda size: _native.StreamGeometry.make(size, 1, row_bytes).num_slots)]
+        needed = layout.num_units() * unit
         refuse(
             "num_nvl_bytes",
             self._session.plan.throughput_budget,
@@ -220,18 +252,21 @@ class Throughput:
     # ---- dispatch --------------------------------------------------------------------------------------------------
 
     def exchange_counts(
-        self, shape: Any, in_rank: Tensor, per_expert: Tensor, num_sms: int, topk: int, expert_alignment: int
+        self, shape: Any, rows: Rows, in_rank: Tensor, per_expert: Tensor, num_sms: int, expert_alignment: int
     ) -> Routing:
         """Queues the count exchange; the routing's tables are filled when it has run."""
         device, topology = self._device, self._session.topology
         ranks, nodes, readers = topology.num_ranks, topology.num_nodes, max(topology.sizes)
-        channels = self._fit(shape.bytes(), num_sms).num_channels
+        # The handle's combine sends bf16 rows over the same channels; they may be larger than these.
+        answer = _native.RowShape()
+        answer.payload_bytes, answer.topk, answer.has_weights = 2 * rows.x.shape[1], shape.topk, 1
+        channels = self._fit(max(shape.bytes(), answer.bytes()), num_sms).num_channels
         local = per_expert.numel() // ranks
         routing = Routing(
             channels=channels,
             num_tokens=in_rank.shape[0],
             num_local_experts=local,
-            topk=topk,
+            topk=shape.topk,
             is_token_in_rank=in_rank,
             channel_prefix=device.empty(ranks, channels, dtype=torch.int32),
             node_rows=device.empty(nodes, channels, dtype=torch.int32),

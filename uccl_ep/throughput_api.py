@@ -152,8 +152,7 @@ class ThroughputApi:
 
         shape = _row_shape(rows, 0 if ids is None else ids.shape[1])
         num_sms = (config or type(self).get_dispatch_config(self.group_size)).num_sms  # type: ignore[attr-defined]
-        topk = 0 if ids is None else ids.shape[1]
-        routing = self._throughput.exchange_counts(shape, in_rank, per_expert, num_sms, topk, expert_alignment)
+        routing = self._throughput.exchange_counts(shape, rows, in_rank, per_expert, num_sms, expert_alignment)
         counts: list[int] = []
         if num_worst_tokens:
             routing.num_rows = num_worst_tokens

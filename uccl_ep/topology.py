@@ -32,6 +32,13 @@ class Topology:
         """Ranks of a node, ascending."""
         return [rank for rank, of in enumerate(self.node_of) if of == node]
 
+    def host_of(self, source: int, node: int) -> int:
+        """The rank of `node` where rows of `source` are read: itself on its own node (kernels/layout/topology.h)."""
+        if self.node_of[source] == node:
+            return source
+        members = self.members(node)
+        return members[self.members(self.node_of[source]).index(source) % len(members)]
+
     @property
     def sizes(self) -> list[int]:
         """Ranks of each node."""

@@ -34,7 +34,8 @@ DEV bool ring_accepts(const Command& command, const WaitContext& context) {
   return false;
 }
 
-// One lane pushes one command. Returns its ticket, or kNoTicket.
+// One lane of a warp pushes one command. Returns its ticket, or kNoTicket. (Two lanes of a warp at once could hang where
+// lanes run in lockstep: the one without room waits for the one that has it, which waits for the loop to end.)
 DEV u64 push(const RingView& ring, const Command& command, const WaitContext& context) {
   if (!ring_accepts(command, context)) return kNoTicket;
   const u64 ticket = add_gpu(ring.head, 1ull);

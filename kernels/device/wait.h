@@ -11,6 +11,9 @@ namespace uccl::simt {
 
 inline constexpr u32 kNoPeer = ~0u;
 inline constexpr u32 kNoChannel = ~0u;
+// A wait for a peer that has left in good order ends this long after it was seen to have: what it sent last is with this
+// rank's proxy by then, and needs a few of its turns, which on a crowded machine come late.
+inline constexpr u64 kGoodbyeGraceNs = 1'000'000'000;
 
 struct WaitContext {
   u64* abort;          // ControlLayout::kAbort
@@ -18,6 +21,7 @@ struct WaitContext {
   u64 deadline_ns;     // on now_ns()'s clock; set by begin_wait
   u32 rank;            // this one
   u32 unused;
+  const u64* departed = nullptr;  // [num_ranks] ControlLayout::departed: 2 = nothing more will come. May be null
 };
 
 struct WaitSite {
@@ -66,21 +70,48 @@ DEV void record_fault(const WaitContext& context, const WaitSite& site, FaultKin
   record_fault(context, site, FaultDetail{kind, seen, 0});
 }
 
+// A wait that another's fault ended: when that was the loss of the very peer it waited for, the record gets to know what
+// was waited for, which the proxy that filled it could not. First wait only.
+DEV void explain_loss(const WaitContext& context, const WaitSite& site, u64 seen) {
+  FaultRecord* const fault = context.fault;
+  if (fault == nullptr || ld_acquire_sys(&fault->ready) == 0) return;  // pairs with the release after the record
+  if (ld_relaxed_sys(&fault->kind) != static_cast<u32>(FaultKind::kPeerLost)) return;
+  if (ld_relaxed_sys(&fault->peer) != site.peer) return;
+  if (cas_sys(&fault->phase, static_cast<u32>(WaitPhase::kNone), static_cast<u32>(site.phase)) != 0) return;
+  st_relaxed_sys(&fault->channel, site.channel);
+  st_relaxed_sys(&fault->expected, site.expected);
+  st_relaxed_sys(&fault->seen, seen);
+}
+
 // The slow part of a spin: look at abort and the clock every kSpinsPerCheck turns. For loops that wait_until does not
 // fit (warp-wide ones); `seen` is what the report says.
 struct SpinClock {
   u32 spins = 0;
   u64 started_ns = 0;
+  u64 left_ns = 0;  // when the peer was first seen to have left
 
   // False when the wait is over without what it waited for; the fault is then recorded.
   DEV_MEMBER bool keep_waiting(const WaitContext& context, const WaitSite& site, FaultKind kind, u64 seen) {
     if (++spins % kSpinsPerCheck != 0) return true;
-    if (aborted(context)) return false;
+    if (aborted(context)) {
+      explain_loss(context, site, seen);
+      return false;
+    }
     const u64 now = now_ns();
     if (started_ns == 0) started_ns = now;
-    if (now < context.deadline_ns) return true;
-    record_fault(context, site, FaultDetail{kind, seen, now - started_ns});
+    const bool left = waits_in_vain(context, site, now);
+    if (now < context.deadline_ns && !left) return true;
+    record_fault(context, site, FaultDetail{left ? FaultKind::kPeerLost : kind, seen, now - started_ns});
     return false;
+  }
+
+ private:
+  DEV_MEMBER bool waits_in_vain(const WaitContext& context, const WaitSite& site, u64 now) {
+    if (context.departed == nullptr || site.peer == kNoPeer) return false;
+    // Pairs with the release of whoever heard the goodbye.
+    if (ld_acquire_sys(&context.departed[site.peer]) < 2) return false;
+    if (left_ns == 0) left_ns = now;
+    return now - left_ns >= kGoodbyeGraceNs;
   }
 };
 

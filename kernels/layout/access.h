@@ -16,7 +16,8 @@ DEV u8* control_of(const RankContext& c, u32 local_rank) { return c.control[c.to
 DEV WaitContext wait_context(const RankContext& c) {
   u8* control = own_control(c);
   return begin_wait(WaitContext{word(control, ControlLayout::kAbort),
-                                reinterpret_cast<FaultRecord*>(control + ControlLayout::kFault), 0, c.topology.rank, 0},
+                                reinterpret_cast<FaultRecord*>(control + ControlLayout::kFault), 0, c.topology.rank, 0,
+                                word(control, c.control_layout.departed(0))},
                     c.timeout_ns);
 }
 

@@ -15,8 +15,10 @@ inline constexpr u32 kScaleChannels = 128;  // channels that share one scale
 
 // In front of the top-k ids (i16, row-major [num_tokens, topk]) of a routing block.
 struct alignas(16) RoutingHeader {
-  u32 num_tokens, topk, hidden, format;
+  u32 num_tokens, hidden, num_experts;
+  u16 topk, format;
 };
+static_assert(sizeof(RoutingHeader) == 16 && kMaxTopk < 1u << 16);
 
 struct LowLatencyLayout {
   u32 max_tokens = 0;  // M, tokens a rank and call

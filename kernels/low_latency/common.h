@@ -101,7 +101,8 @@ DEV void send_expect(const RankContext& c, const WaitContext& wait, const LowLat
 // The rare announcement (see above): an ExpectHeader of Phase::kSpare that expects nothing, to every remote rank.
 DEV void announce_consumed(const RankContext& c, const WaitContext& wait, const LowLatencyCall& call) {
   if (call.announce_epoch == 0 || simt::bid() != 0) return;
-  for (u32 r = simt::tid(); r < c.topology.num_ranks; r += simt::ntid())
+  if (simt::lane() != 0) return;  // lanes of one warp do not push side by side (ring_push.h)
+  for (u32 r = simt::warp(); r < c.topology.num_ranks; r += simt::num_warps())
     if (!c.topology.is_local(r) && !masked(c, r))
       send_expect(c, wait, call, Announcement{Phase::kSpare, r, call.announce_epoch, 0, 2});
 }

@@ -73,11 +73,13 @@ DEV bool await_source(const DispatchReceiveArgs& a, const WaitContext& wait, u32
       simt::add_sys(reinterpret_cast<u64*>(&a.wait_stats[source]), simt::now_ns() - begin);
     if (ok && !gone) {
       const RoutingHeader& h = *source_view(a, source).header;
-      const bool sizes = h.hidden != a.call.layout.hidden;  // the record shows what differs
-      if (sizes || h.format != a.format) {
-        const u32 mine = sizes ? a.call.layout.hidden : a.format;
-        record_fault(wait, WaitSite{WaitPhase::kDispatchReceive, source, ~0u, mine}, FaultKind::kMismatch,
-                     sizes ? h.hidden : h.format);
+      const u32 theirs[] = {h.hidden, h.format, h.num_experts};
+      const u32 mine[] = {a.call.layout.hidden, a.format, a.call.num_experts};
+      for (u32 i = 0; ok && i < 3; ++i) {
+        if (theirs[i] == mine[i]) continue;
+        // `channel` says when it is the experts, by the number that the count exchange has for them (counts.h).
+        const WaitSite what{WaitPhase::kDispatchReceive, source, i == 2 ? 1u : kNoChannel, mine[i]};
+        record_fault(wait, what, FaultKind::kMismatch, theirs[i]);
         ok = false;
       }
     }

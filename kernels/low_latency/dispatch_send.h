@@ -92,7 +92,8 @@ DEV void send_runs(const DispatchSendArgs& a, const WaitContext& wait, u32 first
 DEV void stage_routing(const DispatchSendArgs& a) {
   u8* block = own_data(a.rank) + a.call.layout.staged_routing(a.call.epoch);
   if (simt::tid() == 0)
-    *reinterpret_cast<RoutingHeader*>(block) = RoutingHeader{a.num_tokens, a.topk, a.call.layout.hidden, a.format};
+    *reinterpret_cast<RoutingHeader*>(block) = RoutingHeader{a.num_tokens, a.call.layout.hidden, a.call.num_experts,
+                                                              static_cast<u16>(a.topk), static_cast<u16>(a.format)};
   short* ids = reinterpret_cast<short*>(block + sizeof(RoutingHeader));
   for (u64 i = simt::tid(); i < static_cast<u64>(a.num_tokens) * a.topk; i += simt::ntid()) {
     const i64 e = a.topk_idx[i];
@@ -105,7 +106,8 @@ DEV void stage_routing(const DispatchSendArgs& a) {
 DEV void finish_dispatch(const DispatchSendArgs& a, const WaitContext& wait) {
   const TopologyView& topology = a.rank.topology;
   const LowLatencyLayout& layout = a.call.layout;
-  for (u32 n = simt::tid(); n < topology.num_nodes; n += simt::ntid()) {
+  // One lane of each warp: pushing lanes of one warp could wait for each other where lanes run in lockstep.
+  for (u32 n = simt::warp(); simt::lane() == 0 && n < topology.num_nodes; n += simt::num_warps()) {
     if (n == topology.node) continue;
     const u32 host = topology.host_of(topology.rank, n);
     const u32 runs = simt::ld_acquire_gpu(&a.num_writes[n]);

@@ -198,7 +198,8 @@ DEV void reduce_own(const CombineArgs& a, CombineShared& s, u32 channel, const P
 DEV void release_partials(const CombineArgs& a, const WaitContext& wait, u32 channel) {
   const TopologyView& t = a.rank.topology;
   if (t.num_nodes == 1) return;
-  for (u32 n = simt::tid(); n < t.num_nodes; n += simt::ntid()) {
+  if (simt::lane() != 0) return;  // lanes of one warp do not push side by side (ring_push.h)
+  for (u32 n = simt::warp(); n < t.num_nodes; n += simt::num_warps()) {
     PartialState& p = a.partials[channel * t.num_nodes + n];
     if (p.released == p.head) continue;
     p.released = p.head;

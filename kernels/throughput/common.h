@@ -67,13 +67,20 @@ DEV StreamAddress partial_stream(const RankContext& c, const ThroughputLayout& l
                        word(own_data(c), c.signals.partial_head(reducer, channel))};
 }
 
-DEV u64 slowest_head(const u64* heads, u32 readers) {
+// The head of the slowest reader; `*who` (its index in the node) is whom a wait for it waits for.
+DEV u64 slowest_head(const u64* heads, u32 readers, u32* who) {
   u64 slowest = ~0ull;
   for (u32 g = 0; g < readers; ++g) {
     const u64 head = simt::ld_acquire_sys(&heads[g]);  // pairs with the reader's release after its last read
-    if (head < slowest) slowest = head;
+    if (head >= slowest) continue;
+    slowest = head;
+    *who = g;
   }
   return slowest;
+}
+DEV u64 slowest_head(const u64* heads, u32 readers) {
+  u32 who;
+  return slowest_head(heads, readers, &who);
 }
 
 // Head of an outgoing stream to another node: the credit that its host sent back.
@@ -81,11 +88,18 @@ DEV u64 credit_of(const RankContext& c, Direction d, u32 peer, u32 channel) {
   return simt::ld_acquire_sys(word(own_control(c), c.control_layout.credit(d, peer, channel)));
 }
 
-// Head of this rank's own dispatch stream to one node.
-DEV u64 dispatch_head(const RankContext& c, u32 node, u32 channel) {
+// Head of this rank's own dispatch stream to one node; `*peer` is the rank that it comes from.
+DEV u64 dispatch_head(const RankContext& c, u32 node, u32 channel, u32* peer) {
   const TopologyView& t = c.topology;
-  if (node != t.node) return credit_of(c, Direction::kDispatch, t.host_of(t.rank, node), channel);
-  return slowest_head(word(own_data(c), c.signals.stream_head(Direction::kDispatch, t.rank, channel, 0)), t.local_size);
+  if (node != t.node) {
+    *peer = t.host_of(t.rank, node);
+    return credit_of(c, Direction::kDispatch, *peer, channel);
+  }
+  u32 who = 0;
+  const u64 head = slowest_head(
+      word(own_data(c), c.signals.stream_head(Direction::kDispatch, t.rank, channel, 0)), t.local_size, &who);
+  *peer = t.member(node, who);
+  return head;
 }
 
 // One lane: waits until `head()` lets chunk `number` be written.

@@ -95,7 +95,8 @@ DEV void fill_counts(const CountsArgs& a) {
 // Sends each remote node its counts and raises the flag for this one.
 DEV void send_counts(const CountsArgs& a, const WaitContext& wait) {
   const TopologyView& topology = a.rank.topology;
-  for (u32 n = simt::tid(); n < topology.num_nodes; n += simt::ntid()) {
+  // One lane of each warp: pushing lanes of one warp could wait for each other where lanes run in lockstep.
+  for (u32 n = simt::warp(); simt::lane() == 0 && n < topology.num_nodes; n += simt::num_warps()) {
     if (n == topology.node) continue;
     const u32 host = topology.host_of(topology.rank, n), size = topology.size_of(n);
     Command m;
@@ -105,7 +106,7 @@ DEV void send_counts(const CountsArgs& a, const WaitContext& wait) {
     m.local_offset = a.layout.own_counts(a.epoch, n);
     m.remote_offset = a.layout.hosted_counts(a.epoch, topology.hosted_slot(topology.rank, n));
     m.bytes = align_up(sizeof(CountsHeader) + 4ull * (a.num_channels * (1 + size) + size * a.num_local_experts), 16);
-    if (push(ring_to(a.rank, host), m, wait) == kNoTicket) return;
+    if (push(ring_to(a.rank, host), m, wait) == kNoTicket) break;
     const u64 header = a.layout.counts_expect(a.epoch, n);
     *reinterpret_cast<ExpectHeader*>(own_data(a.rank) + header) = ExpectHeader{a.epoch, 1, 0, 0};
     m.op = Op::kCount;

@@ -36,7 +36,10 @@ DEV void write_row(const DispatchArgs& a, u32 token, u64 destinations, u8* row) 
   if (lane >= shape.topk) return;
   const u64 at = static_cast<u64>(token) * shape.topk + lane;
   if (shape.has_weights) reinterpret_cast<float*>(row + shape.weights())[lane] = a.topk_weights[at];
-  if (shape.has_ids) reinterpret_cast<short*>(row + shape.ids())[lane] = static_cast<short>(a.topk_idx[at]);
+  if (!shape.has_ids) return;
+  const i64 expert = a.topk_idx[at];  // anything may stand here; what names no expert must not wrap into one
+  reinterpret_cast<short*>(row + shape.ids())[lane] =
+      static_cast<short>(expert >= 0 && expert < static_cast<i64>(kMaxExperts) ? expert : -1);
 }
 
 // The writing end of this rank's stream to one node.
@@ -65,8 +68,9 @@ DEV OutgoingStream outgoing_stream(const DispatchArgs& a, u32 node, u32 channel)
 
 // One lane: chunk `number` may be written.
 DEV bool outgoing_room(const DispatchArgs& a, const WaitContext& wait, const OutgoingStream& s, u64 number) {
-  return wait_for_slot(wait, WaitSite{WaitPhase::kDispatchSend, s.peer, s.channel, number}, a.call.geometry, number,
-                       [&] { return dispatch_head(a.rank, s.node, s.channel); });
+  WaitSite site{WaitPhase::kDispatchSend, s.peer, s.channel, number};
+  return wait_for_slot(wait, site, a.call.geometry, number,
+                       [&] { return dispatch_head(a.rank, s.node, s.channel, &site.peer); });
 }
 // One lane: chunk `number` with `rows` rows is complete.
 DEV bool publish_chunk(const DispatchArgs& a, const WaitContext& wait, const OutgoingStream& s, u64 number, u32 rows) {
@@ -144,12 +148,16 @@ DEV bool return_credit(const DispatchArgs& a, const WaitContext& wait, Crediting
 
 // One lane: stays until every local reader has finished this call's part of the stream.
 DEV bool finish_credits(const DispatchArgs& a, const WaitContext& wait, Crediting& c, u64 end) {
-  const u32 readers = a.rank.topology.local_size;
+  const TopologyView& t = a.rank.topology;
   while (c.told < end) {
-    const WaitSite site{WaitPhase::kDispatchReceive, c.source, c.channel, end};
-    if (!wait_until(wait, site, [&] { return slowest_head(c.stream.heads, readers); },
-                    [&](u64 head) { return head > c.told; }))
-      return false;
+    u32 who = 0;
+    WaitSite site{WaitPhase::kDispatchReceive, t.rank, c.channel, end};
+    const auto slowest = [&] {
+      const u64 head = slowest_head(c.stream.heads, t.local_size, &who);
+      site.peer = t.member(t.node, who);
+      return head;
+    };
+    if (!wait_until(wait, site, slowest, [&](u64 head) { return head > c.told; })) return false;
     if (!return_credit(a, wait, c, 1)) return false;
   }
   return true;

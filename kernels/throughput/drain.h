@@ -25,8 +25,8 @@ DEV void drain_dispatch(const DrainArgs& a, const WaitContext& wait, u32 node, u
   const u64 sent_word = node == t.node ? signals.stream_tail(Direction::kDispatch, t.rank, channel)
                                        : signals.sent(Direction::kDispatch, peer, channel);
   const u64 sent = simt::ld_relaxed_sys(word(own_data(a.rank), sent_word));
-  drain_stream(wait, WaitSite{WaitPhase::kDispatchSend, peer, channel, sent},
-               [&] { return dispatch_head(a.rank, node, channel); });
+  WaitSite site{WaitPhase::kDispatchSend, peer, channel, sent};
+  drain_stream(wait, site, [&] { return dispatch_head(a.rank, node, channel, &site.peer); });
 }
 
 DEV void drain_combine(const DrainArgs& a, const WaitContext& wait, u32 source, u32 channel) {

@@ -18,6 +18,7 @@ void register_words(nb::module_& m) {
       .def_rw("num_channels", &ControlLayout::num_channels)
       .def("bytes", &ControlLayout::bytes)
       .def("departed", &ControlLayout::departed, nb::arg("peer"))
+      .def("flag_time", &ControlLayout::flag_time, nb::arg("source"))
       .def("progress", [](const ControlLayout& c, u32 phase, u32 source) {
         return c.progress(static_cast<Phase>(phase), source);
       }, nb::arg("phase"), nb::arg("source"));
@@ -26,6 +27,9 @@ void register_words(nb::module_& m) {
       .def_rw("num_ranks", &SignalLayout::num_ranks)
       .def_rw("num_channels", &SignalLayout::num_channels)
       .def_rw("max_readers", &SignalLayout::max_readers)
+      .def("flag", [](const SignalLayout& l, u32 phase, u32 source) {
+        return l.flag(static_cast<Phase>(phase), source);
+      }, nb::arg("phase"), nb::arg("source"))
       .def("bytes", &SignalLayout::bytes);
 }
 

@@ -97,7 +97,9 @@ nb::object read_fault(std::uintptr_t address) {
 
 }  // namespace
 
-void register_proxy(nb::module_& m) {
+namespace {
+
+void register_settings(nb::module_& m) {
   nb::class_<SpanSettings>(m, "SpanSettings")
       .def(nb::init<>())
       .def_rw("offset", &SpanSettings::offset)
@@ -126,6 +128,12 @@ void register_proxy(nb::module_& m) {
       .def_rw("shuffle_seed", &ProxySettings::shuffle_seed)
       .def_rw("connect_timeout_ns", &ProxySettings::connect_timeout_ns)
       .def_rw("cpus", &ProxySettings::cpus);
+}
+
+}  // namespace
+
+void register_proxy(nb::module_& m) {
+  register_settings(m);
   nb::class_<ProxyHost>(m, "Proxy", "The proxy of one rank: transport and engine threads.")
       .def(nb::init<ProxySettings>(), nb::arg("settings"))
       .def("local_address",
@@ -146,6 +154,13 @@ void register_proxy(nb::module_& m) {
       .def("start", &ProxyHost::start)
       .def("stop", &ProxyHost::stop, nb::arg("drain_ns"), nb::call_guard<nb::gil_scoped_release>())
       .def("dismiss_peer", &ProxyHost::dismiss_peer, nb::arg("peer"));
+  nb::class_<ProxyGuard>(m, "ProxyGuard", "Makes the end of a rank's proxy process a fault of the rank.")
+      .def("__init__",
+           [](ProxyGuard* self, int pid, std::uintptr_t control, u32 rank) {
+             new (self) ProxyGuard(pid, reinterpret_cast<u8*>(control), rank);
+           },
+           nb::arg("pid"), nb::arg("control"), nb::arg("rank"))
+      .def("stop", &ProxyGuard::stop, nb::call_guard<nb::gil_scoped_release>());
   m.def("ring_bytes", &ring_bytes, nb::arg("capacity"));
   m.def("counters_bytes", &counters_bytes, nb::arg("num_workers"), nb::arg("num_ranks"));
   m.def("read_counters", &read_counters, nb::arg("address"), nb::arg("num_workers"), nb::arg("num_ranks"),

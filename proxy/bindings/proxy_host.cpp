@@ -90,4 +90,10 @@ void ProxyHost::dismiss_peer(u32 peer) {
   if (engine_) engine_->dismiss_peer(peer);
 }
 
+ProxyGuard::ProxyGuard(int pid, u8* control, u32 rank)
+    : faults_(control, nullptr, 0),
+      watch_({pid}, [this, rank](u32) { faults_.raise({.kind = FaultKind::kPeerLost, .peer = rank}); }) {
+  watch_.start();
+}
+
 }  // namespace uccl

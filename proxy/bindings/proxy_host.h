@@ -6,6 +6,8 @@
 #include <vector>
 
 #include "engine/engine.h"
+#include "engine/faults.h"
+#include "engine/process_watch.h"
 #include "memory/segment.h"
 
 namespace uccl {
@@ -56,6 +58,18 @@ class ProxyHost {
   AddressSpace local_;
   std::unique_ptr<Transport> transport_;
   std::unique_ptr<Engine> engine_;
+};
+
+// Watches a proxy that is a process of its own, for the rank that started it: when it ends, the rank's waits end with a
+// fault that names the rank itself as lost. `control` outlives the guard.
+class ProxyGuard {
+ public:
+  ProxyGuard(int pid, u8* control, u32 rank);
+  void stop() { watch_.stop(); }  // before the proxy is told to end
+
+ private:
+  Faults faults_;
+  ProcessWatch watch_;
 };
 
 }  // namespace uccl

@@ -63,6 +63,7 @@ void Arrivals::settle(Counter& counter, u64 epoch, u32 source, Phase phase, u64 
   if (epoch != counter.published + 1) return;
   const Epoch& changed = counter.window[epoch % kEpochWindow];
   if (changed.counted == changed.expected) publish(counter, source, phase, now_ns);
+  if (phase == Phase::kSpare) return;  // its words tell of barriers (barrier.cpp)
   // For reports only, hence relaxed. `due` is 0 until it is announced.
   const Epoch& next = counter.window[(counter.published + 1) % kEpochWindow];
   const u64 due = next.expected == kUnknown ? 0 : std::min(next.expected, low_bits(32));

@@ -24,6 +24,14 @@ void Barrier::begin(u64 round) {
   round_ = round;
   next_send_ = next_wait_ = 0;
   active_ = true;
+  for (u32 peer = 0; peer < settings_.num_ranks; ++peer)
+    if (!skip(peer)) note(peer);
+}
+
+// For reports: whether the peer's part of this round is here, 1 due and 0 or 1 arrived, where phases have theirs.
+void Barrier::note(u32 peer) {
+  const u64 offset = settings_.control_layout.progress(Phase::kSpare, peer);
+  write_word(control_word(settings_.control, offset), 1ull << 32 | (heard_[peer] >= round_));
 }
 
 bool Barrier::progress() {
@@ -50,6 +58,7 @@ Verdict Barrier::arrived(u32 source, u32 key) {
   const u64 round = widen(key, kKeyBits, heard_[source]);
   if (static_cast<i64>(round - heard_[source]) <= 0) return {Outcome::kStale};  // a later round overtook it
   heard_[source] = round;
+  if (active_) note(source);
   return {};
 }
 

@@ -27,6 +27,7 @@ class Barrier {
   u64 sent() const { return sent_; }  // immediates posted so far
 
  private:
+  void note(u32 peer);
   bool skip(u32 peer) const { return !ledger_.is_peer(peer) || ledger_.gone(peer); }
 
   const EngineSettings& settings_;

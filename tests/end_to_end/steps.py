@@ -15,6 +15,7 @@ from torch import Tensor
 
 from uccl_ep import reference
 from uccl_ep.reference import CaseShape, Fp8Format, RandomCase
+from uccl_ep.sizes import round_up
 
 LOW_LATENCY_FORMATS = {
     "bf16": None,
@@ -90,6 +91,7 @@ class ThroughputExpected:
     combined: list[Tensor]
     combined_weights: list[Tensor] | None
     num_worst_tokens: int
+    counts: list[list[int]]  # num_recv_tokens_per_expert_list
 
 
 _lock = threading.RLock()  # ranks that are threads compute each expectation once
@@ -189,5 +191,22 @@ def _throughput(step: ThroughputStep, ranks: int, ranks_per_node: int | None) ->
         weights = [own.recv_topk_weights for own in received if own.recv_topk_weights is not None]
     combined, combined_weights = reference.throughput_combine(outputs, received, weights, bias, ranks_per_node)
     return ThroughputExpected(
-        case, inputs, layouts, received, outputs, bias, combined, combined_weights, worst
+        case,
+        inputs,
+        layouts,
+        received,
+        outputs,
+        bias,
+        combined,
+        combined_weights,
+        worst,
+        [_counts(step, layouts, rank, worst) for rank in range(ranks)],
     )
+
+
+def _counts(step: ThroughputStep, layouts: list[reference.Layout], rank: int, worst: int) -> list[int]:
+    """From the layouts, since a dispatch without topk_idx counts too (the reference then has nothing to count)."""
+    total = sum(layout.num_tokens_per_expert for layout in layouts)
+    assert isinstance(total, Tensor)
+    own = total[rank * step.local_experts : (rank + 1) * step.local_experts].tolist()
+    return [] if worst else [round_up(count, step.alignment) for count in own]

@@ -16,8 +16,9 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
 
+from uccl_ep.errors import UcclEpError
 from uccl_ep.settings import settings
-from uccl_ep.thread_group import run_ranks
+from uccl_ep.thread_group import ThreadGroup
 
 Body = Callable[..., Any]  # body(group, *arguments), run on every rank
 _START_S = 60.0  # a worker process imports torch
@@ -38,7 +39,7 @@ class World:
     host_blocks: int = 0
     host_threads: int = 1
     shuffle_seed: int = 0
-    timeout_s: float = 5.0  # many ranks share few cores; a broken protocol still ends well before the test does
+    timeout_s: float = 20.0  # many ranks share few cores; a broken protocol still ends well before the test does
 
     @property
     def node_sizes(self) -> int | None:
@@ -65,9 +66,31 @@ def _replace_environment(wanted: dict[str, str]) -> None:
 
 
 def as_threads(world: World, body: Body, *arguments: Any) -> list[Any]:
-    """body(group, *arguments) on every rank, each a thread of this process; results by rank."""
+    """body(group, *arguments) on every rank, each a thread of this process; results by rank.
+
+    Raises:
+        Exception: what a rank raised; a wrong result before the timeouts that it makes others run into.
+    """
+    results: list[Any] = [None] * world.ranks
+    errors: list[BaseException] = []
+
+    def run(group: ThreadGroup) -> None:
+        try:
+            results[group.rank()] = body(group, *arguments)
+        except BaseException as error:
+            error.add_note(f"on rank {group.rank()}") if hasattr(error, "add_note") else None
+            errors.append(error)
+            group.leave()
+
     with world.environment():
-        return run_ranks(world.ranks, lambda group: body(group, *arguments))
+        threads = [threading.Thread(target=run, args=(group,)) for group in ThreadGroup.create(world.ranks)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    if errors:
+        raise min(errors, key=lambda e: isinstance(e, (UcclEpError, threading.BrokenBarrierError)))
+    return results
 
 
 class Crew:

@@ -129,8 +129,7 @@ void World::start_engine(u32 rank, const std::vector<std::string>& addresses) {
   e.rank = rank;
   e.num_ranks = num_ranks();
   e.num_workers = shape_.num_workers;
-  for (u32 i = 0; i < shape_.num_rings; ++i)
-    e.rings.push_back(me.rings.data() + i * ring_bytes(shape_.ring_capacity));
+  for (u32 i = 0; i < shape_.num_rings; ++i) e.rings.push_back(me.rings.data() + i * ring_bytes(shape_.ring_capacity));
   e.ring_capacity = shape_.ring_capacity;
   e.local = flat_space(me);
   std::vector<std::string> wanted(num_ranks());
@@ -179,13 +178,18 @@ bool World::aborted(u32 rank) const { return acquire(control(rank), ControlLayou
 Fault World::fault(u32 rank) const {
   const auto& record = *reinterpret_cast<const FaultRecord*>(control(rank) + ControlLayout::kFault);
   if (__atomic_load_n(&record.ready, __ATOMIC_ACQUIRE) == 0) return {};
-  return Fault{static_cast<FaultKind>(record.kind), static_cast<WaitPhase>(record.phase), record.peer, record.channel,
-               record.expected, record.seen};
+  return Fault{static_cast<FaultKind>(record.kind),
+               static_cast<WaitPhase>(record.phase),
+               record.peer,
+               record.channel,
+               record.expected,
+               record.seen};
 }
 
 bool World::rings_idle(u32 rank) const {
   for (u32 i = 0; i < shape_.num_rings; ++i) {
-    const auto* h = reinterpret_cast<const RingHeader*>(ranks_[rank]->rings.data() + i * ring_bytes(shape_.ring_capacity));
+    const auto* h =
+        reinterpret_cast<const RingHeader*>(ranks_[rank]->rings.data() + i * ring_bytes(shape_.ring_capacity));
     if (__atomic_load_n(&h->done, __ATOMIC_ACQUIRE) != __atomic_load_n(&h->head, __ATOMIC_RELAXED)) return false;
   }
   return true;

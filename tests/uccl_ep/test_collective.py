@@ -1,4 +1,4 @@
-"""Buffer.barrier: nobody passes early, rounds never mix, what was sent before is delivered, and a missing rank ends it."""
+"""Buffer.barrier: nobody passes early, rounds never mix, and a missing rank ends it with its name."""
 
 from __future__ import annotations
 
@@ -20,9 +20,7 @@ WORLDS = [
 
 
 @pytest.mark.parametrize("ranks, per_node, transport", WORLDS)
-def test_collective_barrier_lets_nobody_pass_early(
-    variables: Any, ranks: int, per_node: int, transport: str
-) -> None:
+def test_collective_barrier_lets_nobody_pass_early(variables: Any, ranks: int, per_node: int, transport: str) -> None:
     variables(RANKS_PER_NODE=per_node, TRANSPORT=transport)
     rounds = 30
     entered = [0] * ranks

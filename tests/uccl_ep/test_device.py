@@ -1,15 +1,17 @@
-"""The CPU device: launches in order on a stream of its own, events that wait and report, tensors that outlive a call."""
+"""The CPU device: a stream that keeps its order, events that wait and report, tensors that outlive a call."""
 
 from __future__ import annotations
 
 import gc
-import time
+import threading
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 
+from tests.uccl_ep.gate import Gate
 from uccl_ep import EventHandle, _native
 from uccl_ep.device import CpuDevice
 from uccl_ep.errors import UcclEpError
@@ -20,52 +22,48 @@ def device(**settings: Any) -> CpuDevice:
     return CpuDevice(Settings(**settings), lambda: None)
 
 
-def busy(d: CpuDevice, tokens: int = 60_000) -> torch.Tensor:
-    """Queues a layout kernel over many tokens, which takes a while; returns its counts."""
-    ids = torch.zeros(tokens, 1, dtype=torch.int64)
-    counts = d.zeros(1, dtype=torch.int32)
-    in_rank = d.empty(tokens, 1, dtype=torch.bool)
-    per_rank = d.zeros(1, dtype=torch.int32)
-    context, keep = one_rank()
-    args = _native.LayoutArgs()
-    args.set_topology(context)
-    args.topk_idx, args.num_tokens, args.topk, args.num_experts = ids.data_ptr(), tokens, 1, 1
-    args.num_tokens_per_rank, args.num_tokens_per_expert = per_rank.data_ptr(), counts.data_ptr()
-    args.is_token_in_rank = in_rank.data_ptr()
-    d.launch(_native.throughput_layout, args, d.grid(tokens // 32, 1))
-    d.record((ids, in_rank, per_rank, keep))
-    return counts
-
-
-def one_rank() -> tuple[_native.RankContext, object]:
-    """The context of a group of one rank, and what must outlive its use."""
-    memory = torch.zeros(1 << 16, dtype=torch.uint8)
-    tables = _native.RankTablesSettings()
-    tables.node_of, tables.data, tables.control = [0], [memory.data_ptr()], [memory.data_ptr()]
-    tables.num_rings = 0
-    made = _native.RankTables(tables)
-    return made.context, (memory, made)
-
-
-def test_device_launches_are_queued_and_run_in_order() -> None:
+def test_device_events_mark_what_was_queued_before_them() -> None:
     d = device()
-    results = [busy(d) for _ in range(5)]
-    events = [d.record() for _ in range(3)]
-    assert not events[-1].query()  # five launches take longer than this line
-    events[-1].current_stream_wait()
-    assert all(e.query() for e in events)
-    assert [int(r) for r in results] == [60_000] * 5
+    before = d.record()
+    before.current_stream_wait()
+    with Gate(d) as gate:
+        behind = [d.record() for _ in range(3)]
+        assert before.query() and not any(e.query() for e in behind)
+        gate.open()
+        behind[-1].current_stream_wait()
+        assert all(e.query() for e in behind)
 
 
-def test_device_record_marks_what_was_queued_before_it() -> None:
+def test_device_launches_run_in_order() -> None:
     d = device()
-    busy(d)
-    first = d.record()
-    first.current_stream_wait()
-    for _ in range(5):
-        busy(d)
-    assert first.query()  # later work does not matter to it
-    assert not d.record().query()
+    gates = [Gate(d) for _ in range(4)]
+    events = [d.record()]
+    gates[3].open()  # a later one being ready changes nothing
+    gates[1].open()
+    assert not events[0].query()
+    for gate in gates:
+        gate.open()
+    d.finish()
+    assert events[0].query()
+
+
+def test_device_streams_of_two_devices_are_independent() -> None:
+    slow, fast = device(), device()
+    with Gate(slow) as gate:
+        fast.finish()
+        behind = slow.record()
+        fast.wait_for(behind)
+        ahead = fast.record()
+        assert not ahead.query()
+        gate.open()
+        ahead.current_stream_wait()
+        assert behind.query()
+
+
+@pytest.mark.parametrize("make", [EventHandle, object, lambda: None])
+def test_device_wait_for_events_that_have_happened(make: Callable[[], object]) -> None:
+    d = device()  # events of other libraries: their work is on the calling thread, hence done
+    d.wait_for(make())
     d.finish()
 
 
@@ -93,34 +91,29 @@ def test_device_event_of_the_current_stream_has_happened() -> None:
     event.current_stream_wait()
 
 
-def test_device_wait_for_another_streams_event() -> None:
-    slow, fast = device(), device()
-    result = busy(slow)
-    for _ in range(4):
-        result = busy(slow)
-    behind = slow.record()
-    fast.wait_for(behind)
-    fast.finish()
-    assert behind.query() and int(result) == 60_000
-    fast.wait_for(None)  # events of other libraries: their work is on the calling thread, hence done
-    fast.wait_for(object())
-    fast.finish()
-
-
 def test_device_holds_tensors_until_the_event_has_happened() -> None:
     d = device()
-    for _ in range(6):
-        busy(d)
-    tensor = torch.zeros(8)
-    alive = weakref.ref(tensor)
-    event = d.record([tensor])
-    del tensor
-    gc.collect()
-    assert not event.query() and alive() is not None
+    tensor, other = torch.zeros(8), torch.zeros(8)
+    alive, alive_too = weakref.ref(tensor), weakref.ref(other)
+    with Gate(d) as gate:
+        event = d.record([tensor])
+        d.record(other)
+        del tensor, other
+        gc.collect()
+        d.record()  # looks for what has ended: nothing
+        assert alive() is not None and alive_too() is not None
+        gate.open()
+    d.finish()
     event.current_stream_wait()
     d.record()
-    gc.collect()
-    assert alive() is None
+    assert alive() is None and alive_too() is None
+
+
+def test_device_waiting_lets_other_threads_run() -> None:
+    d = device()
+    with Gate(d) as gate:
+        threading.Timer(0.05, gate.open).start()  # a thread that needs the interpreter while the wait lasts
+        d.finish()
 
 
 @pytest.mark.parametrize("blocks, threads, units, wanted", [
@@ -148,27 +141,3 @@ def test_device_tensors() -> None:
     zeros = d.zeros(4, dtype=torch.int64)
     assert zeros.dtype == torch.int64 and not zeros.any() and zeros.device.type == "cpu"
     assert d.name == "cpu"
-
-
-def test_device_event_wait_lets_other_threads_run() -> None:
-    import threading
-
-    d = device()
-    for _ in range(6):
-        busy(d)
-    ticks = []
-    stop = threading.Event()
-
-    def tick() -> None:
-        while not stop.is_set():
-            ticks.append(time.monotonic())
-            time.sleep(0.001)
-
-    thread = threading.Thread(target=tick)
-    thread.start()
-    begin = time.monotonic()
-    d.finish()
-    end = time.monotonic()
-    stop.set()
-    thread.join()
-    assert end - begin < 0.002 or any(begin < t < end for t in ticks)

@@ -103,3 +103,51 @@ def test_faults_of_the_network(kind: int, words: str) -> None:
     assert type(error) is TransportError
     for word in (words, "rank 0", "rank 2 (host gamma)", "combine (receive)", "status 12"):
         assert word in str(error)
+
+
+NO_CHANNEL = 0xFFFFFFFF
+
+
+@pytest.mark.parametrize(
+    ("phase", "channel", "word", "due_and_arrived"),
+    [
+        (3, NO_CHANNEL, 128 << 32 | 96, (128, 96)),
+        (5, NO_CHANNEL, 3 << 32, (3, 0)),
+        (6, NO_CHANNEL, 7, (None, 7)),  # not yet announced how many there will be
+        (3, NO_CHANNEL, None, (1, 0)),  # a peer of the node: one flag
+        (3, 0, 5 << 32, (41, 40)),  # chunks of a throughput stream, as the kernel saw them
+        (5, 2, None, (41, 40)),
+        (2, 1, 5 << 32, (None, None)),  # a wait for room is not one for arrivals
+        (9, NO_CHANNEL, None, (None, None)),
+        (0, NO_CHANNEL, 5 << 32, (None, None)),
+    ],
+)
+def test_faults_arrivals_of_each_kind_of_wait(
+    phase: int, channel: int, word: int | None, due_and_arrived: tuple[int | None, int | None]
+) -> None:
+    fault = record(faults.TIMEOUT, phase=phase, channel=channel, expected=41, seen=40)
+    asked = []
+
+    def progress(number: int) -> int:
+        asked.append(number)
+        assert word is not None
+        return word
+
+    assert faults.arrivals_of(fault, None if word is None else progress) == due_and_arrived
+    assert asked in ([], [{3: 0, 5: 1, 6: 2}.get(phase)])
+
+
+def test_faults_evidence_goes_into_the_sentence() -> None:
+    evidence = faults.Evidence("low_latency_dispatch_recv", 128, 96, 2.1)
+    error = faults.error_of(record(faults.PEER_LOST, phase=3), 0, HOSTS, evidence)
+    assert str(error) == (
+        "rank 2 (host gamma) lost in dispatch (receive): 96 of 128 arrivals, last seen 2.1 s ago, reported by rank 0"
+    )
+    assert isinstance(error, PeerLost) and (error.expected, error.seen) == (128, 96)
+    without = faults.error_of(record(faults.PEER_LOST), 0, HOSTS, faults.Evidence("throughput_combine"))
+    assert str(without) == "rank 2 (host gamma) lost in combine: reported by rank 0"
+
+
+def test_faults_own_loss_is_that_of_the_proxy_process() -> None:
+    error = faults.error_of(record(faults.PEER_LOST, peer=1), 1, HOSTS)
+    assert type(error) is TransportError and "rank 1 (host beta): its proxy process has ended" in str(error)

@@ -129,7 +129,9 @@ def test_group_of_torch_across_processes(tmp_path: Path, variables: Any) -> None
     command = [sys.executable, "-c", code]
     arguments = [str(size), repr(str(tmp_path / "store")), repr(str(tmp_path))]
     started = [
-        subprocess.Popen([*command, str(r), *arguments], stderr=subprocess.PIPE, text=True, cwd=Path(__file__).parents[2])
+        subprocess.Popen(
+            [*command, str(r), *arguments], stderr=subprocess.PIPE, text=True, cwd=Path(__file__).parents[2]
+        )
         for r in range(size)
     ]
     try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import ipaddress
+import os
 from typing import Any
 
 import msgpack
@@ -12,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from uccl_ep import SettingsMismatch, ThreadGroup, UcclEpError, handshake, run_ranks
-from uccl_ep.handshake import Introduction, Meeting, Ready, compare_settings, exchange, pack, unpack
+from uccl_ep.handshake import Introduction, Meeting, Ready, compare_settings, exchange, pack, process_name, unpack
 
 INTRODUCTION = Introduction(2, "alpha", "boot/1", "token", 41, "127.0.0.1", {"num_nvl_bytes": 128}, 2**62, b"s" * 32)
 MEETING = Meeting(2, 41, 7, 4096, 8, 4096, 1 << 40, b"\x00\xff\x80")
@@ -146,7 +147,10 @@ def test_handshake_equal_settings_pass() -> None:
 
 def test_handshake_mismatch_names_the_setting_and_every_ranks_value() -> None:
     hosts = ["alpha", "beta", "gamma"]
-    settings = [{"rings": 2, "UCCL_EP_TRANSPORT": "tcp", "same": 1}, {"rings": 4, "UCCL_EP_TRANSPORT": "tcp", "same": 1}]
+    settings = [
+        {"rings": 2, "UCCL_EP_TRANSPORT": "tcp", "same": 1},
+        {"rings": 4, "UCCL_EP_TRANSPORT": "tcp", "same": 1},
+    ]
     settings.append({"rings": 2, "same": 1})  # of a version that does not know a setting
     ranks = [
         dataclasses.replace(INTRODUCTION, rank=r, hostname=hosts[r], settings=settings[r]) for r in range(len(hosts))
@@ -189,3 +193,19 @@ def test_handshake_route_address_is_one_interfaces_address(monkeypatch: pytest.M
     monkeypatch.setattr(handshake.socket, "socket", NoNetwork)
     monkeypatch.setattr(handshake.socket, "gethostbyname", unknown_name)
     assert handshake.route_address() == "127.0.0.1"
+
+
+def test_handshake_a_forked_child_is_another_process() -> None:
+    """Launchers fork ranks from a process that has imported the package already."""
+    mine = process_name()
+    assert process_name() == mine
+    reader, writer = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.write(writer, process_name().encode())
+        os._exit(0)
+    os.waitpid(child, 0)
+    theirs = os.read(reader, 1000).decode()
+    os.close(reader)
+    os.close(writer)
+    assert theirs and theirs != mine

@@ -72,3 +72,10 @@ def test_members_and_sizes_of_a_given_topology() -> None:
     assert topology.members(1) == [1, 2]
     assert topology.sizes == [2, 2, 1]
     assert (topology.fan, topology.num_hosted) == (2, 6)
+
+
+def test_host_of_is_the_rank_on_the_same_rail() -> None:
+    topology = Topology((0, 1, 1, 0, 2, 1))
+    assert [topology.host_of(source, 0) for source in range(6)] == [0, 0, 3, 3, 0, 0]
+    assert [topology.host_of(source, 1) for source in range(6)] == [1, 1, 2, 2, 1, 5]
+    assert [topology.host_of(source, 2) for source in range(6)] == [4] * 6

@@ -103,6 +103,79 @@ TEST(wait_ends_when_the_proxy_aborts_and_records_nothing) {
   CHECK_EQ(control.fault.claimed, 0u);
 }
 
+TEST(wait_explains_the_loss_of_the_peer_it_waited_for) {
+  struct Case {
+    FaultKind kind;
+    u32 lost;
+    bool ready, explained;
+  };
+  const Case cases[] = {{FaultKind::kPeerLost, 5, true, true},
+                        {FaultKind::kPeerLost, 6, true, false},   // another's wait will say
+                        {FaultKind::kTimeout, 5, true, false},    // says itself
+                        {FaultKind::kPeerLost, 5, false, false}};  // still being written
+  for (const Case& c : cases) {
+    Control control;
+    control.abort = 1;
+    control.fault = FaultRecord{1, c.ready, static_cast<u32>(c.kind), 0, c.lost, kNoChannel, 0, 104, 77, 0};
+    for (u64 wait_number = 0; wait_number < 2; ++wait_number)  // the second finds the record explained
+      on_warp([&] {
+        if (lane() != 0) return;
+        const WaitSite site{WaitPhase::kCombineReceive, 5, 2, 9 + wait_number};
+        CHECK(!wait_until(context_of(control, 3600 * kSecond), site, [] { return 8ull; }, [](u64) { return false; }));
+      });
+    const FaultRecord& f = control.fault;
+    CHECK_EQ(f.phase, c.explained ? static_cast<u32>(WaitPhase::kCombineReceive) : 0u);
+    CHECK_EQ(f.channel, c.explained ? 2u : kNoChannel);
+    CHECK_EQ(f.expected, c.explained ? 9ull : 0ull);
+    CHECK_EQ(f.seen, c.explained ? 8ull : 104ull);
+    CHECK_EQ(f.last_seen_ns, 77ull);
+    CHECK_EQ(f.peer, c.lost);
+  }
+}
+
+TEST(wait_for_a_peer_that_has_left_ends_after_a_grace) {
+  for (const u64 goodbye : {0ull, 1ull, 2ull}) {  // none, leaving, left
+    Control control;
+    const u64 departed[4] = {2, 2, 2, goodbye};
+    const u64 timeout_ns = goodbye == 2 ? 3600 * kSecond : kGoodbyeGraceNs + kSecond / 2;
+    bool ok = true;
+    u64 took = 0;
+    on_warp([&] {
+      if (lane() != 0) return;
+      WaitContext wait = context_of(control, timeout_ns);
+      wait.departed = departed;
+      const u64 begin = now_ns();
+      ok = wait_until(wait, WaitSite{WaitPhase::kCounts, 3, 0, 1}, [] { return 0ull; }, [](u64) { return false; });
+      took = now_ns() - begin;
+    });
+    CHECK(!ok);
+    CHECK_EQ(control.fault.peer, 3u);
+    CHECK_EQ(control.fault.kind, static_cast<u32>(goodbye == 2 ? FaultKind::kPeerLost : FaultKind::kTimeout));
+    CHECK(took >= kGoodbyeGraceNs && took < 20 * kSecond);
+  }
+}
+
+TEST(wait_takes_what_a_leaving_peer_sent_last) {
+  Control control;
+  const u64 departed[1] = {2};
+  u64 flag = 0;
+  std::thread proxy([&] {
+    std::this_thread::sleep_for(std::chrono::milliseconds(50));
+    std::atomic_ref<u64>(flag).store(1, std::memory_order_release);
+  });
+  bool ok = false;
+  on_warp([&] {
+    if (lane() != 0) return;
+    WaitContext wait = context_of(control, 3600 * kSecond);
+    wait.departed = departed;
+    ok = wait_until(wait, WaitSite{WaitPhase::kCounts, 0, 0, 1}, [&] { return ld_acquire_sys(&flag); },
+                    [](u64 v) { return v == 1; });
+  });
+  proxy.join();
+  CHECK(ok);
+  CHECK_EQ(control.fault.claimed, 0u);
+}
+
 TEST(wait_first_fault_wins_and_is_never_mixed) {
   for (u64 seed = 1; seed < 20; ++seed) {
     Control control;

@@ -16,11 +16,14 @@ void PhaseEpochs::finish(u64 epoch) {
   ahead.insert(epoch);
   while (ahead.erase(consumed + 1) != 0) ++consumed;
 }
-bool PhaseEpochs::overdue() const { return static_cast<i64>(told) < std::min<i64>(consumed, static_cast<i64>(sent) - 1); }
+bool PhaseEpochs::overdue() const {
+  return static_cast<i64>(told) < std::min<i64>(consumed, static_cast<i64>(sent) - 1);
+}
 
 Received::Received(const World& w, const LowLatencyCase& c)
     : x(u64{c.num_experts} * w.shape().max_tokens * w.shape().hidden * (c.format == RowFormat::kBf16 ? 2 : 1)),
-      scales(u64{c.num_experts} * w.shape().max_tokens * (LowLatencyLayout::scale_bytes(w.shape().hidden, c.format) / 4)),
+      scales(u64{c.num_experts} * w.shape().max_tokens *
+             (LowLatencyLayout::scale_bytes(w.shape().hidden, c.format) / 4)),
       count(c.num_experts / w.num_ranks()),
       src_info(3ull * c.num_experts * w.shape().max_tokens),
       layout_range(c.num_experts),

@@ -35,7 +35,8 @@ std::vector<Selection> selections(const std::vector<TokenInput>& inputs, u32 exp
 }
 
 // One row as it is received: payload bytes, then scale words.
-void expected_row(const LowLatencyCase& c, const u16* x, u32 hidden, std::vector<u8>* payload, std::vector<u32>* scales) {
+void expected_row(const LowLatencyCase& c, const u16* x, u32 hidden, std::vector<u8>* payload,
+                  std::vector<u32>* scales) {
   if (c.format == RowFormat::kBf16) {
     payload->resize(2ull * hidden);
     std::memcpy(payload->data(), x, payload->size());
@@ -96,11 +97,11 @@ TokenInput low_latency_input(const World& world, const LowLatencyCase& c, u64 ro
 void check_no_fault(const World& world, u32 rank, const char* during) {
   const Fault f = world.fault(rank);
   if (f.kind == FaultKind::kNone && !world.aborted(rank)) return;
-  throw check::Failure("rank " + std::to_string(rank) + " failed during " + during + ": kind " +
-                       std::to_string(static_cast<u32>(f.kind)) + ", phase " + std::to_string(static_cast<u32>(f.phase)) +
-                       ", peer " + std::to_string(static_cast<int>(f.peer)) + ", channel " +
-                       std::to_string(static_cast<int>(f.channel)) + ", expected " + std::to_string(f.expected) +
-                       ", seen " + std::to_string(f.seen));
+  throw check::Failure(
+      "rank " + std::to_string(rank) + " failed during " + during + ": kind " +
+      std::to_string(static_cast<u32>(f.kind)) + ", phase " + std::to_string(static_cast<u32>(f.phase)) + ", peer " +
+      std::to_string(static_cast<int>(f.peer)) + ", channel " + std::to_string(static_cast<int>(f.channel)) +
+      ", expected " + std::to_string(f.expected) + ", seen " + std::to_string(f.seen));
 }
 
 void check_received(const World& world, const LowLatencyCase& c, u64 round, u32 me, const Received& got,

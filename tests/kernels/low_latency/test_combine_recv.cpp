@@ -59,7 +59,8 @@ TEST(low_latency_combine_recv_leaves_masked_owners_out) {
         rank.dispatch_recv(&got);
         check_no_fault(world, me, "dispatch");
         check_received(world, c, round, me, got, {2});
-        Poisoned<u16> x(u64{c.num_experts} * shape.max_tokens * shape.hidden), out(u64{shape.max_tokens} * shape.hidden);
+        Poisoned<u16> x(u64{c.num_experts} * shape.max_tokens * shape.hidden),
+            out(u64{shape.max_tokens} * shape.hidden);
         fill_combine_rows(world, c, round, got, me, x.data(), shape.hidden);
         rank.combine_send(got, x.data());
         rank.combine_recv(in, &out);
@@ -87,7 +88,8 @@ TEST(low_latency_combine_recv_names_a_missing_owner) {
         rank.dispatch_recv(&got);
         check_no_fault(world, me, "dispatch");
         if (me == 2) return;  // has received and is gone
-        Poisoned<u16> x(u64{c.num_experts} * shape.max_tokens * shape.hidden), out(u64{shape.max_tokens} * shape.hidden);
+        Poisoned<u16> x(u64{c.num_experts} * shape.max_tokens * shape.hidden),
+            out(u64{shape.max_tokens} * shape.hidden);
         rank.combine_send(got, x.data());
         if (me == 1) return;
         rank.combine_recv(in, &out);

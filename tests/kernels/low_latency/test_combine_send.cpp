@@ -123,8 +123,7 @@ TEST(low_latency_combine_send_failure_publishes_nothing) {
     const Fault f = world.fault(0);
     CHECK(f.kind == FaultKind::kTimeout && f.phase == WaitPhase::kCombineSend);
     CHECK_EQ(f.peer, 1u);
-    while (!world.rings_idle(0)) {
-    }
+    while (!world.rings_idle(0)) {}
     const RankContext& c0 = world.context(0);
     CHECK_EQ(remote ? world.word(world.control(1), c0.control_layout.flag(Phase::kCombine, 0))
                     : world.word(world.data(1), c0.signals.flag(Phase::kCombine, 0)),

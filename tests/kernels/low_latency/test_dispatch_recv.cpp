@@ -36,7 +36,8 @@ void without_last(World& world, const LowLatencyCase& c, std::vector<Received>* 
 }  // namespace
 
 TEST(low_latency_dispatch_recv_orders_rows_in_every_topology) {
-  const std::vector<std::vector<u32>> worlds = {{0}, {0, 0}, {0, 1}, {0, 0, 0}, {0, 1, 0}, {0, 0, 1, 2, 2}, {0, 0, 0, 0, 1}};
+  const std::vector<std::vector<u32>> worlds = {{0},       {0, 0},          {0, 1},         {0, 0, 0},
+                                                {0, 1, 0}, {0, 0, 1, 2, 2}, {0, 0, 0, 0, 1}};
   u64 seed = 40;
   for (const auto& node_of : worlds) {
     WorldShape shape = shape_of(node_of);
@@ -128,15 +129,16 @@ TEST(low_latency_dispatch_recv_masks_a_missing_rank) {
 
 TEST(low_latency_dispatch_recv_refuses_another_shape) {
   for (const bool remote : {false, true})
-    for (const bool hidden : {false, true}) {
+    for (const char* differs : {"format", "hidden", "experts"}) {
       World world(shape_of({0, remote ? 1u : 0u}));
       LowLatencyCase c;
       c.num_experts = 4;
       world.run([&](u32 me) {
         LowLatencyCase mine = c;
-        if (me == 1 && !hidden) mine.format = RowFormat::kFp8;
+        if (me == 1 && *differs == 'f') mine.format = RowFormat::kFp8;
+        if (me == 1 && *differs == 'e') mine.num_experts = 8;
         LowLatencyRank rank(world, me, mine);
-        if (me == 1 && hidden) rank.layout.hidden = 64;
+        if (me == 1 && *differs == 'h') rank.layout.hidden = 64;
         TokenInput in = low_latency_input(world, c, 0, me);
         Received got(world, c);
         rank.dispatch_send(in);
@@ -146,7 +148,8 @@ TEST(low_latency_dispatch_recv_refuses_another_shape) {
       const Fault f = world.fault(0);
       CHECK(f.kind == FaultKind::kMismatch && f.phase == WaitPhase::kDispatchReceive);
       CHECK_EQ(f.peer, 1u);
-      CHECK_EQ(f.expected, hidden ? 128u : static_cast<u32>(RowFormat::kBf16));
+      CHECK_EQ(f.expected, *differs == 'h' ? 128u : *differs == 'e' ? 4u : static_cast<u32>(RowFormat::kBf16));
+      CHECK_EQ(f.channel, *differs == 'e' ? 1u : ~0u);
       CHECK(f.seen != f.expected);
     }
 }

@@ -82,8 +82,7 @@ TEST(low_latency_dispatch_send_one_write_a_run) {  // not one a row: neighbours 
     check_no_fault(world, me, "dispatch");
     CHECK_EQ(got.count[0], me == 0 ? 1 : 31);
   });
-  while (!world.rings_idle(0)) {
-  }
+  while (!world.rings_idle(0)) {}
   CHECK_EQ(world.context(0).rings[0].head[0], 4u);  // two runs, the routing block, the count
 }
 
@@ -112,8 +111,7 @@ TEST(low_latency_dispatch_send_failure_publishes_nothing) {
       const RankContext& mine = world.context(0);
       CHECK_EQ(world.word(world.data(0), mine.signals.flag(Phase::kDispatch, 0)), 2u);
       if (!remote) continue;
-      while (!world.rings_idle(0)) {
-      }
+      while (!world.rings_idle(0)) {}
       CHECK_EQ(world.word(world.control(1), mine.control_layout.flag(Phase::kDispatch, 0)), 2u);
     }
 }

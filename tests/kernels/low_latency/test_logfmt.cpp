@@ -1,7 +1,6 @@
 // logfmt-10 row by row against a loop over channels: sizes, mixed units, values that it cannot hold.
-#include "kernels/low_latency/logfmt.h"
-
 #include "kernels/host/runtime.h"
+#include "kernels/low_latency/logfmt.h"
 #include "kernels/low_latency/logfmt_reference.h"
 #include "native/check.h"
 

@@ -184,3 +184,29 @@ TEST(engine_barrier_arrives_on_the_first_lane_only) {
   CHECK_EQ(rank.counters(1).refused, 1ull);
   CHECK_EQ(rank.aborted(), 1ull);
 }
+
+TEST(engine_barrier_notes_who_is_still_missing) {
+  Stepper rank(Shape{});
+  rank.settings.peer_bytes[2] = 0;  // of this node: meets by load and store
+  const auto note = [&](u32 peer) { return rank.word(rank.layout.progress(Phase::kSpare, peer)); };
+  rank.deliver(ImmediateKind::kBarrier, 3, 1);  // early
+  rank.step();
+  for (u32 peer = 0; peer < 4; ++peer) CHECK_EQ(note(peer), 0ull);
+  rank.push(0, barrier(1));
+  rank.step();
+  CHECK_EQ(note(1), 1ull << 32);
+  CHECK_EQ(note(3), 1ull << 32 | 1);
+  for (const u32 other : {0u, 2u}) CHECK_EQ(note(other), 0ull);
+  rank.land_header(Phase::kSpare, 1, 1, 0);  // an announcement of low latency leaves the note alone
+  rank.deliver(ImmediateKind::kExpect, 1, epoch_key(Phase::kSpare, 1));
+  rank.step();
+  CHECK_EQ(rank.flag(Phase::kSpare, 1), 1ull);
+  CHECK_EQ(note(1), 1ull << 32);
+  rank.deliver(ImmediateKind::kBarrier, 1, 1);
+  rank.step(2);
+  CHECK_EQ(note(1), 1ull << 32 | 1);
+  CHECK_EQ(round_of(rank), 1ull);
+  rank.push(0, barrier(2));
+  rank.step();
+  for (const u32 peer : {1u, 3u}) CHECK_EQ(note(peer), 1ull << 32);
+}

@@ -1,0 +1,89 @@
+// The barrier of all ranks: nobody leaves before everybody has come, data written before it is there after it, and a
+// rank that does not come is named.
+#include <algorithm>
+
+#include "kernels/collective/barrier.h"
+#include "kernels/world.h"
+#include "native/check.h"
+
+using namespace uccl;
+using namespace uccl::testing;
+
+namespace {
+
+void enter(World& world, u32 me, u64 round) {
+  BarrierArgs a{};
+  a.rank = world.context(me);
+  a.round = round;
+  launch_kernel(rank_barrier, a, 0, LaunchShape{1, 1, 1, 0});
+}
+
+}  // namespace
+
+TEST(collective_barrier_orders_memory_in_every_topology) {
+  u64 seed = 400;
+  for (const auto& node_of : std::vector<std::vector<u32>>{{0}, {0, 0, 0}, {0, 1}, {0, 0, 1, 2, 2}}) {
+    WorldShape shape;
+    shape.node_of = node_of;
+    shape.shuffle_seed = ++seed;
+    shape.unit_bytes = 1024;
+    World world(shape);
+    const u32 ranks = world.num_ranks();
+    std::vector<u64> entered(ranks, 0);  // plain words: only the barrier orders them
+    world.run([&](u32 me) {
+      for (u64 round = 1; round <= 20; ++round) {
+        entered[me] = 2 * round - 1;
+        enter(world, me, 2 * round - 1);
+        if (world.aborted(me)) throw check::Failure("a barrier failed");
+        for (u32 r = 0; r < ranks; ++r) CHECK_EQ(entered[r], 2 * round - 1);
+        enter(world, me, 2 * round);  // nobody writes again before all have looked
+      }
+    });
+  }
+}
+
+TEST(collective_barrier_writes_before_it_have_landed) {
+  WorldShape shape;
+  shape.node_of = {0, 1};
+  shape.unit_bytes = 4096;
+  shape.shuffle_seed = 8;
+  World world(shape);
+  const u64 from = world.throughput.own_stream(), to = world.throughput.contributions(1);
+  world.run([&](u32 me) {
+    for (u64 round = 1; round <= 30; ++round) {
+      if (me == 0) {
+        std::fill_n(world.data(0) + from, 1024, static_cast<u8>(round));
+        simt::launch({1, simt::kWarp, 0, 1, 0}, [&] {
+          if (simt::lane() >= 4) return;
+          const RankContext& c = world.context(0);
+          Command m;
+          m.op = Op::kSequence;
+          m.peer = 1;
+          m.key = stream_key(Direction::kCombine, 0, (round - 1) * 4 + simt::lane());
+          m.local_offset = from + simt::lane() * 256;
+          m.remote_offset = to + simt::lane() * 256;
+          m.bytes = 256;
+          push(c.rings[0], m, wait_context(c));
+        });
+      }
+      enter(world, me, 2 * round - 1);
+      if (me == 1) CHECK_EQ(std::count(world.data(1) + to, world.data(1) + to + 1024, static_cast<u8>(round)), 1024);
+      enter(world, me, 2 * round);
+      CHECK(!world.aborted(me));
+    }
+  });
+}
+
+TEST(collective_barrier_ends_at_the_deadline) {
+  for (const bool remote : {false, true}) {
+    WorldShape shape;
+    shape.node_of = {0, remote ? 1u : 0u};
+    shape.timeout_ns = 50'000'000;
+    World world(shape);
+    enter(world, 0, 1);
+    const Fault f = world.fault(0);
+    CHECK(f.kind == FaultKind::kTimeout && f.phase == WaitPhase::kBarrier);
+    CHECK_EQ(f.peer, remote ? kNoPeer : 1u);
+    CHECK_EQ(f.expected, 1u);
+  }
+}

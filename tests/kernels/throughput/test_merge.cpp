@@ -1,0 +1,141 @@
+// Combine's inner step by itself: which rows of which ranks a token gets, batch by batch, and that planning never waits
+// while it holds rows.
+#include "kernels/throughput/merge.h"
+#include "kernels/world.h"
+#include "native/check.h"
+
+using namespace uccl;
+using namespace uccl::testing;
+
+namespace {
+
+constexpr u32 kHidden = 8;
+
+struct Bench {
+  WorldShape shape;
+  std::unique_ptr<World> world;
+  RowShape row{kHidden * 2, 0, 2, 0, 1};
+  ThroughputCall call{};
+  std::vector<u32> reducer_tokens;
+
+  // Ranks of one node; `tokens[g]`: tokens of rank 0 that rank g has rows for, ascending.
+  explicit Bench(const std::vector<std::vector<u32>>& tokens) {
+    shape.node_of.assign(tokens.size(), 0);
+    shape.unit_bytes = 1024;
+    world = std::make_unique<World>(shape);
+    call.layout = world->throughput;
+    call.shape = row;
+    call.geometry = StreamGeometry::make(shape.unit_bytes, 1, row.bytes());
+    call.readers = world->max_readers;
+    reducer_tokens.assign(tokens.size() * tokens.size(), 0);
+    for (u32 g = 0; g < tokens.size(); ++g) reducer_tokens[g] = static_cast<u32>(tokens[g].size());
+    call.reducer_tokens = reducer_tokens.data();
+  }
+  // Rank g has written its first `count` rows and raised its tail over whole chunks.
+  void contribute(u32 g, const std::vector<u32>& tokens, u64 count) {
+    const StreamAddress s = contribution_stream(world->context(g), call.layout, g, 0, 0);
+    for (u64 i = 0; i < count; ++i) {
+      u8* at = const_cast<u8*>(s.unit) + call.geometry.chunk(0, i / call.geometry.rows_per_chunk) +
+               i % call.geometry.rows_per_chunk * call.geometry.row_bytes;
+      *reinterpret_cast<RowHeader*>(at) = RowHeader{0, tokens[i], 0};
+      reinterpret_cast<float*>(at + row.weights())[0] = static_cast<float>(100 * g + tokens[i]);
+      reinterpret_cast<float*>(at + row.weights())[1] = 0.5f;
+    }
+    const bool all = count == tokens.size();
+    *const_cast<u64*>(s.tail) = all ? call.geometry.num_chunks(count) : count / call.geometry.rows_per_chunk;
+  }
+  template <class Body>
+  void on_lane(Body body) {
+    simt::launch({1, simt::kWarp, sizeof(MergeShared), 1, 0}, [&] {
+      MergeShared& m = simt::smem<MergeShared>();
+      const WaitContext wait = wait_context(world->context(0));
+      open_contributions(world->context(0), call, m, 0, 0);
+      if (simt::tid() == 0) body(m, wait);
+      simt::sync_block();
+      release_contributions(world->context(0), m);
+    });
+  }
+};
+
+}  // namespace
+
+TEST(throughput_merge_takes_rows_by_token_then_rank) {
+  const std::vector<std::vector<u32>> tokens = {{1, 4, 9, 10}, {}, {0, 4, 5, 10, 11}, {4}};
+  Bench bench(tokens);
+  for (u32 g = 0; g < 4; ++g) bench.contribute(g, tokens[g], tokens[g].size());
+  std::vector<u32> order;
+  std::vector<float> sums;
+  bench.on_lane([&](MergeShared& m, const WaitContext& wait) {
+    const RankContext& c = bench.world->context(0);
+    for (u32 rows = 0; rows < 10;) {
+      CHECK(look_ahead(c, wait, bench.call, m, 0, true) == Step::kReady);
+      PlanEntry& e = m.plan[0];
+      e.num_rows = 0;
+      take_token(c, bench.call, m, 0, kNoToken, e);
+      order.push_back(e.token);
+      sums.push_back(sum_weights(bench.row, e.rows, e.num_rows, 0));
+      for (u32 i = 1; i < e.num_rows; ++i) CHECK(e.rows[i - 1] != e.rows[i]);
+      rows += e.num_rows;
+    }
+    CHECK(look_ahead(c, wait, bench.call, m, 0, true) == Step::kReady);  // nothing left: nothing to wait for
+  });
+  CHECK(order == (std::vector<u32>{0, 1, 4, 5, 9, 10, 11}));
+  CHECK(sums == (std::vector<float>{200, 1, 4 + 204 + 304, 205, 9, 10 + 210, 211}));
+  for (u32 g = 0; g < 4; ++g) {  // whole rings were given back
+    const StreamAddress s = contribution_stream(bench.world->context(0), bench.call.layout, g, 0, 0);
+    CHECK_EQ(s.heads[0], bench.call.geometry.num_chunks(tokens[g].size()));
+  }
+}
+
+TEST(throughput_merge_asks_for_a_named_token) {
+  const std::vector<std::vector<u32>> tokens = {{2, 3}, {3}};
+  Bench bench(tokens);
+  for (u32 g = 0; g < 2; ++g) bench.contribute(g, tokens[g], tokens[g].size());
+  bench.on_lane([&](MergeShared& m, const WaitContext& wait) {
+    const RankContext& c = bench.world->context(0);
+    CHECK(look_ahead(c, wait, bench.call, m, 0, true) == Step::kReady);
+    PlanEntry& e = m.plan[0];
+    e.num_rows = 0;
+    take_token(c, bench.call, m, 0, 2, e);
+    CHECK_EQ(e.num_rows, 1u);
+    CHECK(look_ahead(c, wait, bench.call, m, 0, true) == Step::kReady);
+    e.num_rows = 0;
+    take_token(c, bench.call, m, 0, 3, e);
+    CHECK_EQ(e.num_rows, 2u);
+  });
+}
+
+TEST(throughput_merge_does_not_wait_while_it_holds_rows) {
+  const std::vector<u32> many = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17, 18, 19};
+  Bench bench({many, many});
+  const u32 chunk = bench.call.geometry.rows_per_chunk;
+  bench.contribute(0, many, many.size());
+  bench.contribute(1, many, chunk);  // one chunk of rank 1, the rest is still to come
+  u32 planned = 0;
+  bench.on_lane([&](MergeShared& m, const WaitContext& wait) {
+    const RankContext& c = bench.world->context(0);
+    while (look_ahead(c, wait, bench.call, m, 0, false) == Step::kReady) {
+      PlanEntry& e = m.plan[0];
+      e.num_rows = 0;
+      take_token(c, bench.call, m, 0, kNoToken, e);
+      CHECK_EQ(e.num_rows, 2u);
+      ++planned;
+    }
+  });
+  CHECK_EQ(planned, chunk);
+  CHECK(!bench.world->aborted(0));
+}
+
+TEST(throughput_merge_wait_ends_at_the_deadline) {
+  Bench bench({{0}, {0}});
+  bench.shape.timeout_ns = 50'000'000;
+  bench.world = std::make_unique<World>(bench.shape);
+  bench.contribute(0, {0}, 1);
+  bench.on_lane([&](MergeShared& m, const WaitContext& wait) {
+    CHECK(look_ahead(bench.world->context(0), wait, bench.call, m, 0, true) == Step::kFailed);
+  });
+  const Fault f = bench.world->fault(0);
+  CHECK(f.kind == FaultKind::kTimeout && f.phase == WaitPhase::kCombineReceive);
+  CHECK_EQ(f.peer, 1u);
+  CHECK_EQ(f.expected, 1u);
+}

@@ -1,0 +1,135 @@
+"""The planted faults: what is changed where, which TEST must fail, and what its output must say."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+RACE = "data race"  # ThreadSanitizer's words
+WRONG = "FAILED"  # a row, a count or a weight differs, or the call was refused
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One change of one file."""
+
+    name: str
+    file: str
+    text: str  # occurs exactly once
+    planted: str
+    tests: tuple[str, ...]  # each must fail
+    shows: str
+
+
+FAULTS = (
+    Fault(
+        "dropped-release",
+        "kernels/throughput/dispatch.h",
+        "simt::st_release_sys(s.sent_word, number + 1);",
+        "simt::st_relaxed_sys(s.sent_word, number + 1);",
+        ("throughput_dispatch_row_exact_in_every_topology",),
+        RACE,
+    ),
+    Fault(
+        "dropped-release-of-a-flag",
+        "proxy/engine/words.h",
+        "std::atomic_ref<u64>(control_word(control, offset)).store(value, std::memory_order_release);",
+        "std::atomic_ref<u64>(control_word(control, offset)).store(value, std::memory_order_relaxed);",
+        ("low_latency_combine_recv_sums_over_many_rounds",),
+        RACE,
+    ),
+    Fault(
+        "dropped-acquire",
+        "kernels/low_latency/common.h",
+        "bounded, site, [&] { return simt::ld_acquire_sys(flag); },",
+        "bounded, site, [&] { return simt::ld_relaxed_sys(flag); },",
+        ("low_latency_dispatch_recv_orders_rows_in_every_topology",),
+        RACE,
+    ),
+    Fault(  # of both words: either of them alone is enough
+        "dropped-acquire-of-a-ring",
+        "proxy/ring/consumer.h",
+        "(slot.lo).load(std::memory_order_acquire);  // pairs with the producer's release\n"
+        "    if ((lo ^ parity) & kParityBit) return false;\n"
+        "    const u64 hi = std::atomic_ref<u64>(slot.hi).load(std::memory_order_acquire);",
+        "(slot.lo).load(std::memory_order_relaxed);\n"
+        "    if ((lo ^ parity) & kParityBit) return false;\n"
+        "    const u64 hi = std::atomic_ref<u64>(slot.hi).load(std::memory_order_relaxed);",
+        ("low_latency_dispatch_send_runs_through_full_rings",),
+        RACE,
+    ),
+    Fault(
+        "missing-block-barrier",
+        "kernels/layout/access.h",
+        "DEV bool last_block(u32* ticket, u32* shared_word) {\n  simt::sync_block();\n",
+        "DEV bool last_block(u32* ticket, u32* shared_word) {\n",
+        (
+            "low_latency_dispatch_recv_orders_rows_in_every_topology",
+            "layout_access_last_block_sees_what_every_block_wrote",
+        ),
+        "",
+    ),
+    Fault(
+        "missing-block-barrier-in-counts",
+        "kernels/throughput/counts.h",
+        "  simt::sync_block();\n  for (u32 r = simt::tid(); r < topology.num_ranks; r += simt::ntid()) {  // what",
+        "  for (u32 r = simt::tid(); r < topology.num_ranks; r += simt::ntid()) {  // what",
+        ("throughput_counts_over_many_rounds",),
+        RACE,
+    ),
+    Fault(
+        "missing-block-barrier-in-combine",
+        "kernels/throughput/combine.h",
+        "    simt::sync_block();\n    release_contributions(a.rank, s.merge);\n    release_partials",
+        "    release_contributions(a.rank, s.merge);\n    release_partials",
+        ("throughput_combine_sums_over_uneven_nodes",),
+        RACE,
+    ),
+    Fault(
+        "wrong-epoch",
+        "proxy/engine/arrivals.cpp",
+        "  Epoch& e = counter.window[epoch % kEpochWindow];\n  // Complete but not published",
+        "  Epoch& e = counter.window[(epoch = counter.published + 1) % kEpochWindow];\n  // Complete but not published",
+        ("low_latency_common_two_dispatches_outstanding",),
+        WRONG,
+    ),
+    Fault(
+        "off-by-one-slot",
+        "kernels/throughput/common.h",
+        "return number - seen < g.num_slots;",
+        "return number - seen <= g.num_slots;",
+        ("throughput_dispatch_wraps_with_tiny_rings", "throughput_common_slot_opens_when_the_slowest_reader_has_left"),
+        "",
+    ),
+    Fault(
+        "off-by-one-combine-slot",
+        "kernels/low_latency/dispatch_recv.h",
+        "out[plane] = static_cast<i32>(t * topk + k);",
+        "out[plane] = static_cast<i32>(t * topk + (k + 1) % topk);",
+        ("low_latency_dispatch_recv_orders_rows_in_every_topology",),
+        WRONG,
+    ),
+    Fault(
+        "lost-last-row",
+        "kernels/low_latency/dispatch_send.h",
+        "m.bytes = (end - i) * row;",
+        "m.bytes = (end - i > 1 ? end - i - 1 : 1) * row;",
+        ("low_latency_dispatch_send_runs_through_full_rings",),
+        WRONG,
+    ),
+    Fault(
+        "lost-last-row-of-a-stream",
+        "kernels/throughput/dispatch.h",
+        "      take_row(a, row, at + taken++);",
+        "      if (done + i + 1 < rows || rows == 1) take_row(a, row, at + taken++);",
+        ("throughput_dispatch_row_exact_in_every_topology",),
+        WRONG,
+    ),
+    Fault(
+        "weights-twice",
+        "kernels/low_latency/combine_recv.h",
+        "weights[at] = a.weights[first + k];",
+        "weights[at] = a.weights[first + k] * a.weights[first + k];",
+        ("low_latency_combine_recv_sums_over_many_rounds",),
+        WRONG,
+    ),
+)
