@@ -262,8 +262,8 @@ class LowLatencyApi:
         late = sorted(r for r in ranks & self._low_latency.missed if int(self._session.mask[r]))
         if late:
             raise NotSupported(
-                f"unmasking rank(s) {', '.join(map(str, late))}: a rank of another node that low-latency calls left out "
-                "cannot come back to this Buffer. Make a new one with the ranks that take part."
+                f"unmasking rank(s) {', '.join(map(str, late))}: a rank of another node that low-latency calls left "
+                "out cannot come back to this Buffer. Make a new one with the ranks that take part."
             )
 
     def _check_mask(self) -> None:

@@ -6,6 +6,8 @@ import threading
 from collections.abc import Callable
 from typing import Any, TypeVar
 
+from uccl_ep.errors import PeerLost, PeerTimeout
+
 T = TypeVar("T")
 
 _EXCHANGE_TIMEOUT_S = 120.0
@@ -89,8 +91,9 @@ def run_ranks(size: int, body: Callable[[ThreadGroup], T]) -> list[T]:
     for thread in threads:
         thread.join()
     if errors:
-        causes = {r: e for r, e in errors.items() if not isinstance(e, threading.BrokenBarrierError)}
-        rank, error = min((causes or errors).items())
+        # A rank that ends by an exception is a lost peer to the others, whose errors would hide the cause.
+        kinds = (threading.BrokenBarrierError, (PeerLost, PeerTimeout))
+        rank, error = min(errors.items(), key=lambda item: (*(isinstance(item[1], kind) for kind in kinds), item[0]))
         error.args = (f"[rank {rank}] {error.args[0] if error.args else ''}", *error.args[1:])
         raise error
     return results

@@ -28,13 +28,15 @@ KERNEL rank_barrier(BarrierArgs a) {
   }
   for (u32 g = simt::tid(); g < t.local_size; g += simt::ntid()) {
     const u64* entered = word(a.rank.data[g], a.rank.signals.barrier());
-    wait_until(wait, WaitSite{WaitPhase::kBarrier, t.member(t.node, g), kNoChannel, a.round},
-               [&] { return simt::ld_acquire_sys(entered); }, [&](u64 seen) { return seen >= a.round; });
+    wait_until(
+        wait, WaitSite{WaitPhase::kBarrier, t.member(t.node, g), kNoChannel, a.round},
+        [&] { return simt::ld_acquire_sys(entered); }, [&](u64 seen) { return seen >= a.round; });
   }
   if (simt::tid() == 0 && t.num_nodes > 1)
-    wait_until(wait, WaitSite{WaitPhase::kBarrier, kNoPeer, kNoChannel, a.round},
-               [&] { return simt::ld_acquire_sys(word(own_control(a.rank), ControlLayout::kBarrier)); },
-               [&](u64 seen) { return seen >= a.round; });
+    wait_until(
+        wait, WaitSite{WaitPhase::kBarrier, kNoPeer, kNoChannel, a.round},
+        [&] { return simt::ld_acquire_sys(word(own_control(a.rank), ControlLayout::kBarrier)); },
+        [&](u64 seen) { return seen >= a.round; });
 }
 
 }  // namespace uccl

@@ -15,10 +15,10 @@ DEV u8* control_of(const RankContext& c, u32 local_rank) { return c.control[c.to
 
 DEV WaitContext wait_context(const RankContext& c) {
   u8* control = own_control(c);
-  return begin_wait(WaitContext{word(control, ControlLayout::kAbort),
-                                reinterpret_cast<FaultRecord*>(control + ControlLayout::kFault), 0, c.topology.rank, 0,
-                                word(control, c.control_layout.departed(0))},
-                    c.timeout_ns);
+  return begin_wait(
+      WaitContext{word(control, ControlLayout::kAbort), reinterpret_cast<FaultRecord*>(control + ControlLayout::kFault),
+                  0, c.topology.rank, 0, word(control, c.control_layout.departed(0))},
+      c.timeout_ns);
 }
 
 // The flag that says "everything of `source` for this phase and epoch is readable on my node": raised by the source's
@@ -34,7 +34,9 @@ DEV const RingView& ring_to(const RankContext& c, u32 peer) { return c.rings[pee
 // Ring of a channel's stream commands.
 DEV const RingView& ring_of_channel(const RankContext& c, u32 channel) { return c.rings[channel % c.num_rings]; }
 
-DEV bool masked(const RankContext& c, u32 rank) { return c.mask != nullptr && simt::ld_relaxed_sys(&c.mask[rank]) != 0; }
+DEV bool masked(const RankContext& c, u32 rank) {
+  return c.mask != nullptr && simt::ld_relaxed_sys(&c.mask[rank]) != 0;
+}
 
 DEV void add_stat(const RankContext& c, u32 peer, PeerStat stat, u64 value) {
   simt::add_gpu(&c.peer_stats[peer * kPeerStats + static_cast<u32>(stat)], value);

@@ -49,9 +49,7 @@ struct LowLatencyLayout {
     return align_up(static_cast<u64>(max_tokens) * max_topk * combine_row_bytes(), 128);
   }
   constexpr u64 headers_bytes() const { return align_up(static_cast<u64>(num_ranks) * 3 * 32, 128); }
-  constexpr u64 set_bytes() const {
-    return (1 + num_hosted) * source_bytes() + slots_bytes() + headers_bytes();
-  }
+  constexpr u64 set_bytes() const { return (1 + num_hosted) * source_bytes() + slots_bytes() + headers_bytes(); }
   constexpr u64 staging_bytes() const { return align_up(staging_rows * combine_row_bytes(), 128); }
   constexpr u64 bytes() const { return 2 * set_bytes() + staging_bytes(); }
 

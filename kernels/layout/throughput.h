@@ -95,20 +95,24 @@ struct ThroughputLayout {
   u64 unit_bytes = 0;  // multiple of 128
 
   constexpr u64 counts_bytes() const {
-    return align_up(sizeof(CountsHeader) + 4ull * kMaxChannels * (1 + max_readers) + 4ull * max_readers * max_local_experts,
-                    128);
+    return align_up(
+        sizeof(CountsHeader) + 4ull * kMaxChannels * (1 + max_readers) + 4ull * max_readers * max_local_experts, 128);
   }
   constexpr u64 remote_nodes() const { return num_nodes > 1 ? num_nodes : 0; }
   // Units: dispatch own stream, dispatch staging per node, dispatch hosted; combine contributions per source, combine
   // partial staging per hosted source, combine partials per node.
   constexpr u64 num_units() const { return 1 + remote_nodes() + num_hosted + num_ranks + num_hosted + remote_nodes(); }
   // Two sets of counts, by epoch: outgoing per node, and hosted; then expect headers per node.
-  constexpr u64 counts_set_bytes() const { return (num_nodes + num_hosted) * counts_bytes() + align_up(num_nodes * 32ull, 128); }
+  constexpr u64 counts_set_bytes() const {
+    return (num_nodes + num_hosted) * counts_bytes() + align_up(num_nodes * 32ull, 128);
+  }
   constexpr u64 bytes() const { return 2 * counts_set_bytes() + num_units() * unit_bytes; }
 
   constexpr u64 counts_set(u64 epoch) const { return base + (epoch & 1) * counts_set_bytes(); }
   constexpr u64 own_counts(u64 epoch, u32 node) const { return counts_set(epoch) + node * counts_bytes(); }
-  constexpr u64 hosted_counts(u64 epoch, u32 slot) const { return counts_set(epoch) + (num_nodes + slot) * counts_bytes(); }
+  constexpr u64 hosted_counts(u64 epoch, u32 slot) const {
+    return counts_set(epoch) + (num_nodes + slot) * counts_bytes();
+  }
   constexpr u64 counts_expect(u64 epoch, u32 node) const {
     return counts_set(epoch) + (num_nodes + num_hosted) * counts_bytes() + node * 32ull;
   }

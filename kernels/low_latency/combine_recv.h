@@ -72,14 +72,14 @@ DEV u32 gather_rows(const CombineReceiveArgs& a, u32 token, const u16** rows, fl
   return static_cast<u32>(simt::popcount(taking));
 }
 
-DEV void reduce_logfmt(const CombineReceiveArgs& a, u32 token, const u16* const* rows, const float* weights, u32 count) {
+DEV void reduce_logfmt(const CombineReceiveArgs& a, u32 token, const u16* const* rows, const float* weights,
+                       u32 count) {
   const u32 hidden = a.call.layout.hidden, unit = logfmt_unit(hidden), chunk = unit / simt::kWarp;
   u16* out = a.out + static_cast<u64>(token) * hidden;
   for (u32 u = 0; u < hidden / unit; ++u) {
     float acc[32];
     for (u32 i = 0; i < chunk; ++i) acc[i] = 0.0f;
-    for (u32 r = 0; r < count; ++r)
-      logfmt_accumulate(reinterpret_cast<const u8*>(rows[r]), u, unit, weights[r], acc);
+    for (u32 r = 0; r < count; ++r) logfmt_accumulate(reinterpret_cast<const u8*>(rows[r]), u, unit, weights[r], acc);
     for (u32 i = 0; i < chunk; ++i)
       out[u * unit + static_cast<u32>(simt::lane()) * chunk + i] = simt::f_to_bf16(acc[i]);
   }

@@ -11,12 +11,12 @@ namespace uccl {
 struct CombineSendArgs {
   RankContext rank;
   LowLatencyCall call;
-  const u16* x;              // bf16 [L, P, row_stride]
-  const i32* src_info;       // [3, L, P] of the dispatch
-  const i64* layout_range;   // [L, N] of the dispatch
-  u64* staging_ticket;       // [staging_rows] last use of a staging row: (ring << 56) | (ticket + 1), 0 = never
-  u64 zero_copy_offset;      // flat offset of x when it lies in registered memory, else 0
-  u32 row_stride;            // elements between rows of x
+  const u16* x;  // bf16 [L, P, row_stride]
+  const i32* src_info;  // [3, L, P] of the dispatch
+  const i64* layout_range;  // [L, N] of the dispatch
+  u64* staging_ticket;  // [staging_rows] last use of a staging row: (ring << 56) | (ticket + 1), 0 = never
+  u64 zero_copy_offset;  // flat offset of x when it lies in registered memory, else 0
+  u32 row_stride;  // elements between rows of x
   u32 logfmt;
 };
 struct CombineSendShared {
@@ -107,8 +107,7 @@ DEV void send_combine_count(const CombineSendArgs& a, const WaitContext& wait, u
   for (u32 e = static_cast<u32>(simt::lane()); e < a.call.num_local_experts; e += simt::kWarp)
     rows += static_cast<u32>(a.layout_range[static_cast<u64>(e) * a.rank.topology.num_ranks + owner]);
   rows = simt::warp_sum(rows);
-  if (simt::lane() == 0)
-    send_expect(a.rank, wait, a.call, Announcement{Phase::kCombine, owner, a.call.epoch, rows, 1});
+  if (simt::lane() == 0) send_expect(a.rank, wait, a.call, Announcement{Phase::kCombine, owner, a.call.epoch, rows, 1});
 }
 
 DEV void send_all_rows(const CombineSendArgs& a, const WaitContext& wait, u32 warp, u32 warps) {

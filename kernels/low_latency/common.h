@@ -15,21 +15,20 @@ namespace uccl {
 
 struct LowLatencyCall {
   LowLatencyLayout layout;
-  u64 epoch;              // of this phase
+  u64 epoch;  // of this phase
   u64 consumed_dispatch;  // epochs that this rank has finished reading, none left out; to be told to peers. In a
-                          // receiving half this call's own is among them
+  // receiving half this call's own is among them
   u64 consumed_combine;
-  u64 announce_epoch;     // non-zero: tell it on its own first, under Phase::kSpare
+  u64 announce_epoch;  // non-zero: tell it on its own first, under Phase::kSpare
   u32 num_experts;
   u32 num_local_experts;
-  u32* ticket;            // zero between launches
-  u32* grid_barrier;      // kGridBarrierWords, zero between launches
+  u32* ticket;  // zero between launches
+  u32* grid_barrier;  // kGridBarrierWords, zero between launches
 };
 
 // Finished epoch of `phase` that `reader` has made known here.
 DEV u64 known_consumed(const RankContext& c, Phase phase, u32 reader) {
-  if (c.topology.is_local(reader))
-    return simt::ld_acquire_sys(word(own_data(c), c.signals.consumed(phase, reader)));
+  if (c.topology.is_local(reader)) return simt::ld_acquire_sys(word(own_data(c), c.signals.consumed(phase, reader)));
   const u64 direct = simt::ld_acquire_sys(word(own_control(c), c.control_layout.consumed(phase, reader)));
   const u32 host = c.topology.host_of(reader, c.topology.node);
   const u64 hosted = simt::ld_acquire_sys(word(control_of(c, host), c.control_layout.consumed(phase, reader)));
@@ -72,8 +71,7 @@ DEV bool wait_for_reuse(const RankContext& c, const WaitContext& wait, const Low
 // Tells the ranks of this node that this rank has finished every epoch up to `epoch`.
 DEV void publish_consumed(const RankContext& c, Phase phase, u64 epoch) {
   for (u32 i = simt::tid(); i < c.topology.local_size; i += simt::ntid())
-    if (i != c.topology.local)
-      simt::st_release_sys(word(c.data[i], c.signals.consumed(phase, c.topology.rank)), epoch);
+    if (i != c.topology.local) simt::st_release_sys(word(c.data[i], c.signals.consumed(phase, c.topology.rank)), epoch);
 }
 
 // "So many writes of (phase, epoch) are on their way to you."

@@ -115,8 +115,7 @@ DEV void place_rows(const DispatchReceiveArgs& a, u32 warp, u32 warps) {
     u32 begin = 0;
     for (u32 s = 0; s < source; ++s) begin += a.counts[s * experts + e];
     const u32 n = a.counts[source * experts + e];
-    a.layout_range[static_cast<u64>(e) * ranks + source] =
-        static_cast<i64>(static_cast<u64>(begin) << 32 | n);
+    a.layout_range[static_cast<u64>(e) * ranks + source] = static_cast<i64>(static_cast<u64>(begin) << 32 | n);
     if (source + 1 == ranks) {
       a.recv_count[e] = static_cast<i32>(begin + n);
       if (a.cumulative_stats != nullptr) a.cumulative_stats[e] += static_cast<i32>(begin + n);

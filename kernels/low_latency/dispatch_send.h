@@ -93,7 +93,7 @@ DEV void stage_routing(const DispatchSendArgs& a) {
   u8* block = own_data(a.rank) + a.call.layout.staged_routing(a.call.epoch);
   if (simt::tid() == 0)
     *reinterpret_cast<RoutingHeader*>(block) = RoutingHeader{a.num_tokens, a.call.layout.hidden, a.call.num_experts,
-                                                              static_cast<u16>(a.topk), static_cast<u16>(a.format)};
+                                                             static_cast<u16>(a.topk), static_cast<u16>(a.format)};
   short* ids = reinterpret_cast<short*>(block + sizeof(RoutingHeader));
   for (u64 i = simt::tid(); i < static_cast<u64>(a.num_tokens) * a.topk; i += simt::ntid()) {
     const i64 e = a.topk_idx[i];

@@ -88,7 +88,8 @@ DEV u32 logfmt_encode(const u16* x, u8* out, u32 hidden) {
     for (u32 i = 0; i < chunk; i += 8) {  // eight codes fill five 16-bit words
       u64 low = 0, high = 0;
       for (u32 j = 0; j < 6; ++j) low |= static_cast<u64>(logfmt_code(simt::bf16_to_f(mine[i + j]), s)) << 10 * j;
-      for (u32 j = 6; j < 8; ++j) high |= static_cast<u64>(logfmt_code(simt::bf16_to_f(mine[i + j]), s)) << 10 * (j - 6);
+      for (u32 j = 6; j < 8; ++j)
+        high |= static_cast<u64>(logfmt_code(simt::bf16_to_f(mine[i + j]), s)) << 10 * (j - 6);
       low |= high << 60;
       high >>= 4;
       for (u32 w = 0; w < 4; ++w) codes[i / 8 * 5 + w] = static_cast<u16>(low >> 16 * w);

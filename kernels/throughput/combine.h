@@ -18,15 +18,15 @@ struct PartialState {
 struct CombineArgs {
   RankContext rank;
   ThroughputCall call;
-  const u16* x;               // bf16 [rows, hidden], in received order
+  const u16* x;  // bf16 [rows, hidden], in received order
   const float* topk_weights;  // [rows, topk] or null
-  const i32* recv_src_idx;    // [rows]
-  const u16* bias0;           // bf16 [num_tokens, hidden] or null
+  const i32* recv_src_idx;  // [rows]
+  const u16* bias0;  // bf16 [num_tokens, hidden] or null
   const u16* bias1;
-  u16* out;                   // bf16 [num_tokens, hidden]
-  float* out_weights;         // [num_tokens, topk] or null
-  u16* scratch;               // bf16 [C, warps of a block, hidden], several nodes only
-  PartialState* partials;     // [C, nodes] workspace
+  u16* out;  // bf16 [num_tokens, hidden]
+  float* out_weights;  // [num_tokens, topk] or null
+  u16* scratch;  // bf16 [C, warps of a block, hidden], several nodes only
+  PartialState* partials;  // [C, nodes] workspace
   u32 hidden;
   u32 unused;
 };
@@ -34,7 +34,7 @@ struct CombineArgs {
 struct CombineShared {
   MergeShared merge;
   u32 cursor, in_chunk;  // next token, or rows already in the outgoing chunk
-  u64 number;            // outgoing chunk
+  u64 number;  // outgoing chunk
   // Behind it, a warp: kMaxPartials + 1 payload pointers (also enough for kMaxRanksPerNode).
   static constexpr u64 bytes(u32 warps) { return align_up(sizeof(CombineShared), 16) + warps * pointer_bytes(); }
   static constexpr u64 pointer_bytes() { return (kMaxPartials + 2) * 8; }
@@ -76,8 +76,7 @@ DEV void contribute(const CombineArgs& a, const WaitContext& wait, u32 channel, 
     for (u32 i = 0; i < n; ++i) {
       const u64 at = first + done + i;
       u8* row = const_cast<u8*>(s.unit) + g.chunk(channel, number) + static_cast<u64>(i) * g.row_bytes;
-      if (simt::lane() == 0)
-        *reinterpret_cast<RowHeader*>(row) = RowHeader{0, static_cast<u32>(a.recv_src_idx[at]), 0};
+      if (simt::lane() == 0) *reinterpret_cast<RowHeader*>(row) = RowHeader{0, static_cast<u32>(a.recv_src_idx[at]), 0};
       copy_row(row + sizeof(RowHeader), reinterpret_cast<const u8*>(a.x + at * a.hidden), shape.payload_bytes);
       if (shape.has_weights && simt::lane() < shape.topk)
         reinterpret_cast<float*>(row + shape.weights())[simt::lane()] = a.topk_weights[at * shape.topk + simt::lane()];
@@ -116,8 +115,9 @@ DEV Step look_at_partials(const CombineArgs& a, const WaitContext& wait, u32 cha
     if (!may_wait) return Step::kNotYet;
     const u32 peer = t.host_of(t.rank, n);
     const u64 begin = simt::now_ns();
-    if (!wait_until(wait, WaitSite{WaitPhase::kCombineReceive, peer, channel, head + 1},
-                    [&] { return simt::ld_acquire_sys(tail); }, [&](u64 seen) { return seen > head; }))
+    if (!wait_until(
+            wait, WaitSite{WaitPhase::kCombineReceive, peer, channel, head + 1},
+            [&] { return simt::ld_acquire_sys(tail); }, [&](u64 seen) { return seen > head; }))
       return Step::kFailed;
     add_stat(a.rank, peer, PeerStat::kWaitNs, simt::now_ns() - begin);
   }

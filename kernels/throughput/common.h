@@ -19,13 +19,13 @@ struct ThroughputCall {
   u32 num_local_experts;
   // Where the routing of this call is (from the counts kernel, or a handle). C = geometry.num_channels.
   const u8* is_token_in_rank;  // [num_tokens, N]
-  const u32* node_rows;        // [nodes, C] rows that this rank sends to each node
-  const u32* recv_tokens;      // [N, C] rows that this rank takes from each source
-  const u32* recv_begin;       // [N, C] where they start in the output
-  const u32* stream_rows;      // [N, C] rows of each source's stream to this node
-  const u32* reducer_tokens;   // [N, readers, C] rows per local reader, for sources that this rank stands for
+  const u32* node_rows;  // [nodes, C] rows that this rank sends to each node
+  const u32* recv_tokens;  // [N, C] rows that this rank takes from each source
+  const u32* recv_begin;  // [N, C] where they start in the output
+  const u32* stream_rows;  // [N, C] rows of each source's stream to this node
+  const u32* reducer_tokens;  // [N, readers, C] rows per local reader, for sources that this rank stands for
   u32 num_tokens;
-  u32 readers;                 // stride of reducer_tokens: largest node
+  u32 readers;  // stride of reducer_tokens: largest node
 };
 
 // A ring as its reader sees it.
@@ -40,7 +40,8 @@ DEV StreamAddress dispatch_stream(const RankContext& c, const ThroughputLayout& 
   const TopologyView& t = c.topology;
   if (t.is_local(source)) {
     u8* base = data_of(c, source);
-    return StreamAddress{base + layout.own_stream(), word(base, c.signals.stream_tail(Direction::kDispatch, source, channel)),
+    return StreamAddress{base + layout.own_stream(),
+                         word(base, c.signals.stream_tail(Direction::kDispatch, source, channel)),
                          word(base, c.signals.stream_head(Direction::kDispatch, source, channel, 0))};
   }
   const u32 host = t.host_of(source, t.node);
@@ -96,8 +97,8 @@ DEV u64 dispatch_head(const RankContext& c, u32 node, u32 channel, u32* peer) {
     return credit_of(c, Direction::kDispatch, *peer, channel);
   }
   u32 who = 0;
-  const u64 head = slowest_head(
-      word(own_data(c), c.signals.stream_head(Direction::kDispatch, t.rank, channel, 0)), t.local_size, &who);
+  const u64 head = slowest_head(word(own_data(c), c.signals.stream_head(Direction::kDispatch, t.rank, channel, 0)),
+                                t.local_size, &who);
   *peer = t.member(node, who);
   return head;
 }
@@ -114,7 +115,8 @@ struct OutgoingChunk {
   u32 peer, channel;
   u64 number, local_unit, remote_unit, bytes;
 };
-DEV bool send_chunk(const RankContext& c, const WaitContext& wait, const OutgoingChunk& chunk, const StreamGeometry& g) {
+DEV bool send_chunk(const RankContext& c, const WaitContext& wait, const OutgoingChunk& chunk,
+                    const StreamGeometry& g) {
   Command m;
   m.op = Op::kSequence;
   m.peer = chunk.peer;

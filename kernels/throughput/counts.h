@@ -73,8 +73,9 @@ DEV void fill_counts(const CountsArgs& a) {
     CountsHeader* h = reinterpret_cast<CountsHeader*>(own_data(a.rank) + a.layout.own_counts(a.epoch, node));
     const u32 size = topology.size_of(node);
     if (simt::tid() == 0)
-      *h = CountsHeader{a.num_channels,        a.num_local_experts,  size,            a.shape.topk,
-                        a.shape.payload_bytes, a.shape.scale_bytes,  a.shape.has_ids, a.shape.has_weights};
+      *h = CountsHeader{a.num_channels,  a.num_local_experts,   size,
+                        a.shape.topk,    a.shape.payload_bytes, a.shape.scale_bytes,
+                        a.shape.has_ids, a.shape.has_weights};
     const CountsBlock block = counts_block(h, a.num_channels, size);
     for (u32 i = simt::tid(); i < size * a.num_local_experts; i += simt::ntid())
       block.experts[i] = static_cast<u32>(
@@ -136,8 +137,9 @@ DEV bool await_counts(const CountsArgs& a, const WaitContext& wait, u32 source) 
     return false;
   add_stat(a.rank, source, PeerStat::kWaitNs, simt::now_ns() - begin);
   const CountsHeader& h = *counts_of(a, source);
-  const u32 theirs[] = {h.num_channels, h.num_local_experts, h.topk, h.payload_bytes, h.scale_bytes, h.has_ids, h.has_weights};
-  const u32 mine[] = {a.num_channels,       a.num_local_experts, a.shape.topk,       a.shape.payload_bytes,
+  const u32 theirs[] = {h.num_channels, h.num_local_experts, h.topk,       h.payload_bytes,
+                        h.scale_bytes,  h.has_ids,           h.has_weights};
+  const u32 mine[] = {a.num_channels,      a.num_local_experts, a.shape.topk,       a.shape.payload_bytes,
                       a.shape.scale_bytes, a.shape.has_ids,     a.shape.has_weights};
   for (u32 i = 0; i < 7; ++i)
     if (theirs[i] != mine[i]) {

@@ -227,8 +227,8 @@ KERNEL throughput_dispatch(DispatchArgs a) {
   if (!may_start(wait)) return;
   if (*a.recv_total > a.capacity) {
     if (simt::tid() == 0 && simt::bid() == 0)
-      record_fault(wait, WaitSite{WaitPhase::kDispatchReceive, a.rank.topology.rank, 7, a.capacity}, FaultKind::kMismatch,
-                   *a.recv_total);
+      record_fault(wait, WaitSite{WaitPhase::kDispatchReceive, a.rank.topology.rank, 7, a.capacity},
+                   FaultKind::kMismatch, *a.recv_total);
     return;
   }
   if (simt::bid() % 2 == 0) {

@@ -60,8 +60,8 @@ DEV const u8* contribution_row(const ThroughputCall& call, const Contribution& k
 enum class Step : u32 { kReady = 0, kNotYet, kFailed };
 
 // Lane 0: the next row of every unfinished contribution is readable. Waits only when `may_wait`.
-DEV Step look_ahead(const RankContext& c, const WaitContext& wait, const ThroughputCall& call, MergeShared& m, u32 channel,
-                    bool may_wait) {
+DEV Step look_ahead(const RankContext& c, const WaitContext& wait, const ThroughputCall& call, MergeShared& m,
+                    u32 channel, bool may_wait) {
   for (u32 g = 0; g < c.topology.local_size; ++g) {
     Contribution& k = m.from[g];
     if (k.remaining == 0 || k.ready) continue;
@@ -71,8 +71,9 @@ DEV Step look_ahead(const RankContext& c, const WaitContext& wait, const Through
       const u64 begin = simt::now_ns();
       const u64 head = k.head;
       const u64* tail = k.stream.tail;
-      if (!wait_until(wait, WaitSite{WaitPhase::kCombineReceive, peer, channel, head + 1},
-                      [&] { return simt::ld_acquire_sys(tail); }, [&](u64 seen) { return seen > head; }))
+      if (!wait_until(
+              wait, WaitSite{WaitPhase::kCombineReceive, peer, channel, head + 1},
+              [&] { return simt::ld_acquire_sys(tail); }, [&](u64 seen) { return seen > head; }))
         return Step::kFailed;
       add_stat(c, peer, PeerStat::kWaitNs, simt::now_ns() - begin);
     }
@@ -84,7 +85,8 @@ DEV Step look_ahead(const RankContext& c, const WaitContext& wait, const Through
 
 // Lane 0: moves the rows of the smallest waiting token (or of `token`, when not kNoToken) into the entry.
 inline constexpr u32 kNoToken = ~0u;
-DEV void take_token(const RankContext& c, const ThroughputCall& call, MergeShared& m, u32 channel, u32 token, PlanEntry& p) {
+DEV void take_token(const RankContext& c, const ThroughputCall& call, MergeShared& m, u32 channel, u32 token,
+                    PlanEntry& p) {
   if (token == kNoToken)
     for (u32 g = 0; g < c.topology.local_size; ++g)
       if (m.from[g].remaining != 0 && m.from[g].token < token) token = m.from[g].token;
@@ -120,7 +122,8 @@ DEV float sum_weights(const RowShape& shape, const u8* const* rows, u32 count, u
 
 // One warp: payload pointers of stream rows, for reduce_rows.
 DEV void payloads(const u8* const* rows, u32 count, const u16** out) {
-  for (u32 i = simt::lane(); i < count; i += simt::kWarp) out[i] = reinterpret_cast<const u16*>(rows[i] + sizeof(RowHeader));
+  for (u32 i = simt::lane(); i < count; i += simt::kWarp)
+    out[i] = reinterpret_cast<const u16*>(rows[i] + sizeof(RowHeader));
   simt::sync_warp();
 }
 

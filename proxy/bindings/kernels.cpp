@@ -47,8 +47,9 @@ template <class Args>
 nb::class_<Args> arguments(nb::module_& m, const char* name) {
   nb::class_<Args> c(m, name);
   c.def(nb::init<>());
-  c.def_prop_ro("bytes", [](const Args& a) { return nb::bytes(reinterpret_cast<const char*>(&a), sizeof a); },
-                "The struct as a kernel launch passes it.");
+  c.def_prop_ro(
+      "bytes", [](const Args& a) { return nb::bytes(reinterpret_cast<const char*>(&a), sizeof a); },
+      "The struct as a kernel launch passes it.");
   return c;
 }
 

@@ -19,17 +19,19 @@ void register_words(nb::module_& m) {
       .def("bytes", &ControlLayout::bytes)
       .def("departed", &ControlLayout::departed, nb::arg("peer"))
       .def("flag_time", &ControlLayout::flag_time, nb::arg("source"))
-      .def("progress", [](const ControlLayout& c, u32 phase, u32 source) {
-        return c.progress(static_cast<Phase>(phase), source);
-      }, nb::arg("phase"), nb::arg("source"));
+      .def(
+          "progress",
+          [](const ControlLayout& c, u32 phase, u32 source) { return c.progress(static_cast<Phase>(phase), source); },
+          nb::arg("phase"), nb::arg("source"));
   nb::class_<SignalLayout>(m, "SignalLayout")
       .def(nb::init<>())
       .def_rw("num_ranks", &SignalLayout::num_ranks)
       .def_rw("num_channels", &SignalLayout::num_channels)
       .def_rw("max_readers", &SignalLayout::max_readers)
-      .def("flag", [](const SignalLayout& l, u32 phase, u32 source) {
-        return l.flag(static_cast<Phase>(phase), source);
-      }, nb::arg("phase"), nb::arg("source"))
+      .def(
+          "flag",
+          [](const SignalLayout& l, u32 phase, u32 source) { return l.flag(static_cast<Phase>(phase), source); },
+          nb::arg("phase"), nb::arg("source"))
       .def("bytes", &SignalLayout::bytes);
 }
 
@@ -49,9 +51,10 @@ void register_low_latency(nb::module_& m) {
       .def("slots_bytes", &LowLatencyLayout::slots_bytes)
       .def("staging_bytes", &LowLatencyLayout::staging_bytes)
       .def("combine_row_bytes", &LowLatencyLayout::combine_row_bytes)
-      .def_static("row_bytes", [](u32 hidden, u32 format) {
-        return LowLatencyLayout::row_bytes(hidden, static_cast<RowFormat>(format));
-      }, nb::arg("hidden"), nb::arg("format"));
+      .def_static(
+          "row_bytes",
+          [](u32 hidden, u32 format) { return LowLatencyLayout::row_bytes(hidden, static_cast<RowFormat>(format)); },
+          nb::arg("hidden"), nb::arg("format"));
 }
 
 void register_throughput(nb::module_& m) {
@@ -71,9 +74,12 @@ void register_throughput(nb::module_& m) {
       .def_ro("rows_per_chunk", &StreamGeometry::rows_per_chunk)
       .def_ro("num_slots", &StreamGeometry::num_slots)
       .def_ro("row_bytes", &StreamGeometry::row_bytes)
-      .def("__eq__", [](const StreamGeometry& a, nb::object b) {
-        return nb::isinstance<StreamGeometry>(b) && a == nb::cast<StreamGeometry>(b);
-      }, nb::arg("other").none());
+      .def(
+          "__eq__",
+          [](const StreamGeometry& a, nb::object b) {
+            return nb::isinstance<StreamGeometry>(b) && a == nb::cast<StreamGeometry>(b);
+          },
+          nb::arg("other").none());
   nb::class_<ThroughputLayout>(m, "ThroughputLayout")
       .def(nb::init<>())
       .def_rw("base", &ThroughputLayout::base)

@@ -1,11 +1,10 @@
 // Segments as Python objects whose bytes NumPy (and through it torch) can view.
-#include "memory/segment.h"
-
 #include <nanobind/ndarray.h>
 #include <nanobind/stl/shared_ptr.h>
 #include <nanobind/stl/string.h>
 
 #include "bindings/register.h"
+#include "memory/segment.h"
 
 namespace nb = nanobind;
 

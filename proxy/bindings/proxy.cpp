@@ -78,7 +78,8 @@ bool rings_idle(std::uintptr_t address, u32 num_rings, u32 capacity) {
 nb::object read_fault(std::uintptr_t address) {
   auto* f = reinterpret_cast<FaultRecord*>(address + ControlLayout::kFault);
   std::atomic_ref<u32> claimed(f->claimed), ready(f->ready);
-  for (int turn = 0; claimed.load(std::memory_order_relaxed) != 0 && ready.load(std::memory_order_acquire) == 0; ++turn) {
+  for (int turn = 0; claimed.load(std::memory_order_relaxed) != 0 && ready.load(std::memory_order_acquire) == 0;
+       ++turn) {
     if (turn > 100000) break;
     std::this_thread::yield();
   }
@@ -155,11 +156,12 @@ void register_proxy(nb::module_& m) {
       .def("stop", &ProxyHost::stop, nb::arg("drain_ns"), nb::call_guard<nb::gil_scoped_release>())
       .def("dismiss_peer", &ProxyHost::dismiss_peer, nb::arg("peer"));
   nb::class_<ProxyGuard>(m, "ProxyGuard", "Makes the end of a rank's proxy process a fault of the rank.")
-      .def("__init__",
-           [](ProxyGuard* self, int pid, std::uintptr_t control, u32 rank) {
-             new (self) ProxyGuard(pid, reinterpret_cast<u8*>(control), rank);
-           },
-           nb::arg("pid"), nb::arg("control"), nb::arg("rank"))
+      .def(
+          "__init__",
+          [](ProxyGuard* self, int pid, std::uintptr_t control, u32 rank) {
+            new (self) ProxyGuard(pid, reinterpret_cast<u8*>(control), rank);
+          },
+          nb::arg("pid"), nb::arg("control"), nb::arg("rank"))
       .def("stop", &ProxyGuard::stop, nb::call_guard<nb::gil_scoped_release>());
   m.def("ring_bytes", &ring_bytes, nb::arg("capacity"));
   m.def("counters_bytes", &counters_bytes, nb::arg("num_workers"), nb::arg("num_ranks"));

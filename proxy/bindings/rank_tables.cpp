@@ -35,10 +35,21 @@ RankTables::RankTables(const RankTablesSettings& s) : node_of_(s.node_of) {
     rings_.push_back(ring_view(reinterpret_cast<void*>(s.rings + i * ring_bytes(s.ring_capacity)), s.ring_capacity));
 
   TopologyView& t = context_.topology;
-  t = TopologyView{node_of_.data(), local_of_.data(), node_begin_.data(), members_.data(), ranks, nodes, s.rank,
-                   node_of_[s.rank], local_of_[s.rank], 0, static_cast<u32>(ceil_div(largest, smallest)), 0};
+  t = TopologyView{node_of_.data(),
+                   local_of_.data(),
+                   node_begin_.data(),
+                   members_.data(),
+                   ranks,
+                   nodes,
+                   s.rank,
+                   node_of_[s.rank],
+                   local_of_[s.rank],
+                   0,
+                   static_cast<u32>(ceil_div(largest, smallest)),
+                   0};
   t.local_size = t.size_of(t.node);
-  if (data_.size() != t.local_size || control_.size() != t.local_size) refuse("data and control need one address a node rank");
+  if (data_.size() != t.local_size || control_.size() != t.local_size)
+    refuse("data and control need one address a node rank");
   context_.data = data_.data();
   context_.control = control_.data();
   context_.rings = rings_.data();

@@ -13,7 +13,7 @@ void register_kernels(nanobind::module_& m);
 
 // A pointer field as an integer address.
 template <class C, class P>
-void address(nanobind::class_<C>& c, const char* name, P C::*field) {
+void address(nanobind::class_<C>& c, const char* name, P C::* field) {
   c.def_prop_rw(
       name, [field](const C& s) { return reinterpret_cast<std::uintptr_t>(s.*field); },
       [field](C& s, std::uintptr_t v) { s.*field = reinterpret_cast<P>(v); });

@@ -21,7 +21,8 @@ class AddressSpace {
   // The address of [offset, offset + bytes), or null when any byte of it lies outside every span.
   u8* resolve(u64 offset, u64 bytes) const {
     for (const Span& s : spans_)
-      if (offset >= s.offset && bytes <= s.bytes && offset - s.offset <= s.bytes - bytes) return s.base + (offset - s.offset);
+      if (offset >= s.offset && bytes <= s.bytes && offset - s.offset <= s.bytes - bytes)
+        return s.base + (offset - s.offset);
     return nullptr;
   }
   const std::vector<Span>& spans() const { return spans_; }

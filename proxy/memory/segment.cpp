@@ -48,7 +48,7 @@ void* map_shared(int fd, std::size_t bytes, const std::string& what) {
 }
 
 void demand_size(int fd, std::size_t bytes, const std::string& what) {
-  struct stat s {};
+  struct stat s{};
   if (fstat(fd, &s) != 0) fail(errno, what + ": fstat");
   if (!S_ISREG(s.st_mode)) throw std::runtime_error(what + " is not a memory file");
   if (static_cast<std::size_t>(s.st_size) < bytes) {

@@ -24,7 +24,7 @@ namespace uccl {
 struct alignas(64) RingHeader {
   u64 tail;
   alignas(64) u64 done;
-  alignas(64) u64 head;         // on a CPU the producers' words live here too
+  alignas(64) u64 head;  // on a CPU the producers' words live here too
   alignas(64) u64 cached_tail;
 };
 static_assert(sizeof(RingHeader) == 256);

@@ -33,8 +33,17 @@ enum class FaultKind : u32 {
 
 // What was being waited for. Also the name a user reads.
 enum class WaitPhase : u32 {
-  kNone = 0, kRing, kDispatchSend, kDispatchReceive, kCombineSend, kCombineReceive, kCounts, kBarrier, kStart,
-  kStagingReuse, kTeardown
+  kNone = 0,
+  kRing,
+  kDispatchSend,
+  kDispatchReceive,
+  kCombineSend,
+  kCombineReceive,
+  kCounts,
+  kBarrier,
+  kStart,
+  kStagingReuse,
+  kTeardown
 };
 
 // First fault of a rank wins the compare-and-swap on `state`; the rest of the record is then written and `ready`

@@ -121,6 +121,7 @@ void World::make_tables(u32 rank) {
   s.control_offset = control_offset_;
   s.num_channels = shape_.num_channels;
   me.tables = std::make_unique<RankTables>(s);
+  me.context = me.tables->context();
 }
 
 void World::start_engine(u32 rank, const std::vector<std::string>& addresses) {

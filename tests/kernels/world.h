@@ -73,7 +73,9 @@ class World {
 
   const WorldShape& shape() const { return shape_; }
   u32 num_ranks() const { return shape_.num_ranks(); }
-  const RankContext& context(u32 rank) const { return ranks_[rank]->tables->context(); }
+  const RankContext& context(u32 rank) const { return ranks_[rank]->context; }
+  // For the kernels that this rank launches from now on; a test that waits for a deadline makes it short only then.
+  void set_timeout(u32 rank, u64 timeout_ns) { ranks_[rank]->context.timeout_ns = timeout_ns; }
   u8* data(u32 rank) const { return ranks_[rank]->data.data(); }
   u8* control(u32 rank) const { return ranks_[rank]->control.data(); }
   u8* zero_copy(u32 rank) const { return ranks_[rank]->zero_copy.data(); }
@@ -100,6 +102,7 @@ class World {
     std::vector<PeerCounters> peer_counters;
     std::unique_ptr<Transport> transport;
     std::unique_ptr<RankTables> tables;
+    RankContext context{};
     std::unique_ptr<Engine> engine;
   };
   void plan();

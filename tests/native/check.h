@@ -23,7 +23,9 @@ inline std::vector<Case>& cases() {
   return all;
 }
 struct Register {
-  Register(const char* name, const char* file, std::function<void()> body) { cases().push_back({name, file, std::move(body)}); }
+  Register(const char* name, const char* file, std::function<void()> body) {
+    cases().push_back({name, file, std::move(body)});
+  }
 };
 struct Failure : std::runtime_error {
   using std::runtime_error::runtime_error;
@@ -41,16 +43,20 @@ void equal(const A& a, const B& b, const char* text, const char* file, int line)
 
 }  // namespace check
 
-#define TEST(name)                                                          \
-  static void test_##name();                                                \
+#define TEST(name)                                                            \
+  static void test_##name();                                                  \
   static const check::Register register_##name(#name, __FILE__, test_##name); \
   static void test_##name()
-#define CHECK(condition) \
-  do { if (!(condition)) check::fail(__FILE__, __LINE__, #condition); } while (0)
+#define CHECK(condition)                                           \
+  do {                                                             \
+    if (!(condition)) check::fail(__FILE__, __LINE__, #condition); \
+  } while (0)
 #define CHECK_EQ(a, b) check::equal((a), (b), #a " == " #b, __FILE__, __LINE__)
-#define CHECK_THROWS(type, expression)                                              \
-  do {                                                                              \
-    bool thrown_ = false;                                                           \
-    try { (void)(expression); } catch (const type&) { thrown_ = true; }             \
+#define CHECK_THROWS(type, expression)                                                 \
+  do {                                                                                 \
+    bool thrown_ = false;                                                              \
+    try {                                                                              \
+      (void)(expression);                                                              \
+    } catch (const type&) { thrown_ = true; }                                          \
     if (!thrown_) check::fail(__FILE__, __LINE__, "expected " #type ": " #expression); \
   } while (0)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from uccl_ep import PeerTimeout, ThreadGroup, run_ranks, thread_group
+from uccl_ep import PeerLost, PeerTimeout, ThreadGroup, run_ranks, thread_group
 
 
 def test_thread_group_gathers_by_rank_many_times() -> None:
@@ -76,15 +76,23 @@ def test_thread_group_the_lowest_ranks_error_is_raised() -> None:
         run_ranks(3, body)
 
 
-def test_thread_group_errors_without_a_text_argument_keep_their_type() -> None:
+@pytest.mark.parametrize("consequence", [PeerTimeout, PeerLost, threading.BrokenBarrierError])
+def test_thread_group_the_cause_is_raised_and_not_its_consequence(consequence: type[Exception]) -> None:
     def body(group: ThreadGroup) -> None:
-        if group.rank() == 1:
-            raise PeerTimeout(rank=1, peer=0, phase="a barrier")
-        if group.rank() == 0:
-            raise StopIteration
+        raise consequence() if group.rank() == 0 else StopIteration
 
-    with pytest.raises(StopIteration):
+    def broken(group: ThreadGroup) -> None:
+        if group.rank() == 0:
+            group.barrier()
+        raise consequence()
+
+    with pytest.raises(StopIteration, match=r"\[rank 1\]"):
         run_ranks(2, body)
+    if consequence is not threading.BrokenBarrierError:  # a broken wait is the weakest reason of all
+        with pytest.raises(consequence):
+            run_ranks(2, broken)
+    with pytest.raises(consequence):  # when there is nothing else
+        run_ranks(1, body)
 
 
 def test_thread_group_a_rank_that_does_not_come_ends_the_wait(monkeypatch: pytest.MonkeyPatch) -> None:

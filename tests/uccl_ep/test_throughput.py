@@ -160,15 +160,14 @@ def test_throughput_rows_of_changing_size_share_the_memory(variables: Any) -> No
 
 
 def test_throughput_rows_are_not_overwritten_by_a_new_cut_before_a_late_rank_has_read_them(variables: Any) -> None:
-    """Rank 1's tokens go to rank 0 alone, so rank 0 waits for nobody when it gives them back, twice, in two sizes."""
+    """Rank 1's tokens go to rank 0 alone, so rank 0 waits for nobody when it gives them back, twice, in two sizes. The
+    second call's chunk of small rows would lie in the middle of the first call's large rows."""
     ids = torch.zeros(24, 1, dtype=torch.int64)  # expert 0 is rank 0's
-    tokens = [
-        torch.randn(24, hidden, generator=torch.Generator().manual_seed(hidden)).bfloat16() for hidden in (64, 192)
-    ]
+    tokens = [torch.randn(24, h, generator=torch.Generator().manual_seed(h)).bfloat16() for h in (65536, 8)]
 
     def body(group: ThreadGroup) -> None:
         rank = group.rank()
-        with throughput(group) as buffer:
+        with throughput(group, 12 * MIB) as buffer:
             own = ids[: 24 * rank]
             sent = [buffer.dispatch(x[: 24 * rank], **layout_arguments(buffer, own, 2)) for x in tokens]
             group.barrier()

@@ -33,9 +33,7 @@ def summarise(per_rank: list[dict[str, Any]]) -> dict[str, Any]:
     slowest: dict[str, list[tuple[float, float, float]]] = {}
     for side in sides:
         rounds = zip(*(r["times"][side] for r in per_rank), strict=True)
-        slowest[side] = [
-            (max(d for d, _ in of), max(c for _, c in of), max(d + c for d, c in of)) for of in rounds
-        ]
+        slowest[side] = [(max(d for d, _ in of), max(c for _, c in of), max(d + c for d, c in of)) for of in rounds]
     summary: dict[str, Any] = {}
     for side in sides:
         columns = list(zip(*slowest[side], strict=True))
@@ -116,7 +114,8 @@ def _print(options: BenchOptions, result: dict[str, Any], console: Console) -> N
         table.add_row(side, *cells, f"{row['both']['p99_ms']:.2f}")
     console.print(table)
     speed = result["speedup"]
+    machine = result["machine"]
     console.print(
         f"{speed['median_of_pairs']:.2f} times gloo's speed (median of {speed['pairs']} pairs), on "
-        f"{result['machine']['cores']} cores, load {result['machine']['load_1min']}; paths: {', '.join(result['paths'])}"
+        f"{machine['cores']} cores, load {machine['load_1min']}; paths: {', '.join(result['paths'])}"
     )

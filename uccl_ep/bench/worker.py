@@ -30,9 +30,7 @@ def _measure(rank: int, options: BenchOptions, port: int) -> dict[str, Any]:
     from uccl_ep.bench.ours import Ours
 
     torch.set_num_threads(1)
-    dist.init_process_group(
-        "gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=options.ranks
-    )
+    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=options.ranks)
     inputs = make_inputs(options, rank)
     expected = identity_result(options, inputs).float()
     ours, peer = Ours(options, dist.group.WORLD), Gloo(options, dist.group.WORLD)

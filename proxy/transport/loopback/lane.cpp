@@ -18,8 +18,8 @@ LoopbackLane::LoopbackLane(const TransportSettings& settings, u32 index)
       local_(settings.local),
       book_(settings.num_ranks),
       max_in_flight_(settings.max_in_flight),
-      random_state_(
-          settings.shuffle_seed == 0 ? 0 : settings.shuffle_seed ^ (settings.rank + 1ull) << 40 ^ index << 20),
+      random_state_(settings.shuffle_seed == 0 ? 0
+                                               : settings.shuffle_seed ^ (settings.rank + 1ull) << 40 ^ index << 20),
       by_rank_(settings.num_ranks, nullptr) {
   if (settings.shuffle_seed != 0 && random_state_ == 0) random_state_ = 1;
 }
@@ -64,8 +64,10 @@ std::size_t LoopbackLane::post(std::span<const WriteRequest> requests) {
     const PeerBook::Verdict verdict = book_.judge(r, &code);
     if (verdict == PeerBook::Verdict::kRefuse) {
       ++counters_.refused;
-      if (r.peer < by_rank_.size() && by_rank_[r.peer]) lose(*by_rank_[r.peer], PeerFault::kProtocol, code, 0);
-      else if (r.peer < by_rank_.size()) book_.fail(r.peer, PeerFault::kProtocol, code);
+      if (r.peer < by_rank_.size() && by_rank_[r.peer])
+        lose(*by_rank_[r.peer], PeerFault::kProtocol, code, 0);
+      else if (r.peer < by_rank_.size())
+        book_.fail(r.peer, PeerFault::kProtocol, code);
     }
     if (verdict != PeerBook::Verdict::kPost) continue;
     Peer& p = *by_rank_[r.peer];

@@ -55,7 +55,11 @@ bool meet(LoopbackEndpoint& self, const std::vector<bool>& wanted,
 }  // namespace
 
 LoopbackEndpoint::LoopbackEndpoint(const TransportSettings& s)
-    : rank(s.rank), num_ranks(s.num_ranks), num_lanes(s.num_lanes), session(s.session), secret(s.secret),
+    : rank(s.rank),
+      num_ranks(s.num_ranks),
+      num_lanes(s.num_lanes),
+      session(s.session),
+      secret(s.secret),
       joined(s.num_ranks, false) {
   const std::size_t n = static_cast<std::size_t>(num_ranks) * num_lanes;
   links.reserve(n);

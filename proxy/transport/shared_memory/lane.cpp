@@ -144,8 +144,10 @@ void SharedMemoryLane::refuse(u32 peer, int code) {
   ++counters_.refused;
   if (peer >= by_rank_.size()) return;
   // The peer did nothing wrong: this rank's own request did, so both sides end the connection.
-  if (by_rank_[peer]) lose(*by_rank_[peer], PeerFault::kProtocol, code, EPROTO);
-  else book_.fail(peer, PeerFault::kProtocol, code);
+  if (by_rank_[peer])
+    lose(*by_rank_[peer], PeerFault::kProtocol, code, EPROTO);
+  else
+    book_.fail(peer, PeerFault::kProtocol, code);
 }
 
 void SharedMemoryLane::close_peer(u32 peer) {

@@ -90,15 +90,10 @@ TcpStatus TcpConnection::begin_frame(TcpInbox& inbox, LaneCounters& counters, in
   };
   if (!take_ack(header_.acked)) return refuse(EBADMSG);
   switch (static_cast<FrameKind>(header_.kind)) {
-    case FrameKind::kAck:
-      return header_.bytes == 0 ? TcpStatus::kMore : refuse(EBADMSG);
-    case FrameKind::kGoodbye:
-      *code = static_cast<int>(header_.immediate);
-      return TcpStatus::kLost;
-    case FrameKind::kWrite:
-      break;
-    default:
-      return refuse(EBADMSG);
+    case FrameKind::kAck: return header_.bytes == 0 ? TcpStatus::kMore : refuse(EBADMSG);
+    case FrameKind::kGoodbye: *code = static_cast<int>(header_.immediate); return TcpStatus::kLost;
+    case FrameKind::kWrite: break;
+    default: return refuse(EBADMSG);
   }
   if (header_.bytes > kMaxWriteBytes) return refuse(EMSGSIZE);
   last_payload_ = header_.bytes;

@@ -1,8 +1,7 @@
 // The sending half of a connection: up to 64 pieces of memory a system call, straight from where they lie.
+#include <linux/errqueue.h>  // needs timespec
 #include <sys/socket.h>
 #include <time.h>
-
-#include <linux/errqueue.h>  // needs timespec
 
 #include <algorithm>
 #include <bit>

@@ -85,8 +85,10 @@ std::vector<TcpHandshake::Proven> TcpHandshake::run() {
     const int n = epoll_wait(epoll_.fd(), events, 64, static_cast<int>(kTick.count()));
     for (int i = 0; i < n; ++i) {
       const u64 id = events[i].data.u64;
-      if (id == kListenerId) connections_wait_ = true;
-      else advance(attempts_[id]);
+      if (id == kListenerId)
+        connections_wait_ = true;
+      else
+        advance(attempts_[id]);
     }
     if (connections_wait_) accept_waiting();
     const auto now = Clock::now();
@@ -132,15 +134,13 @@ void TcpHandshake::accept_waiting() {
 }
 
 void TcpHandshake::advance(Attempt& a) {
-  while (a.step != Step::kIdle && step(a)) {
-  }
+  while (a.step != Step::kIdle && step(a)) {}
 }
 
 // One step; true when the next may begin at once.
 bool TcpHandshake::step(Attempt& a) {
   switch (a.step) {
-    case Step::kIdle:
-      return false;
+    case Step::kIdle: return false;
     case Step::kConnecting: {
       const int error = tcp_pending_error(a.socket.fd());
       if (error != 0) {
@@ -169,8 +169,10 @@ bool TcpHandshake::step(Attempt& a) {
       return false;
     case Step::kReadConfirm:
       if (!transfer(a, &a.confirm, sizeof(a.confirm), false)) return false;
-      if (a.confirm.magic == kTcpMagic && a.confirm.lane == a.lane) finish(a);
-      else drop(a, "sent a wrong confirmation");
+      if (a.confirm.magic == kTcpMagic && a.confirm.lane == a.lane)
+        finish(a);
+      else
+        drop(a, "sent a wrong confirmation");
       return false;
   }
   return false;
@@ -211,11 +213,16 @@ std::string TcpHandshake::misfit(const TcpHello& h) const {
 bool TcpHandshake::check_answer(Attempt& a) {
   const TcpHello& h = a.hello;
   std::string wrong;
-  if (h.magic != kTcpMagic || h.bytes != sizeof(TcpHello)) wrong = "is no UCCL-EP rank";
-  else if (!equal_in_constant_time(bytes_of(h.secret), settings_.secret)) wrong = "answered with another secret";
-  else if (h.session != settings_.session) wrong = "is of another session";
-  else if (h.source != a.peer || h.lane != a.lane) wrong = "answered as rank " + std::to_string(h.source);
-  else wrong = misfit(h);
+  if (h.magic != kTcpMagic || h.bytes != sizeof(TcpHello))
+    wrong = "is no UCCL-EP rank";
+  else if (!equal_in_constant_time(bytes_of(h.secret), settings_.secret))
+    wrong = "answered with another secret";
+  else if (h.session != settings_.session)
+    wrong = "is of another session";
+  else if (h.source != a.peer || h.lane != a.lane)
+    wrong = "answered as rank " + std::to_string(h.source);
+  else
+    wrong = misfit(h);
   if (wrong.empty()) return true;
   drop(a, wrong);
   return false;

@@ -174,8 +174,10 @@ void TcpLane::end(u32 peer, u32 farewell) {
 void TcpLane::refuse(u32 peer, int code) {
   ++counters_.refused;
   if (peer >= connections_.size()) return;
-  if (connections_[peer]) fail(peer, PeerFault::kProtocol, code, EPROTO);
-  else book_.fail(peer, PeerFault::kProtocol, code);
+  if (connections_[peer])
+    fail(peer, PeerFault::kProtocol, code, EPROTO);
+  else
+    book_.fail(peer, PeerFault::kProtocol, code);
 }
 
 // After the arrivals that came before them, so that a peer's last words are heard before its end is.

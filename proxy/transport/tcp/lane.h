@@ -68,7 +68,7 @@ class TcpLane final : public Lane {
   std::vector<std::unique_ptr<TcpConnection>> connections_;  // by rank; null = never connected
   TcpInbox inbox_;
   Queue readable_, unsent_, unacked_, completed_;
-  u32 num_blocked_ = 0;      // connections whose socket was full
+  u32 num_blocked_ = 0;  // connections whose socket was full
   u32 skipped_waits_ = 0;
 };
 

@@ -168,8 +168,9 @@ TEST(wait_takes_what_a_leaving_peer_sent_last) {
     if (lane() != 0) return;
     WaitContext wait = context_of(control, 3600 * kSecond);
     wait.departed = departed;
-    ok = wait_until(wait, WaitSite{WaitPhase::kCounts, 0, 0, 1}, [&] { return ld_acquire_sys(&flag); },
-                    [](u64 v) { return v == 1; });
+    ok = wait_until(
+        wait, WaitSite{WaitPhase::kCounts, 0, 0, 1}, [&] { return ld_acquire_sys(&flag); },
+        [](u64 v) { return v == 1; });
   });
   proxy.join();
   CHECK(ok);

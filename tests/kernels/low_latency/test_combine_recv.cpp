@@ -74,25 +74,26 @@ TEST(low_latency_combine_recv_leaves_masked_owners_out) {
 TEST(low_latency_combine_recv_names_a_missing_owner) {
   for (const auto& node_of : std::vector<std::vector<u32>>{{0, 0, 0}, {0, 0, 1}})
     for (const u32 grid : {1u, 2u}) {
-      WorldShape shape = shape_of(node_of);
-      shape.timeout_ns = 1'500'000'000;
+      const WorldShape shape = shape_of(node_of);
       World world(shape);
       LowLatencyCase c;
       c.num_experts = 6;
       c.shape.grid = grid;
+      std::vector<std::unique_ptr<LowLatencyRank>> ranks;
+      for (u32 r = 0; r < 3; ++r) ranks.push_back(std::make_unique<LowLatencyRank>(world, r, c));
       world.run([&](u32 me) {
-        LowLatencyRank rank(world, me, c);
         const TokenInput in = low_latency_input(world, c, 0, me);
         Received got(world, c);
-        rank.dispatch_send(in);
-        rank.dispatch_recv(&got);
+        ranks[me]->dispatch_send(in);
+        ranks[me]->dispatch_recv(&got);
         check_no_fault(world, me, "dispatch");
-        if (me == 2) return;  // has received and is gone
-        Poisoned<u16> x(u64{c.num_experts} * shape.max_tokens * shape.hidden),
-            out(u64{shape.max_tokens} * shape.hidden);
-        rank.combine_send(got, x.data());
-        if (me == 1) return;
-        rank.combine_recv(in, &out);
+        const Poisoned<u16> x(u64{c.num_experts} * shape.max_tokens * shape.hidden);
+        if (me != 2) ranks[me]->combine_send(got, x.data());  // rank 2 has received and is gone
+      });
+      world.set_timeout(0, 100'000'000);
+      world.run({0}, [&](u32 me) {
+        Poisoned<u16> out(u64{shape.max_tokens} * shape.hidden);
+        ranks[me]->combine_recv(low_latency_input(world, c, 0, me), &out);
         CHECK(out.untouched(0));
       });
       const Fault f = world.fault(0);

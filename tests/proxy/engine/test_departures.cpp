@@ -1,11 +1,10 @@
 // Goodbyes: an announced end is no fault, everything else is, and a goodbye on one lane leaves the others their arrivals.
-#include "engine/departures.h"
-
 #include <errno.h>
 #include <signal.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include "engine/departures.h"
 #include "native/check.h"
 #include "proxy/engine/rank_memory.h"
 

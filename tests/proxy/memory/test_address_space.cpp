@@ -1,6 +1,5 @@
 // The flat offset space: every byte of every span resolves, not one byte beside them does, whatever overflows.
 #include "memory/address_space.h"
-
 #include "native/check.h"
 
 using namespace uccl;

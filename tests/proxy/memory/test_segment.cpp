@@ -1,6 +1,4 @@
 // Segments: shared through /proc, sealed, refused when they are not what they should be; gone with their last holder.
-#include "memory/segment.h"
-
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/wait.h>
@@ -10,6 +8,7 @@
 #include <cstring>
 #include <system_error>
 
+#include "memory/segment.h"
 #include "native/check.h"
 #include "wire/types.h"
 
@@ -64,9 +63,7 @@ TEST(memory_segment_is_shared_with_another_process) {
       auto b = Segment::open(parent, a->fd(), 4096);
       std::strcpy(static_cast<char*>(b->data()), "from the child");
       _exit(0);
-    } catch (...) {
-      _exit(1);
-    }
+    } catch (...) { _exit(1); }
   }
   int status = 0;
   CHECK_EQ(waitpid(child, &status, 0), child);

@@ -65,9 +65,7 @@ std::vector<std::string> connect_all(std::vector<std::unique_ptr<Transport>>& tr
     threads.emplace_back([&, r] {
       try {
         transports[r]->connect(addresses);
-      } catch (const std::exception& e) {
-        errors[r] = e.what();
-      }
+      } catch (const std::exception& e) { errors[r] = e.what(); }
     });
   }
   for (auto& t : threads) t.join();
@@ -91,9 +89,7 @@ struct Plan {
   u32 writes_per_pair;
   u32 num_lanes;
 
-  u64 key(u32 source, u32 target, u32 lane, u32 i) const {
-    return mix(mix(mix(seed, source << 16 | target), lane), i);
-  }
+  u64 key(u32 source, u32 target, u32 lane, u32 i) const { return mix(mix(mix(seed, source << 16 | target), lane), i); }
   u64 bytes(u64 k) const { return k % 8 == 0 ? 0 : (k >> 3) % (max_bytes + 1); }
   const u8* source(u64 k) const { return random_bytes() + (k >> 24) % (kRandomBytes - max_bytes); }
   // Each write has a place of its own at the receiver, at any alignment within it.
@@ -106,7 +102,11 @@ struct Plan {
 class Worker {
  public:
   Worker(Group& group, const Plan& plan, u32 rank, u32 lane)
-      : group_(group), plan_(plan), rank_(rank), lane_idx_(lane), lane_(group.lane(rank, lane)),
+      : group_(group),
+        plan_(plan),
+        rank_(rank),
+        lane_idx_(lane),
+        lane_(group.lane(rank, lane)),
         random_(mix(rank, lane)) {
     const std::size_t n = static_cast<std::size_t>(group.shape.num_ranks) * plan.writes_per_pair;
     completed_.resize(n);
@@ -154,8 +154,11 @@ class Worker {
     while (n < want && posted_ + n < order_.size()) {
       const auto [peer, i] = order_[posted_ + n];
       const u64 k = plan_.key(rank_, peer, lane_idx_, i);
-      batch[n++] = WriteRequest{peer, static_cast<u32>(i ^ 0x80000000u), plan_.source(k),
-                                Group::kBase + plan_.offset(rank_, lane_idx_, i, k), plan_.bytes(k),
+      batch[n++] = WriteRequest{peer,
+                                static_cast<u32>(i ^ 0x80000000u),
+                                plan_.source(k),
+                                Group::kBase + plan_.offset(rank_, lane_idx_, i, k),
+                                plan_.bytes(k),
                                 static_cast<u64>(peer) * plan_.writes_per_pair + i};
     }
     const std::size_t taken = lane_.post(std::span(batch, n));

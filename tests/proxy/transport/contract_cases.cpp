@@ -212,9 +212,12 @@ void peer_destroyed(const Family& family) {
         return !s.events.empty();
       });
       for (int i = 0; i < 200; ++i) s.poll();
-      if (!told) errors[r] = "was not told";
-      else if (s.events.size() != 1 || s.events[0].peer != 2) errors[r] = "was told " + std::to_string(s.events.size());
-      else if (s.events[0].fault != PeerFault::kLost) errors[r] = "was told something else";
+      if (!told)
+        errors[r] = "was not told";
+      else if (s.events.size() != 1 || s.events[0].peer != 2)
+        errors[r] = "was told " + std::to_string(s.events.size());
+      else if (s.events[0].fault != PeerFault::kLost)
+        errors[r] = "was told something else";
     });
   }
   Seen c(g.lane(2));
@@ -289,8 +292,7 @@ void refused_requests(const Family& family) {
   for (const std::string& error : connect_all(transports)) CHECK_EQ(error, std::string());
   Lane& lane = transports[0]->lane(0);
   Seen a(lane), b(transports[1]->lane(0));
-  const WriteRequest bad[] = {write_to(2, 1, 0, 8), write_to(3, 1, 0, 8), write_to(~0u, 1, 0, 8),
-                              write_to(0, 1, 0, 8)};
+  const WriteRequest bad[] = {write_to(2, 1, 0, 8), write_to(3, 1, 0, 8), write_to(~0u, 1, 0, 8), write_to(0, 1, 0, 8)};
   CHECK_EQ(lane.post(bad), 4u);
   CHECK_EQ(lane.counters().refused, 4u);
   CHECK_EQ(post_one(lane, write_to(1, 1, 0, 8, 4)), 1u);
@@ -324,9 +326,7 @@ void connect_times_out(const Family& family) {
     threads.emplace_back([&, r] {
       try {
         transports[r]->connect(addresses);
-      } catch (const std::runtime_error& e) {
-        errors[r] = e.what();
-      }
+      } catch (const std::runtime_error& e) { errors[r] = e.what(); }
     });
   }
   const auto begin = std::chrono::steady_clock::now();

@@ -1,7 +1,6 @@
 // Peer states: one event in a life, none after closing, and a verdict for every request.
-#include "transport/peer_book.h"
-
 #include "native/check.h"
+#include "transport/peer_book.h"
 
 using namespace uccl;
 

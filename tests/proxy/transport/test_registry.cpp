@@ -17,9 +17,7 @@ std::string refusal(const std::string& family, const std::function<void(Transpor
   change(s);
   try {
     make_transport(family, s);
-  } catch (const std::invalid_argument& e) {
-    return e.what();
-  }
+  } catch (const std::invalid_argument& e) { return e.what(); }
   return "";
 }
 

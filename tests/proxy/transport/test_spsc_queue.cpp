@@ -1,11 +1,10 @@
 // The queue between two threads: order, capacity to the element, wraps.
-#include "transport/spsc_queue.h"
-
 #include <sched.h>
 
 #include <thread>
 
 #include "native/check.h"
+#include "transport/spsc_queue.h"
 
 using namespace uccl;
 
@@ -34,8 +33,10 @@ TEST(transport_spsc_queue_keeps_order_between_threads) {
   constexpr u64 kCount = 200000;
   std::thread pusher([&] {
     for (u64 i = 0; i < kCount;) {
-      if (q.push(Pair{i, ~i})) ++i;
-      else sched_yield();
+      if (q.push(Pair{i, ~i}))
+        ++i;
+      else
+        sched_yield();
     }
   });
   u64 wrong = 0;

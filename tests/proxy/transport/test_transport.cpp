@@ -29,7 +29,8 @@ Family tcp() {
 Family tcp_tiny() {
   return {"tcp", [](const TransportSettings& s) -> std::unique_ptr<Transport> {
             TcpTuning t;
-            t.send_buffer_bytes = 4096; t.receive_buffer_bytes = 32768;
+            t.send_buffer_bytes = 4096;
+            t.receive_buffer_bytes = 32768;
             return std::make_unique<TcpTransport>(s, t);
           }};
 }
@@ -44,12 +45,27 @@ Family tcp_zerocopy() {
 
 }  // namespace
 
-#define OVER_FAMILIES(name, call)                                              \
-  TEST(transport_loopback_##name) { const Family f = loopback(); call; }       \
-  TEST(transport_shuffled_##name) { const Family f = shuffled(); call; }       \
-  TEST(transport_shared_memory_##name) { const Family f = shared_memory(); call; } \
-  TEST(transport_tcp_##name) { const Family f = tcp(); call; }                 \
-  TEST(transport_tcp_tiny_##name) { const Family f = tcp_tiny(); call; }
+#define OVER_FAMILIES(name, call)        \
+  TEST(transport_loopback_##name) {      \
+    const Family f = loopback();         \
+    call;                                \
+  }                                      \
+  TEST(transport_shuffled_##name) {      \
+    const Family f = shuffled();         \
+    call;                                \
+  }                                      \
+  TEST(transport_shared_memory_##name) { \
+    const Family f = shared_memory();    \
+    call;                                \
+  }                                      \
+  TEST(transport_tcp_##name) {           \
+    const Family f = tcp();              \
+    call;                                \
+  }                                      \
+  TEST(transport_tcp_tiny_##name) {      \
+    const Family f = tcp_tiny();         \
+    call;                                \
+  }
 
 OVER_FAMILIES(random_small_writes_of_two, contract::random_writes(f, Shape{.num_ranks = 2}, 4000, 64, 1))
 OVER_FAMILIES(random_writes_of_three_on_two_lanes,

@@ -6,6 +6,7 @@ import json
 import os
 
 import torch
+
 import uccl_ep
 from uccl_ep.bench.fingerprint import cpu_model, fingerprint
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+
 from uccl_ep.bench.gloo import Gloo
 from uccl_ep.bench.inputs import make_inputs
 from uccl_ep.bench.options import BenchOptions

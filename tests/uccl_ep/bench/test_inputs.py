@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+
 from uccl_ep.bench.inputs import identity_result, make_inputs
 from uccl_ep.bench.options import BenchOptions
 

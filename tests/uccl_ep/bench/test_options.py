@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+
 from uccl_ep.bench.options import BenchOptions
 from uccl_ep.errors import InvalidArgument
 

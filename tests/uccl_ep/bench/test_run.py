@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from rich.console import Console
+
 from uccl_ep.bench.options import BenchOptions
 from uccl_ep.bench.run import percentile, run_bench, summarise
 from uccl_ep.errors import UcclEpError

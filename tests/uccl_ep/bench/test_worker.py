@@ -5,6 +5,7 @@ from __future__ import annotations
 import queue
 
 import pytest
+
 from uccl_ep.bench import worker
 from uccl_ep.bench.options import BenchOptions
 

@@ -1,6 +1,4 @@
 // What only loopback does: it shuffles, and it never reads the memory of a sender that has left.
-#include "transport/loopback/lane.h"
-
 #include <sched.h>
 
 #include <algorithm>
@@ -10,6 +8,7 @@
 
 #include "native/check.h"
 #include "proxy/transport/contract.h"
+#include "transport/loopback/lane.h"
 
 namespace {
 

@@ -1,12 +1,11 @@
 // The handshake between a receiver that copies and a sender that leaves.
-#include "transport/loopback/link.h"
-
 #include <algorithm>
 #include <memory>
 #include <thread>
 #include <vector>
 
 #include "native/check.h"
+#include "transport/loopback/link.h"
 
 using namespace uccl;
 

@@ -1,7 +1,6 @@
 // How ranks of one process find each other.
-#include "transport/loopback/registry.h"
-
 #include "native/check.h"
+#include "transport/loopback/registry.h"
 
 using namespace uccl;
 
@@ -23,9 +22,7 @@ std::chrono::steady_clock::time_point soon() {
 std::string join_error(const std::shared_ptr<LoopbackEndpoint>& e, const std::vector<bool>& wanted) {
   try {
     loopback_join(e, wanted, soon());
-  } catch (const std::runtime_error& x) {
-    return x.what();
-  }
+  } catch (const std::runtime_error& x) { return x.what(); }
   return "";
 }
 

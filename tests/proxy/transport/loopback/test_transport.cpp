@@ -1,8 +1,7 @@
 // Set-up of loopback: addresses of elsewhere, a session that is used again.
-#include "transport/loopback/transport.h"
-
 #include "native/check.h"
 #include "proxy/transport/contract.h"
+#include "transport/loopback/transport.h"
 
 using namespace uccl;
 

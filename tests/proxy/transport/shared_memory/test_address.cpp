@@ -1,7 +1,6 @@
 // The text of a shared-memory address: what is written is read, what is wrong is refused.
-#include "transport/shared_memory/address.h"
-
 #include "native/check.h"
+#include "transport/shared_memory/address.h"
 #include "wire/limits.h"
 
 using namespace uccl;
@@ -27,9 +26,22 @@ TEST(transport_shared_memory_address_round_trip) {
 
 TEST(transport_shared_memory_address_refuses_nonsense) {
   const std::string over = std::to_string(kMaxRegionBytes);
-  const std::string bad[] = {"", "shm1", "shm1 ", "shm2 1 2 4", "127.0.0.1:80", "shm1 1 2", "shm1 1 2 3", "shm1 1 2 0",
-                             "shm1 1 2 131072", "shm1 -1 2 4", "shm1 1 2147483648 4", "shm1 1 2 4 ", "shm1 1 2 4 0,0,3",
-                             "shm1 1 2 4 0,16", "shm1 1 2 4 16," + over + ",3", "shm1 1 2 4 0,16,3x",
+  const std::string bad[] = {"",
+                             "shm1",
+                             "shm1 ",
+                             "shm2 1 2 4",
+                             "127.0.0.1:80",
+                             "shm1 1 2",
+                             "shm1 1 2 3",
+                             "shm1 1 2 0",
+                             "shm1 1 2 131072",
+                             "shm1 -1 2 4",
+                             "shm1 1 2147483648 4",
+                             "shm1 1 2 4 ",
+                             "shm1 1 2 4 0,0,3",
+                             "shm1 1 2 4 0,16",
+                             "shm1 1 2 4 16," + over + ",3",
+                             "shm1 1 2 4 0,16,3x",
                              "shm1 1 2 4 0;16;3",
                              "shm1 1 2 4 99999999999999999999,1,3"};
   for (const std::string& text : bad) CHECK_THROWS(std::runtime_error, SharedMemoryAddress::parse(text));
@@ -42,16 +54,16 @@ TEST(transport_shared_memory_address_survives_damage) {
   for (std::size_t at = 0; at < good.size(); ++at) {
     for (int c = 0; c < 256; ++c) {
       std::string text = good;
-      if (c == 0) text.resize(at);
-      else text[at] = static_cast<char>(c);
+      if (c == 0)
+        text.resize(at);
+      else
+        text[at] = static_cast<char>(c);
       try {
         for (const auto& s : SharedMemoryAddress::parse(text).spans) {
           CHECK(s.bytes != 0 && s.offset + s.bytes <= kMaxRegionBytes && s.fd >= 0);
         }
         ++accepted;
-      } catch (const check::Failure&) {
-        throw;
-      } catch (const std::runtime_error&) {
+      } catch (const check::Failure&) { throw; } catch (const std::runtime_error&) {
       }
     }
   }

@@ -1,12 +1,11 @@
 // A lane against a peer that writes nonsense into the words they share.
-#include "transport/shared_memory/lane.h"
-
 #include <atomic>
 #include <cerrno>
 #include <vector>
 
 #include "native/check.h"
 #include "proxy/transport/contract.h"
+#include "transport/shared_memory/lane.h"
 
 using namespace uccl;
 

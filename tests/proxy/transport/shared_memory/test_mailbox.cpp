@@ -1,9 +1,8 @@
 // The mailbox's layout: rings do not overlap, the writers of a ring do not share cache lines.
-#include "transport/shared_memory/mailbox.h"
-
 #include <cstddef>
 
 #include "native/check.h"
+#include "transport/shared_memory/mailbox.h"
 
 using namespace uccl;
 

@@ -1,6 +1,4 @@
 // Shared memory between processes: the same exchange with a forked rank, and spans that cannot be mapped.
-#include "transport/shared_memory/transport.h"
-
 #include <signal.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -10,6 +8,7 @@
 
 #include "native/check.h"
 #include "proxy/transport/contract.h"
+#include "transport/shared_memory/transport.h"
 
 using namespace uccl;
 
@@ -77,9 +76,7 @@ int child(const Pipe& to_parent, const Pipe& to_child) {
     if (!play(t, 1, static_cast<const u8*>(segment->data())).empty()) return 2;
     to_parent.put("done");
     return to_child.get() == "end" ? 0 : 3;  // the transport's end then tells the parent
-  } catch (const std::exception&) {
-    return 4;
-  }
+  } catch (const std::exception&) { return 4; }
 }
 
 }  // namespace
@@ -177,16 +174,12 @@ TEST(transport_shared_memory_refuses_a_mailbox_that_is_none) {
   try {
     t.connect({"", "shm1 " + std::to_string(getpid()) + " " + std::to_string(wrong->fd()) + " 64 "});
     CHECK(false);
-  } catch (const check::Failure&) {
-    throw;
-  } catch (const std::runtime_error&) {
+  } catch (const check::Failure&) { throw; } catch (const std::runtime_error&) {
   }
   try {
     t.connect({"", "shm1 " + std::to_string(getpid()) + " " + std::to_string(wrong->fd()) + " 64"});
     CHECK(false);
-  } catch (const check::Failure&) {
-    throw;
-  } catch (const std::runtime_error& e) {
+  } catch (const check::Failure&) { throw; } catch (const std::runtime_error& e) {
     CHECK(std::string(e.what()).find("rank 1 has no mailbox") != std::string::npos);
   }
 }

@@ -1,11 +1,10 @@
 // A rank made by hand: plain blocking sockets, so that tests can send what no correct peer sends.
 #pragma once
+#include <arpa/inet.h>
 #include <netinet/in.h>
 #include <poll.h>
 #include <sys/socket.h>
 #include <unistd.h>
-
-#include <arpa/inet.h>
 
 #include <cstring>
 #include <string>

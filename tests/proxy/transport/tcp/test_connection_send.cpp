@@ -37,8 +37,7 @@ struct Bench {
     return static_cast<std::size_t>(n);
   }
   void take_all() {
-    while (take(1 << 16) != 0) {
-    }
+    while (take(1 << 16) != 0) {}
   }
   // The other side sends `count` empty writes, or acknowledges.
   void feed(const FrameHeader& h, u32 count = 1) {

@@ -1,9 +1,8 @@
 // The secret's comparison looks at every bit.
-#include "transport/tcp/framing.h"
-
 #include <string>
 
 #include "native/check.h"
+#include "transport/tcp/framing.h"
 
 using namespace uccl;
 

@@ -1,11 +1,10 @@
 // Who gets in. Every kind of stranger comes first; the one friend still gets through, and nobody else does.
-#include "transport/tcp/handshake.h"
-
 #include <cerrno>
 #include <thread>
 
 #include "native/check.h"
 #include "proxy/transport/tcp/raw_peer.h"
+#include "transport/tcp/handshake.h"
 
 using namespace uccl;
 
@@ -26,13 +25,16 @@ TransportSettings settings(u32 rank, u32 lanes = 1) {
 // Rank 0, waiting for rank 1, in a thread of its own.
 struct Host {
   explicit Host(const TransportSettings& given, const TcpTuning& t = {})
-      : s(given), tuning(t), listener(tcp_listen("", tuning)), address(tcp_local_address(listener.fd())),
-        addresses{address, "127.0.0.1:1"}, handshake(s, tuning, listener, addresses), thread([this] {
+      : s(given),
+        tuning(t),
+        listener(tcp_listen("", tuning)),
+        address(tcp_local_address(listener.fd())),
+        addresses{address, "127.0.0.1:1"},
+        handshake(s, tuning, listener, addresses),
+        thread([this] {
           try {
             proven = handshake.run();
-          } catch (const std::runtime_error& e) {
-            error = e.what();
-          }
+          } catch (const std::runtime_error& e) { error = e.what(); }
         }) {}
   void finish() {
     if (thread.joinable()) thread.join();
@@ -192,9 +194,7 @@ TEST(transport_tcp_handshake_connector_is_not_fooled) {
     std::thread thread([&] {
       try {
         handshake.run();
-      } catch (const std::runtime_error& e) {
-        error = e.what();
-      }
+      } catch (const std::runtime_error& e) { error = e.what(); }
     });
     pollfd f{impostor.fd(), POLLIN, 0};
     const bool came = poll(&f, 1, 5000) == 1;
@@ -207,8 +207,8 @@ TEST(transport_tcp_handshake_connector_is_not_fooled) {
       if (lie == 1) answer.source = 1;
       if (lie == 2) answer.session += 1;
       if (lie == 3) answer.magic += 1;
-      left = raw::get(c.fd(), &theirs, sizeof(theirs)) && raw::put(c.fd(), &answer, sizeof(answer)) &&
-             raw::ended(c.fd());
+      left =
+          raw::get(c.fd(), &theirs, sizeof(theirs)) && raw::put(c.fd(), &answer, sizeof(answer)) && raw::ended(c.fd());
     }
     thread.join();
     CHECK(came && left);

@@ -1,8 +1,7 @@
 // A lane's economy: one epoll_wait a poll whatever the number of peers, few system calls a message, and fairness.
-#include "transport/tcp/lane.h"
-
 #include "native/check.h"
 #include "proxy/transport/contract.h"
+#include "transport/tcp/lane.h"
 
 using namespace uccl;
 

@@ -1,6 +1,4 @@
 // Socket helpers: addresses in and out, ownership, refusals.
-#include "transport/tcp/socket.h"
-
 #include <fcntl.h>
 #include <netinet/in.h>
 #include <netinet/tcp.h>
@@ -11,6 +9,7 @@
 #include <stdexcept>
 
 #include "native/check.h"
+#include "transport/tcp/socket.h"
 
 using namespace uccl;
 

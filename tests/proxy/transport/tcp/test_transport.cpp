@@ -1,6 +1,4 @@
 // A whole tcp rank against a peer made by hand: broken frames, an end in the middle, a door that is closed afterwards.
-#include "transport/tcp/transport.h"
-
 #include <cerrno>
 #include <thread>
 
@@ -8,6 +6,7 @@
 #include "native/check.h"
 #include "proxy/transport/contract.h"
 #include "proxy/transport/tcp/raw_peer.h"
+#include "transport/tcp/transport.h"
 #include "wire/limits.h"
 
 using namespace uccl;
@@ -28,9 +27,7 @@ struct Bench {
     std::thread thread([&] {
       try {
         transport->connect({address, "127.0.0.1:1"});
-      } catch (const std::runtime_error& e) {
-        error = e.what();
-      }
+      } catch (const std::runtime_error& e) { error = e.what(); }
     });
     peer = Socket(raw::dial(address));
     const bool friends = raw::shake_hands(peer.fd(), me, 0);
