@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -9,10 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.end_to_end.play import play, play_interleaved
+from tests.end_to_end.play import make_buffer, play, play_interleaved, playing
 from tests.end_to_end.steps import LowLatencyStep, Step, ThroughputStep
 from tests.end_to_end.strategies import SEEDS, examples, low_latency_steps, throughput_steps, worlds
 from tests.end_to_end.world import World, as_threads
+from uccl_ep import ThreadGroup
 
 # Batches in flight at once have one shape; zero-copy rows have one owner.
 _PAIRS = st.tuples(low_latency_steps(), SEEDS).map(
@@ -42,6 +44,29 @@ def test_interleaved_low_latency_batches(
 )
 def test_interleaved_batches_of_any_kind(world: World, pair: tuple[Step, Step], seed: int) -> None:
     as_threads(world, play_interleaved, [pair, pair], world.ranks_per_node, seed)
+
+
+def _third_dispatch(group: ThreadGroup, ranks_per_node: int, sent: threading.Event) -> None:
+    """Rank 0 is three dispatches ahead of a reader that still has the first one to take."""
+    rounds = [LowLatencyStep(number, send="hook", traffic="uniform") for number in range(3)]
+    buffer = make_buffer(group, rounds, ranks_per_node)
+    try:
+        first, second, third = (playing(buffer, step, ranks_per_node or None) for step in rounds)
+        assert [next(first), next(second)] == ["send", "send"]
+        if group.rank() == 0:
+            assert [next(first), next(second), next(third)] == ["receive", "receive", "send"]
+            sent.set()
+        else:
+            assert not sent.wait(0.3), "rank 0 has overwritten rows that this rank has not read"
+            assert [next(first), next(second), next(third)] == ["receive", "receive", "send"]
+        assert next(third) == "receive"
+    finally:
+        buffer.destroy()
+
+
+@pytest.mark.parametrize("ranks_per_node", [0, 1])
+def test_interleaved_third_dispatch_waits_for_the_slowest_reader(ranks_per_node: int) -> None:
+    as_threads(World(3, ranks_per_node, "loopback"), _third_dispatch, ranks_per_node, threading.Event())
 
 
 def _alternating(rounds: int, sizes: Sequence[int]) -> list[Step]:

@@ -1,7 +1,9 @@
 // The sending half of a connection: up to 64 pieces of memory a system call, straight from where they lie.
-#include <linux/errqueue.h>  // needs timespec
 #include <sys/socket.h>
+// clang-format off: errqueue.h uses timespec and does not include it
 #include <time.h>
+#include <linux/errqueue.h>
+// clang-format on
 
 #include <algorithm>
 #include <bit>

@@ -92,7 +92,7 @@ TEST(throughput_counts_refuse_a_rank_that_speaks_of_another_call) {
 TEST(throughput_counts_name_a_missing_rank_and_stop_what_follows) {
   for (const auto& node_of : std::vector<std::vector<u32>>{{0, 0, 0}, {0, 0, 1}, {0, 1, 1}}) {
     WorldShape shape = shape_of(node_of);
-    shape.timeout_ns = 2'000'000'000;  // ranks 0 and 1 need each other within it
+    shape.timeout_ns = 1'500'000'000;  // ranks 0 and 1 need each other within it
     World world(shape);
     ThroughputCase c;
     c.num_experts = 6;
