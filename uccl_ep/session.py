@@ -14,7 +14,7 @@ import torch
 
 from uccl_ep import _native
 from uccl_ep.errors import InvalidArgument
-from uccl_ep.faults import BARRIER, FLAGS, TIMEOUT, Evidence, arrivals_of, error_of
+from uccl_ep.faults import BARRIER, FLAGS, PEER_LOST, TIMEOUT, Evidence, arrivals_of, error_of
 from uccl_ep.group import Group
 from uccl_ep.handshake import (
     Introduction,
@@ -319,17 +319,25 @@ class Session:
         if self._closed:
             return
         self._closed = True
-        self._say(_LEAVING)  # before anyone can see this process's proxy end
+        orderly = not self._lost_its_proxy()
+        if orderly:
+            self._say(_LEAVING)  # before anyone can see this process's proxy end
         if self._guard is not None:
             self._guard.stop()
         if self._proxy is not None:
             self._proxy.stop(_DRAIN_S)
-        self._say(_LEFT)
+        if orderly:
+            self._say(_LEFT)
         for name in (
             "_proxy _guard _tables context data control _data _control _rings _counters _zero_copy "
             "_peer_data _peer_control"
         ).split():
             self.__dict__.pop(name, None)
+
+    def _lost_its_proxy(self) -> bool:
+        """What this rank owed others went with its proxy: a goodbye would hide that from who has not noticed yet."""
+        fault = _native.read_fault(self._control.address) if hasattr(self, "_control") else None
+        return fault is not None and fault["kind"] == PEER_LOST and fault["peer"] == self.rank
 
     def _say(self, goodbye: int) -> None:
         """Writes this rank's `departed` word where ranks of this host look for it."""
