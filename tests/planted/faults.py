@@ -62,10 +62,8 @@ FAULTS = (
         "kernels/layout/access.h",
         "DEV bool last_block(u32* ticket, u32* shared_word) {\n  simt::sync_block();\n",
         "DEV bool last_block(u32* ticket, u32* shared_word) {\n",
-        (
-            "low_latency_dispatch_recv_orders_rows_in_every_topology",
-            "layout_access_last_block_sees_what_every_block_wrote",
-        ),
+        # layout_access_last_block_sees_what_every_block_wrote sees it too, but not in every run.
+        ("low_latency_dispatch_recv_orders_rows_in_every_topology",),
         "",
     ),
     Fault(
