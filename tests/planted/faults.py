@@ -88,7 +88,8 @@ FAULTS = (
         "  Epoch& e = counter.window[epoch % kEpochWindow];\n  // Complete but not published",
         "  Epoch& e = counter.window[(epoch = counter.published + 1) % kEpochWindow];\n  // Complete but not published",
         ("low_latency_common_two_dispatches_outstanding",),
-        WRONG,
+        # A flag raised too early: wrong rows, or, when ThreadSanitizer is quicker, the reader's race with the writer.
+        f"{WRONG}|data race kernels/low_latency/dispatch_recv.h",
     ),
     Fault(
         "off-by-one-slot",
