@@ -1,17 +1,18 @@
-# The static libraries: `uccl_proxy` (proxy/ without its bindings) and, per warp width, `uccl_kernels_wave<N>` (kernels/).
+# The static libraries: `uccl_proxy` (proxy/ without bindings and simulation), per warp width `uccl_kernels_wave<N>`
+# (kernels/), and `uccl_simulation` (proxy/simulation, which runs both).
 
 file(GLOB_RECURSE proxy_sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/proxy/*.cpp)
-list(FILTER proxy_sources EXCLUDE REGEX "/proxy/bindings/")
+list(FILTER proxy_sources EXCLUDE REGEX "/proxy/(bindings|simulation)/")
 add_library(uccl_proxy STATIC ${proxy_sources})
 target_link_libraries(uccl_proxy PUBLIC uccl_options)
 
 file(GLOB_RECURSE kernel_sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/kernels/*.cpp)
 
-# The fiber runtime switches stacks, which ThreadSanitizer cannot follow: it is compiled without, and tells the
-# sanitizer about fibers, barriers and launches itself (UCCL_SIMT_TSAN).
+# The fiber runtime (and fiber.cpp) switches stacks, which ThreadSanitizer cannot follow: it is compiled without, and
+# tells the sanitizer about fibers, barriers and launches itself (UCCL_SIMT_TSAN).
 if(UCCL_EP_SANITIZE STREQUAL "thread")
   set(runtime_sources ${kernel_sources})
-  list(FILTER runtime_sources INCLUDE REGEX "/kernels/host/runtime[^/]*\\.cpp$")
+  list(FILTER runtime_sources INCLUDE REGEX "/kernels/host/(runtime|fiber)[^/]*\\.cpp$")
   set_source_files_properties(${runtime_sources} PROPERTIES COMPILE_OPTIONS -fno-sanitize=thread
                               COMPILE_DEFINITIONS UCCL_SIMT_TSAN)
 endif()
@@ -28,3 +29,7 @@ function(uccl_add_kernels wave)
   target_compile_definitions(uccl_kernels_wave${wave} PUBLIC UCCL_SIMT_WARP=${wave})
 endfunction()
 uccl_add_kernels(32)
+
+file(GLOB simulation_sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/proxy/simulation/*.cpp)
+add_library(uccl_simulation STATIC ${simulation_sources})
+target_link_libraries(uccl_simulation PUBLIC uccl_proxy uccl_kernels_wave32)

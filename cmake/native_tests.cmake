@@ -1,7 +1,9 @@
-# native_tests (all of tests/**.cpp, wave32) and native_tests_wave64 (tests/kernels again, as on an AMD processor).
+# native_tests (all of tests/**.cpp, wave32) and native_tests_wave64 (tests/kernels again, as on an AMD processor; not
+# under a sanitizer, which would look at the same code twice).
 set(harness ${PROJECT_SOURCE_DIR}/tests/native/main.cpp)
 file(GLOB_RECURSE all_tests CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/tests/*.cpp)
 list(REMOVE_ITEM all_tests ${harness})
+list(FILTER all_tests EXCLUDE REGEX "/tests/rdma/")
 set(kernel_tests ${all_tests})
 list(FILTER kernel_tests INCLUDE REGEX "/tests/kernels/")
 
@@ -11,13 +13,19 @@ file(GLOB rank_tables CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/proxy/bindings/ran
 function(uccl_add_native_tests name wave)
   add_executable(${name} ${harness} ${rank_tables} ${ARGN})
   target_include_directories(${name} PRIVATE ${PROJECT_SOURCE_DIR}/tests)
+  # Parsing these takes longer than compiling most tests does.
+  target_precompile_headers(${name} PRIVATE <algorithm> <array> <atomic> <cstring> <functional> <memory> <random> <span>
+                            <stdexcept> <string> <thread> <vector>)
   target_link_libraries(${name} PRIVATE uccl_proxy uccl_kernels_wave${wave})
   set_target_properties(${name} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR})
 endfunction()
 
 uccl_add_native_tests(native_tests 32 ${all_tests})
-uccl_add_kernels(64)
-uccl_add_native_tests(native_tests_wave64 64 ${kernel_tests})
+target_link_libraries(native_tests PRIVATE uccl_simulation)
+if(NOT UCCL_EP_SANITIZE)
+  uccl_add_kernels(64)
+  uccl_add_native_tests(native_tests_wave64 64 ${kernel_tests})
+endif()
 
 # Micro-benchmarks, one file each, built on demand (`make bench`).
 file(GLOB benchmarks CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/bench/native/*.cpp)
@@ -26,4 +34,16 @@ foreach(source ${benchmarks})
   add_executable(${name} EXCLUDE_FROM_ALL ${source})
   target_link_libraries(${name} PRIVATE uccl_proxy)
   set_target_properties(${name} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR})
+endforeach()
+
+# Programs that tests/rdma runs on a real verbs stack, one file each, built on demand (`make test-rdma`).
+file(GLOB rdma_programs CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/tests/rdma/native/*.cpp)
+set(kernel_helpers ${kernel_tests})
+list(FILTER kernel_helpers EXCLUDE REGEX "/test_[^/]*$")
+foreach(source ${rdma_programs})
+  cmake_path(GET source STEM name)
+  add_executable(rdma_${name} EXCLUDE_FROM_ALL ${source} ${rank_tables} ${kernel_helpers})
+  target_include_directories(rdma_${name} PRIVATE ${PROJECT_SOURCE_DIR}/tests)
+  target_link_libraries(rdma_${name} PRIVATE uccl_proxy uccl_kernels_wave32)
+  set_target_properties(rdma_${name} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR})
 endforeach()

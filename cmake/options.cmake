@@ -29,14 +29,19 @@ target_compile_options(uccl_options INTERFACE -Wall -Wextra $<$<BOOL:${UCCL_EP_W
 if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND CMAKE_CXX_COMPILER_VERSION VERSION_LESS 13)
   # GCC 12 at -O3 sees an overlap in std::string's own operator+ (GCC bug 105651).
   target_compile_options(uccl_options INTERFACE -Wno-restrict)
+  if(UCCL_EP_TESTS)
+    # With the tests' precompiled header GCC forgets that such lines are the system's, and reports writes past the end
+    # of a string in the string's own move (GCC bug 105329). The wheel's build keeps these warnings.
+    target_compile_options(uccl_options INTERFACE -Wno-array-bounds -Wno-stringop-overflow -Wno-stringop-overread)
+  endif()
 endif()
 if(UCCL_EP_TESTS AND NOT UCCL_EP_SANITIZE)
   target_compile_options(uccl_options INTERFACE -O2 -g1)
 elseif(UCCL_EP_SANITIZE STREQUAL "thread")
-  target_compile_options(uccl_options INTERFACE -O1 -g -fno-omit-frame-pointer -fsanitize=thread)
+  target_compile_options(uccl_options INTERFACE -O1 -g1 -fno-omit-frame-pointer -fsanitize=thread)
   target_link_options(uccl_options INTERFACE -fsanitize=thread)
 elseif(UCCL_EP_SANITIZE STREQUAL "address")
-  target_compile_options(uccl_options INTERFACE -O1 -g -fno-omit-frame-pointer -fsanitize=address,undefined
+  target_compile_options(uccl_options INTERFACE -O1 -g1 -fno-omit-frame-pointer -fsanitize=address,undefined
                          -fno-sanitize-recover=undefined)
   target_link_options(uccl_options INTERFACE -fsanitize=address,undefined)
 endif()

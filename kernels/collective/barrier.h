@@ -11,6 +11,35 @@ struct BarrierArgs {
   u64 round;  // 1, 2, 3, ... the same on every rank
 };
 
+// One lane: the proxies of all ranks on other nodes have met. Who has not come in time is masked (with `shrink`), and
+// the proxy then no longer waits for it.
+DEV void await_remote(const BarrierArgs& a, WaitContext wait) {
+  const RankContext& c = a.rank;
+  const WaitSite site{WaitPhase::kBarrier, kNoPeer, kNoChannel, a.round};
+  for (;;) {
+    WaitContext bounded = wait;
+    if (c.shrink) bounded.fault = nullptr;
+    const bool ok = wait_until(
+        bounded, site, [&] { return simt::ld_acquire_sys(word(own_control(c), ControlLayout::kBarrier)); },
+        [&](u64 seen) { return seen >= a.round; });
+    if (ok || !c.shrink || aborted(wait)) return;
+    bool news = false;
+    for (u32 r = 0; r < c.topology.num_ranks; ++r) {  // the proxy notes for reports: 1 due, 0 here
+      const u64 noted = simt::ld_relaxed_sys(word(own_control(c), c.control_layout.progress(Phase::kSpare, r)));
+      if (c.topology.is_local(r) || masked(c, r) || noted != 1ull << 32) continue;
+      mask_peer(c, r);
+      news = true;
+    }
+    wait = begin_wait(wait, c.timeout_ns);
+    if (!news) {
+      wait_until(
+          wait, site, [&] { return simt::ld_acquire_sys(word(own_control(c), ControlLayout::kBarrier)); },
+          [&](u64 seen) { return seen >= a.round; });
+      return;
+    }
+  }
+}
+
 KERNEL rank_barrier(BarrierArgs a) {
   const TopologyView& t = a.rank.topology;
   const WaitContext wait = wait_context(a.rank);
@@ -28,15 +57,12 @@ KERNEL rank_barrier(BarrierArgs a) {
   }
   for (u32 g = simt::tid(); g < t.local_size; g += simt::ntid()) {
     const u64* entered = word(a.rank.data[g], a.rank.signals.barrier());
-    wait_until(
-        wait, WaitSite{WaitPhase::kBarrier, t.member(t.node, g), kNoChannel, a.round},
-        [&] { return simt::ld_acquire_sys(entered); }, [&](u64 seen) { return seen >= a.round; });
+    bool absent;
+    wait_or_mask(
+        a.rank, wait, WaitSite{WaitPhase::kBarrier, t.mates[g], kNoChannel, a.round},
+        [&] { return simt::ld_acquire_sys(entered); }, [&](u64 seen) { return seen >= a.round; }, &absent);
   }
-  if (simt::tid() == 0 && t.num_nodes > 1)
-    wait_until(
-        wait, WaitSite{WaitPhase::kBarrier, kNoPeer, kNoChannel, a.round},
-        [&] { return simt::ld_acquire_sys(word(own_control(a.rank), ControlLayout::kBarrier)); },
-        [&](u64 seen) { return seen >= a.round; });
+  if (simt::tid() == 0 && t.num_nodes > 1) await_remote(a, wait);
 }
 
 }  // namespace uccl

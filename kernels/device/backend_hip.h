@@ -113,11 +113,13 @@ UCCL_HIP_ADD(add_sys, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_SYSTEM, u64)
 using word_pair = u64 __attribute__((ext_vector_type(2)));
 
 // AMD has no 128-bit atomic: a release fence, then one global_store_dwordx4 past the caches. A torn read is harmless
-// because the lap parity is in both words (command.h).
+// because the lap parity is in both words (command.h). The wait is written out: the compiler leaves its own away where it
+// sees no access outstanding, although the fence's write-back is one.
 DEV void st_release_sys(u128* p, u64 lo, u64 hi) {
   __builtin_amdgcn_fence(__ATOMIC_RELEASE, "");
   const word_pair pair = {lo, hi};
-  asm volatile("global_store_dwordx4 %0, %1, off " UCCL_SIMT_STORE_SYSTEM ::"v"(p), "v"(pair) : "memory");
+  asm volatile("s_waitcnt vmcnt(0)\n\tglobal_store_dwordx4 %0, %1, off " UCCL_SIMT_STORE_SYSTEM ::"v"(p), "v"(pair)
+               : "memory");
 }
 DEV u32 cas_sys(u32* p, u32 expect, u32 desired) {
   __hip_atomic_compare_exchange_strong(p, &expect, desired, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE,

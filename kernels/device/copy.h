@@ -5,11 +5,16 @@
 // Rows are 16-byte aligned and a multiple of 16 bytes. On GPUs they are lane code (copy_lanes.h); on a CPU lane 0 does
 // the warp's work with vector instructions (kernels/host/vector.h) and gives the same bytes.
 #pragma once
+#include "kernels/device/copy_bulk.h"
 #include "kernels/device/copy_lanes.h"
 #include "kernels/device/fp8.h"
 #include "kernels/device/simt.h"
 #ifdef UCCL_SIMT_HOST
+#include "kernels/host/copy_out.h"
 #include "kernels/host/vector.h"
+#endif
+#ifndef UCCL_COPY_ROWS
+#define UCCL_COPY_ROWS lanes  // or hinted, bulk: how a GPU copies a row (copy_bulk.h)
 #endif
 
 namespace uccl::simt {
@@ -18,8 +23,23 @@ DEV void copy_row(u8* dst, const u8* src, u64 bytes) {
 #ifdef UCCL_SIMT_HOST
   if (lane() == 0) std::memcpy(dst, src, bytes);
 #else
-  lanes::copy_row(dst, src, bytes);
+  UCCL_COPY_ROWS::copy_row(dst, src, bytes);
 #endif
+}
+
+// From this size on a call's results are copied past a CPU's caches: more than its share of them, on any.
+inline constexpr u64 kLargeResultBytes = 4u << 20;
+
+// copy_row into a call's results, which are `total_bytes` in all.
+DEV void copy_row_out(u8* dst, const u8* src, u64 bytes, u64 total_bytes) {
+#ifdef UCCL_SIMT_HOST
+  if (total_bytes >= kLargeResultBytes) {
+    if (lane() == 0) host::copy_out(dst, src, bytes);
+    return;
+  }
+#endif
+  (void)total_bytes;
+  copy_row(dst, src, bytes);
 }
 
 DEV void zero_row(u8* dst, u64 bytes) {
@@ -79,6 +99,7 @@ DEV void reduce_rows(u16* out, const u16* const* rows, const float* weights, u32
 
 namespace uccl {
 using simt::copy_row;
+using simt::copy_row_out;
 using simt::pack_ue8m0;
 using simt::quantize_row;
 using simt::quantize_row_ue8m0;

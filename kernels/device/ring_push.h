@@ -41,11 +41,13 @@ DEV u64 push(const RingView& ring, const Command& command, const WaitContext& co
   const u64 ticket = add_gpu(ring.head, 1ull);
   if (!ring_room(ring, ticket)) {
     const u64 needed = ticket - ring.capacity + 1;
+    u64 seen = 0;
     const bool room = wait_until(
         context, WaitSite{WaitPhase::kRing, command.peer, kNoChannel, needed},
-        [&] { return ld_acquire_sys(ring.tail); },  // pairs with RingConsumer::publish_tail
+        [&] { return seen = ld_acquire_sys(ring.tail); },  // pairs with RingConsumer::publish_tail
         [&](u64 tail) { return ticket - tail < ring.capacity; }, FaultKind::kRingFull);
     if (!room) return kNoTicket;
+    st_relaxed_gpu(ring.cached_tail, seen);
   }
   ring_store(ring, ticket, command);
   return ticket;
@@ -53,7 +55,8 @@ DEV u64 push(const RingView& ring, const Command& command, const WaitContext& co
 
 // Warp-collective: the active lanes reserve with one add and store together, in lane order. Returns each lane's own
 // ticket; kNoTicket for inactive lanes and failures. May be called with more active lanes than the ring has slots: the
-// loop is the same for the whole warp, so no lane waits in it for one that has left it (AMD lanes run in lockstep).
+// loop is the same for the whole warp, so no lane waits in it for one that has left it (AMD lanes run in lockstep). One
+// lane reads the consumer's tail for all.
 DEV u64 push_group(const RingView& ring, const Command& command, bool active, const WaitContext& context) {
   const bool mine = active && ring_accepts(command, context);
   const mask_t pushing = ballot(mine);
@@ -65,22 +68,27 @@ DEV u64 push_group(const RingView& ring, const Command& command, bool active, co
 
   const WaitSite site{WaitPhase::kRing, command.peer, kNoChannel, ticket - ring.capacity + 1};
   SpinClock clock;
-  bool pending = mine;
-  bool waited = false, failed = false;
-  for (;;) {
-    if (pending && ring_room(ring, ticket)) {
+  bool pending = mine, failed = false;
+  u64 tail = ld_relaxed_gpu(ring.cached_tail);
+  for (u32 turn = 0;; ++turn) {
+    if (pending && ticket - tail < ring.capacity) {
       ring_store(ring, ticket, command);
       pending = false;
-      if (waited) end_spin();
+      if (turn > 1) end_spin();
     }
     const mask_t waiting = ballot(pending);
     if (waiting == 0) break;
-    waited = true;
-    pause();
-    // The lowest waiting lane's slot frees first, so its clock speaks for all.
-    if (lane() == first_lane(waiting))
-      failed = !clock.keep_waiting(context, site, FaultKind::kRingFull, ld_acquire_sys(ring.tail));
-    if (shfl(static_cast<u32>(failed), first_lane(waiting)) != 0) break;
+    // The lowest waiting lane's slot frees first, so it looks at the tail, and its clock speaks for all.
+    const u32 first_waiting = first_lane(waiting);
+    if (turn != 0) pause();
+    if (lane() == first_waiting) {
+      if (turn != 0) failed = !clock.keep_waiting(context, site, FaultKind::kRingFull, tail);
+      tail = ld_acquire_sys(ring.tail);  // pairs with RingConsumer::publish_tail
+      st_relaxed_gpu(ring.cached_tail, tail);
+    }
+    tail = shfl(tail, first_waiting);
+    if (shfl(static_cast<u32>(failed), first_waiting) != 0) break;
+    sync_warp();  // what that lane acquired is then visible to all
   }
   return mine && !pending ? ticket : kNoTicket;
 }

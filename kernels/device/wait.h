@@ -22,12 +22,15 @@ struct WaitContext {
   u32 rank;            // this one
   u32 unused;
   const u64* departed = nullptr;  // [num_ranks] ControlLayout::departed: 2 = nothing more will come. May be null
+  // For a wait that begins when the deadline has passed: a call that leaves out a peer at its deadline goes on, and what
+  // it waits for next is not late yet. 0: such a wait ends at once.
+  u64 renewed_ns = 0;
 };
 
 struct WaitSite {
   WaitPhase phase;
-  u32 peer;      // or kNoPeer
-  u32 channel;   // or kNoChannel
+  u32 peer;  // or kNoPeer
+  u32 channel;  // or kNoChannel
   u64 expected;  // the value waited for, as the report shows it
 };
 
@@ -63,8 +66,8 @@ DEV void record_fault(const WaitContext& context, const WaitSite& site, const Fa
   st_relaxed_sys(&fault->seen, detail.seen);
   st_relaxed_sys(&fault->last_seen_ns, 0ull);  // the proxy knows
   st_relaxed_sys(&fault->waited_ns, detail.waited_ns);
-  st_release_sys(&fault->ready, 1u);     // pairs with the acquire of whoever reports the fault
-  st_release_sys(context.abort, 1ull);   // pairs with aborted()
+  st_release_sys(&fault->ready, 1u);  // pairs with the acquire of whoever reports the fault
+  st_release_sys(context.abort, 1ull);  // pairs with aborted()
 }
 DEV void record_fault(const WaitContext& context, const WaitSite& site, FaultKind kind, u64 seen) {
   record_fault(context, site, FaultDetail{kind, seen, 0});
@@ -100,7 +103,8 @@ struct SpinClock {
     const u64 now = now_ns();
     if (started_ns == 0) started_ns = now;
     const bool left = waits_in_vain(context, site, now);
-    if (now < context.deadline_ns && !left) return true;
+    const u64 deadline_ns = started_ns < context.deadline_ns ? context.deadline_ns : started_ns + context.renewed_ns;
+    if (now < deadline_ns && !left) return true;
     record_fault(context, site, FaultDetail{left ? FaultKind::kPeerLost : kind, seen, now - started_ns});
     return false;
   }

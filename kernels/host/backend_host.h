@@ -39,6 +39,14 @@ struct LaneView {
 };
 extern thread_local LaneView* current_lane __attribute__((tls_model("initial-exec")));
 
+// What a simulator puts in the place of time and of the runtime's rests, on the thread that sets it (runtime.h). Null
+// otherwise: the machine's own clock, and pauses and naps.
+struct HostHooks {
+  u64 now_ns;                                          // what now_ns() says
+  void (*after_pass)(HostHooks* self, bool progress);  // after every turn of all warps of a launch; may switch fibers
+};
+extern thread_local HostHooks* host_hooks __attribute__((tls_model("initial-exec")));
+
 // runtime.cpp. All live lanes of the warp (block) take part in each of these.
 void meet_lanes();
 u64 exchange_lanes(u64 value, u32 source_lane);
@@ -91,6 +99,7 @@ DEV void pause() { yield_lane(); }
 // A spin ended with what it waited for: the runtime need not nap yet.
 DEV void end_spin() { note_progress(); }
 DEV u64 now_ns() {
+  if (host_hooks != nullptr) return __atomic_load_n(&host_hooks->now_ns, __ATOMIC_RELAXED);
   const auto since = std::chrono::steady_clock::now().time_since_epoch();
   return static_cast<u64>(std::chrono::duration_cast<std::chrono::nanoseconds>(since).count());
 }

@@ -25,6 +25,7 @@
 namespace uccl::simt {
 inline namespace UCCL_SIMT_WIDTH {
 thread_local LaneView* current_lane = nullptr;
+thread_local HostHooks* host_hooks = nullptr;
 
 namespace {
 
@@ -288,7 +289,9 @@ void run_blocks(Launch* launch, u32 index, u32 num_workers) {
           std::make_exception_ptr(std::logic_error("kernel cannot go on: lanes wait at a barrier or shuffle that the "
                                                    "rest of their block or warp has passed or "
                                                    "left")));
-    if (worker.progress != before)
+    if (host_hooks != nullptr)
+      host_hooks->after_pass(host_hooks, worker.progress != before);
+    else if (worker.progress != before)
       idle.reset();
     else
       idle.rest();

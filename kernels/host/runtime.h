@@ -22,6 +22,9 @@ struct LaunchConfig {
   u64 seed = 0;  // not 0: warps run in an order drawn from it, the same one for the same seed and one thread
 };
 
+// With host_hooks set (one thread a launch then), `after_pass` is called in the place of every rest, so that several
+// launches can take turns on one thread, each on a fiber of its own (fiber.h), in a time that a simulator makes.
+//
 // Throws std::invalid_argument for a shape that cannot run, std::logic_error when lanes wait at a barrier or a shuffle
 // that the rest of their warp or block can no longer reach, and whatever a lane threw (first one; the other lanes are
 // then dropped where they stand, without unwinding).

@@ -17,7 +17,7 @@ DEV WaitContext wait_context(const RankContext& c) {
   u8* control = own_control(c);
   return begin_wait(
       WaitContext{word(control, ControlLayout::kAbort), reinterpret_cast<FaultRecord*>(control + ControlLayout::kFault),
-                  0, c.topology.rank, 0, word(control, c.control_layout.departed(0))},
+                  0, c.topology.rank, 0, word(control, c.control_layout.departed(0)), c.shrink ? c.timeout_ns : 0},
       c.timeout_ns);
 }
 
@@ -25,7 +25,7 @@ DEV WaitContext wait_context(const RankContext& c) {
 // kernel when it is on my node, else by the proxy of its host here.
 DEV const u64* arrival_flag(const RankContext& c, Phase phase, u32 source) {
   if (c.topology.is_local(source)) return word(data_of(c, source), c.signals.flag(phase, source));
-  const u32 host = c.topology.host_of(source, c.topology.node);
+  const u32 host = c.topology.host_of(source, c.topology.cell);
   return word(control_of(c, host), c.control_layout.flag(phase, source));
 }
 
@@ -36,6 +36,42 @@ DEV const RingView& ring_of_channel(const RankContext& c, u32 channel) { return 
 
 DEV bool masked(const RankContext& c, u32 rank) {
   return c.mask != nullptr && simt::ld_relaxed_sys(&c.mask[rank]) != 0;
+}
+
+// Leaves a rank out from now on, in both modes; its proxy stops sending to it, which it may never read.
+DEV void mask_peer(const RankContext& c, u32 rank) {
+  u8* control = own_control(c);
+  simt::st_release_sys(word(control, c.control_layout.excluded(rank)), 1ull);
+  simt::add_sys(word(control, ControlLayout::kExclusions), 1ull);
+  simt::st_release_sys(&c.mask[rank], 1u);
+}
+
+// wait_until for `site.peer`, which `load` may change. With `shrink` (DeepEP's enable_shrink) a peer that does not come
+// in time is masked instead of failing the call. One lane. False: the call failed. `*absent`: the peer is masked, and
+// what was waited for will not be.
+template <class Load, class Done>
+DEV bool wait_or_mask(const RankContext& c, const WaitContext& wait, const WaitSite& site, Load load, Done done,
+                      bool* absent) {
+  *absent = masked(c, site.peer);
+  if (*absent) return true;
+  WaitContext bounded = wait;
+  if (c.shrink) bounded.fault = nullptr;  // expiry is not a fault then
+  // What every rank should have sent by the deadline is late after it, whomever else this call waited for before. The
+  // next chunk of a stream may only have become possible then.
+  if (site.channel == kNoChannel) bounded.renewed_ns = 0;
+  const bool ok = wait_until(bounded, site, load, [&](u64 seen) { return done(seen) || masked(c, site.peer); });
+  if (ok) {
+    *absent = masked(c, site.peer);
+    return true;
+  }
+  if (!c.shrink || aborted(wait)) return false;
+  if (site.peer == c.topology.rank) {  // blocks of one rank wait for each other too: that is no peer's doing
+    record_fault(wait, site, FaultKind::kTimeout, load());
+    return false;
+  }
+  mask_peer(c, site.peer);
+  *absent = true;
+  return true;
 }
 
 DEV void add_stat(const RankContext& c, u32 peer, PeerStat stat, u64 value) {

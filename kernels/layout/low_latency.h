@@ -10,10 +10,22 @@
 
 namespace uccl {
 
-enum class RowFormat : u32 { kBf16 = 0, kFp8 = 1, kFp8Ue8m0 = 2 };
+enum class RowFormat : u32 { kBf16 = 0, kFp8 = 1, kFp8Ue8m0 = 2, kNvfp4 = 3 };
 inline constexpr u32 kScaleChannels = 128;  // channels that share one scale
+inline constexpr u32 kNvfp4Channels = 16;   // the same in kNvfp4, where a scale is one byte
 
-// In front of the top-k ids (i16, row-major [num_tokens, topk]) of a routing block.
+// Received NVFP4 scales of an expert, as tensor cores read them: u32 [tiles, words][32][4], a tile 128 rows, word w the
+// scales of channels 64 w to 64 w + 63. Row 32 j + i of a tile is at [i][j].
+struct Nvfp4Scales {
+  static constexpr u64 kTileRows = 128;
+  static constexpr u64 tiles(u64 rows) { return ceil_div(rows, kTileRows); }
+  static constexpr u64 at(u64 row, u32 word, u32 words) {
+    return (row / kTileRows * words + word) * kTileRows + row % 32 * 4 + row % kTileRows / 32;
+  }
+};
+
+// In front of the top-k ids (i16, row-major [num_tokens, topk]) of a routing block: -1 where nothing is routed, or where
+// the token has named that expert before.
 struct alignas(16) RoutingHeader {
   u32 num_tokens, hidden, num_experts;
   u16 topk, format;
@@ -24,17 +36,22 @@ struct LowLatencyLayout {
   u32 max_tokens = 0;  // M, tokens a rank and call
   u32 hidden = 0;
   u32 max_topk = 0;
-  u32 num_hosted = 0;     // TopologyView::num_hosted(), 0 when there is one node
-  u32 staging_rows = 0;   // combine rows on their way out, 0 when there is one node
+  u32 num_hosted = 0;  // TopologyView::num_hosted(), 0 when there is one node
+  u32 staging_rows = 0;  // combine rows on their way out, 0 when there is one node
   u32 num_ranks = 0;
   u64 base = 0;  // where this part starts in the data region, multiple of 128
 
   static constexpr u64 scale_bytes(u32 hidden, RowFormat f) {
     const u64 groups = ceil_div(hidden, kScaleChannels);
+    if (f == RowFormat::kNvfp4) return align_up(ceil_div(hidden, kNvfp4Channels), 4);
     return f == RowFormat::kBf16 ? 0 : f == RowFormat::kFp8 ? groups * 4 : ceil_div(groups, 4) * 4;
   }
+  // A row without its scales, which lie behind it.
+  static constexpr u64 payload_bytes(u32 hidden, RowFormat f) {
+    return f == RowFormat::kBf16 ? 2ull * hidden : f == RowFormat::kNvfp4 ? ceil_div(hidden, 2) : hidden;
+  }
   static constexpr u64 row_bytes(u32 hidden, RowFormat f) {
-    return f == RowFormat::kBf16 ? align_up(2ull * hidden, 16) : align_up(hidden + scale_bytes(hidden, f), 16);
+    return align_up(payload_bytes(hidden, f) + scale_bytes(hidden, f), 16);
   }
   static constexpr u64 routing_bytes(u32 tokens, u32 topk) {
     return align_up(sizeof(RoutingHeader) + 2ull * tokens * topk, 16);

@@ -22,7 +22,15 @@ struct RankContext {
   ControlLayout control_layout;
 };
 
-// Per-peer sums that kernels keep; Buffer.stats() shows them.
+// Lanes of the largest block that kernels are launched with: they are compiled for it, so that no lane runs out of
+// registers (an NVIDIA lane then has 128).
+inline constexpr u32 kMaxBlockLanes = 512;
+
+// With `shrink`, a sending half that waits for a peer gives it up this share of the timeout before a receiving half would.
+inline constexpr u64 kSendersGiveUpEarly = 8;
+
+// Per-peer sums that kernels keep; Buffer.stats() shows them. Waits are those of one warp (block 0's, channel 0's): real
+// time, not the sum over all warps that wait at once.
 enum class PeerStat : u32 { kRowsOut = 0, kBytesOut, kRowsIn, kBytesIn, kWaitNs };
 inline constexpr u32 kPeerStats = 5;
 

@@ -1,12 +1,13 @@
 // Where throughput rows live, and what a row is.
 //
-// A *stream* is the rows of one source, one channel and one destination node, in token order. It is kept in a ring of
-// chunks at the source's host on that node; every rank of the node reads the whole ring and takes the rows that name
-// it. So a row is staged once, crosses the network once per remote node, and is never forwarded. In combine each rank
-// keeps a ring per (source, channel) with its rows for that source; the source's host on the node merges them by token
-// and sends one partial sum per token to the source.
+// A *stream* is the rows of one source, one channel and one destination cell (topology.h: normally a node; the source's
+// own node is one destination in any case), in token order. It is kept in a ring of chunks at the source's host in that
+// cell; every rank of the cell reads the whole ring and takes the rows that name it. So a row is staged once, crosses
+// the network once per remote cell, and is never forwarded. In combine each rank keeps a ring per (source, channel)
+// with its rows for that source; the source's host in the cell merges them by token and sends one partial sum per token
+// to the source.
 //
-// Rings are cut from *units* of equal size (one unit per source or node), each shared out among the channels of the
+// Rings are cut from *units* of equal size (one unit per source or cell), each shared out among the channels of the
 // call. A chunk's number never resets, so late credits and writes of an older call cannot be taken for new ones.
 #pragma once
 #include "wire/limits.h"
@@ -17,15 +18,15 @@ namespace uccl {
 // Dispatch row: header | payload | scales | top-k weights (f32) | top-k ids (i16), padded to 16.
 // Combine row:  header | payload (bf16) | top-k weights (f32), padded to 16. Its destinations field is unused.
 struct alignas(16) RowHeader {
-  u64 destinations;  // ranks of the node (by local index) that take this row
-  u32 token;         // index at its source
+  u64 destinations;  // ranks of the cell (by place) that take this row
+  u32 token;  // index at its source
   u32 unused;
 };
 
 struct RowShape {
   u32 payload_bytes = 0;  // hidden * element size, multiple of 16
-  u32 scale_bytes = 0;    // scales of a row, multiple of 4
-  u32 topk = 0;           // 0: no ids, no weights
+  u32 scale_bytes = 0;  // scales of a row, multiple of 4
+  u32 topk = 0;  // 0: no ids, no weights
   u32 has_ids = 0;
   u32 has_weights = 0;
 
@@ -75,7 +76,7 @@ struct StreamGeometry {
   }
 };
 
-// What one source tells a node before a dispatch: u32 words behind this header:
+// What one source tells a cell before a dispatch: u32 words behind this header:
 //   rows[channel]                       rows of the stream (source, channel)
 //   tokens[reader][channel]             how many of them reader takes
 //   experts[reader][local expert]       (token, k) selections of each expert, before alignment
@@ -85,11 +86,11 @@ struct alignas(16) CountsHeader {
 };
 
 struct ThroughputLayout {
-  u64 base = 0;        // where this part starts in the data region
+  u64 base = 0;  // where this part starts in the data region
   u32 num_ranks = 0;
-  u32 num_nodes = 0;
+  u32 num_cells = 0;  // of all nodes (topology.h); 1 when there is one node
   u32 num_hosted = 0;  // 0 when there is one node
-  u32 max_readers = 0; // largest node
+  u32 max_readers = 0;  // largest node
   u32 max_local_experts = 0;
   u32 unused = 0;
   u64 unit_bytes = 0;  // multiple of 128
@@ -98,37 +99,37 @@ struct ThroughputLayout {
     return align_up(
         sizeof(CountsHeader) + 4ull * kMaxChannels * (1 + max_readers) + 4ull * max_readers * max_local_experts, 128);
   }
-  constexpr u64 remote_nodes() const { return num_nodes > 1 ? num_nodes : 0; }
-  // Units: dispatch own stream, dispatch staging per node, dispatch hosted; combine contributions per source, combine
-  // partial staging per hosted source, combine partials per node.
-  constexpr u64 num_units() const { return 1 + remote_nodes() + num_hosted + num_ranks + num_hosted + remote_nodes(); }
-  // Two sets of counts, by epoch: outgoing per node, and hosted; then expect headers per node.
+  constexpr u64 remote_cells() const { return num_cells > 1 ? num_cells : 0; }
+  // Units: dispatch own stream, dispatch staging per cell, dispatch hosted; combine contributions per source, combine
+  // partial staging per hosted source, combine partials per cell.
+  constexpr u64 num_units() const { return 1 + remote_cells() + num_hosted + num_ranks + num_hosted + remote_cells(); }
+  // Two sets of counts, by epoch: outgoing per cell, and hosted; then expect headers per cell.
   constexpr u64 counts_set_bytes() const {
-    return (num_nodes + num_hosted) * counts_bytes() + align_up(num_nodes * 32ull, 128);
+    return (num_cells + num_hosted) * counts_bytes() + align_up(num_cells * 32ull, 128);
   }
   constexpr u64 bytes() const { return 2 * counts_set_bytes() + num_units() * unit_bytes; }
 
   constexpr u64 counts_set(u64 epoch) const { return base + (epoch & 1) * counts_set_bytes(); }
-  constexpr u64 own_counts(u64 epoch, u32 node) const { return counts_set(epoch) + node * counts_bytes(); }
+  constexpr u64 own_counts(u64 epoch, u32 cell) const { return counts_set(epoch) + cell * counts_bytes(); }
   constexpr u64 hosted_counts(u64 epoch, u32 slot) const {
-    return counts_set(epoch) + (num_nodes + slot) * counts_bytes();
+    return counts_set(epoch) + (num_cells + slot) * counts_bytes();
   }
-  constexpr u64 counts_expect(u64 epoch, u32 node) const {
-    return counts_set(epoch) + (num_nodes + num_hosted) * counts_bytes() + node * 32ull;
+  constexpr u64 counts_expect(u64 epoch, u32 cell) const {
+    return counts_set(epoch) + (num_cells + num_hosted) * counts_bytes() + cell * 32ull;
   }
 
   constexpr u64 units() const { return base + 2 * counts_set_bytes(); }
   constexpr u64 own_stream() const { return units(); }
-  constexpr u64 dispatch_staging(u32 node) const { return units() + (1 + node) * unit_bytes; }
-  constexpr u64 dispatch_hosted(u32 slot) const { return units() + (1 + remote_nodes() + slot) * unit_bytes; }
+  constexpr u64 dispatch_staging(u32 cell) const { return units() + (1 + cell) * unit_bytes; }
+  constexpr u64 dispatch_hosted(u32 slot) const { return units() + (1 + remote_cells() + slot) * unit_bytes; }
   constexpr u64 contributions(u32 source) const {
-    return units() + (1 + remote_nodes() + num_hosted + source) * unit_bytes;
+    return units() + (1 + remote_cells() + num_hosted + source) * unit_bytes;
   }
   constexpr u64 partial_staging(u32 slot) const {
-    return units() + (1 + remote_nodes() + num_hosted + num_ranks + slot) * unit_bytes;
+    return units() + (1 + remote_cells() + num_hosted + num_ranks + slot) * unit_bytes;
   }
-  constexpr u64 partial(u32 node) const {
-    return units() + (1 + remote_nodes() + 2ull * num_hosted + num_ranks + node) * unit_bytes;
+  constexpr u64 partial(u32 cell) const {
+    return units() + (1 + remote_cells() + 2ull * num_hosted + num_ranks + cell) * unit_bytes;
   }
 };
 

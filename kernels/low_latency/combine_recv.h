@@ -16,19 +16,35 @@ struct CombineReceiveArgs {
   i64* wait_stats;       // [N] ns, added to, or null
   u32 num_tokens, topk;
   u32 logfmt;
-  u32 unused;
+  u32 zero_copy;  // the sending half's rows were read where they lay: they may be overwritten when this one has run
 };
-inline constexpr u32 kMaxCombineWarps = 32;
+inline constexpr u32 kMaxCombineWarps = kMaxBlockLanes / simt::kWarp;
 struct CombineReceiveShared {
   const u16* rows[kMaxCombineWarps][kMaxTopk];
   float weights[kMaxCombineWarps][kMaxTopk];
   u32 ok, last;
 };
 
+// Lane 0 of a warp: everything that this rank has put into its rings is complete at its receivers.
+DEV bool await_rings(const CombineReceiveArgs& a, const Turn& turn) {
+  WaitContext wait = turn.wait;
+  if (a.rank.shrink) wait.fault = nullptr;  // nothing of a peer that is gone will be read any more
+  for (u32 i = simt::warp(); i < a.rank.num_rings; i += simt::num_warps()) {
+    const RingView& ring = a.rank.rings[i];
+    const u64 head = simt::ld_relaxed_gpu(ring.head);
+    if (head == 0 || wait_done(ring, head - 1, wait, WaitSite{WaitPhase::kStagingReuse, kNoPeer, ~0u, 0})) continue;
+    if (!a.rank.shrink || aborted(turn.wait)) return false;
+  }
+  return true;
+}
+
 // Whole block: everything that any rank sent for this epoch is here, or that rank is masked.
-DEV bool await_combine(const CombineReceiveArgs& a, const WaitContext& wait, u32* shared_ok) {
+DEV bool await_combine(const CombineReceiveArgs& a, const Turn& turn, u32* shared_ok) {
   if (simt::tid() == 0) simt::st_release_gpu(shared_ok, 1u);
   simt::sync_block();
+  const bool network_reads = a.zero_copy && a.rank.topology.num_nodes > 1;
+  if (network_reads && simt::bid() == 0 && simt::lane() == 0 && !await_rings(a, turn))
+    simt::st_release_gpu(shared_ok, 0u);
   if (simt::lane() == 0)
     for (u32 r = simt::warp(); r < a.rank.topology.num_ranks; r += simt::num_warps()) {
       const u64* flag = a.rank.topology.is_local(r)
@@ -36,10 +52,13 @@ DEV bool await_combine(const CombineReceiveArgs& a, const WaitContext& wait, u32
                             : word(own_control(a.rank), a.rank.control_layout.flag(Phase::kCombine, r));
       const u64 begin = simt::now_ns();
       bool absent;
-      const WaitSite site{WaitPhase::kCombineReceive, r, ~0u, a.call.epoch};
-      if (!wait_for_flag(a.rank, wait, site, flag, a.call.epoch, &absent)) simt::st_release_gpu(shared_ok, 0u);
-      if (a.wait_stats != nullptr && simt::bid() == 0 && r != a.rank.topology.rank)
-        simt::add_sys(reinterpret_cast<u64*>(&a.wait_stats[r]), simt::now_ns() - begin);
+      const WaitSite site{WaitPhase::kCombineReceive, r, ~0u, turn.epoch};
+      if (!wait_for_flag(a.rank, turn.wait, site, flag, turn.epoch, &absent)) simt::st_release_gpu(shared_ok, 0u);
+      if (simt::bid() != 0) continue;
+      const u64 waited = simt::now_ns() - begin;
+      add_stat(a.rank, r, PeerStat::kWaitNs, waited);
+      if (a.wait_stats != nullptr && r != a.rank.topology.rank)
+        simt::add_sys(reinterpret_cast<u64*>(&a.wait_stats[r]), waited);
     }
   simt::sync_block();
   const bool ok = simt::ld_acquire_gpu(shared_ok) != 0;
@@ -48,7 +67,7 @@ DEV bool await_combine(const CombineReceiveArgs& a, const WaitContext& wait, u32
 }
 
 // One warp: the rows of a token that take part, compacted in ascending k. A repeated expert was sent once.
-DEV u32 gather_rows(const CombineReceiveArgs& a, u32 token, const u16** rows, float* weights) {
+DEV u32 gather_rows(const CombineReceiveArgs& a, u64 epoch, u32 token, const u16** rows, float* weights) {
   const u32 k = static_cast<u32>(simt::lane());
   const u64 first = static_cast<u64>(token) * a.topk;
   bool use = false;
@@ -64,7 +83,7 @@ DEV u32 gather_rows(const CombineReceiveArgs& a, u32 token, const u16** rows, fl
   const simt::mask_t taking = simt::ballot(use);
   if (use) {
     const u32 at = static_cast<u32>(simt::popcount(taking & simt::lane_mask_lt()));
-    const u64 offset = a.call.layout.combine_slot(a.call.epoch, slot) + (a.logfmt ? 0 : sizeof(LogfmtHeader));
+    const u64 offset = a.call.layout.combine_slot(epoch, slot) + (a.logfmt ? 0 : sizeof(LogfmtHeader));
     rows[at] = reinterpret_cast<const u16*>(own_data(a.rank) + offset);
     weights[at] = a.weights[first + k];
   }
@@ -72,37 +91,40 @@ DEV u32 gather_rows(const CombineReceiveArgs& a, u32 token, const u16** rows, fl
   return static_cast<u32>(simt::popcount(taking));
 }
 
-DEV void reduce_logfmt(const CombineReceiveArgs& a, u32 token, const u16* const* rows, const float* weights,
-                       u32 count) {
-  const u32 hidden = a.call.layout.hidden, unit = logfmt_unit(hidden), chunk = unit / simt::kWarp;
-  u16* out = a.out + static_cast<u64>(token) * hidden;
-  for (u32 u = 0; u < hidden / unit; ++u) {
-    float acc[32];
-    for (u32 i = 0; i < chunk; ++i) acc[i] = 0.0f;
-    for (u32 r = 0; r < count; ++r) logfmt_accumulate(reinterpret_cast<const u8*>(rows[r]), u, unit, weights[r], acc);
-    for (u32 i = 0; i < chunk; ++i)
-      out[u * unit + static_cast<u32>(simt::lane()) * chunk + i] = simt::f_to_bf16(acc[i]);
+// One warp, whose lanes have kChunk channels of a unit each.
+template <u32 kChunk>
+DEV void reduce_logfmt(u16* out, const u16* const* rows, const float* weights, u32 count, u32 hidden) {
+  constexpr u32 kUnit = kChunk * simt::kWarp;
+  for (u32 u = 0; u < hidden / kUnit; ++u) {
+    float acc[kChunk];
+    UCCL_UNROLL
+    for (u32 i = 0; i < kChunk; ++i) acc[i] = 0.0f;
+    for (u32 r = 0; r < count; ++r) logfmt_accumulate<kChunk>(reinterpret_cast<const u8*>(rows[r]), u, weights[r], acc);
+    logfmt_store<kChunk>(out + u * kUnit + simt::lane() * kChunk, acc);
   }
 }
 
-KERNEL low_latency_combine_recv(CombineReceiveArgs a) {
+KERNEL KERNEL_BOUNDS(kMaxBlockLanes) low_latency_combine_recv(CombineReceiveArgs a) {
   CombineReceiveShared& shared = simt::smem<CombineReceiveShared>();
-  const WaitContext wait = wait_context(a.rank);
-  if (await_combine(a, wait, &shared.ok)) {
+  const Turn turn = begin_receive(a.rank, a.call, Phase::kCombine);
+  if (await_combine(a, turn, &shared.ok)) {
     const u32 warps = static_cast<u32>(simt::nbid() * simt::num_warps());
     const u32 hidden = a.call.layout.hidden;
     const u16** rows = shared.rows[simt::warp()];
     float* weights = shared.weights[simt::warp()];
     for (u32 t = static_cast<u32>(simt::bid() * simt::num_warps() + simt::warp()); t < a.num_tokens; t += warps) {
-      const u32 count = gather_rows(a, t, rows, weights);
-      if (a.logfmt)
-        reduce_logfmt(a, t, rows, weights, count);
+      const u32 count = gather_rows(a, turn.epoch, t, rows, weights);
+      u16* const out = a.out + static_cast<u64>(t) * hidden;
+      if (!a.logfmt)
+        reduce_rows(out, rows, weights, count, hidden);
+      else if (logfmt_unit(hidden) == 1024)
+        reduce_logfmt<1024 / simt::kWarp>(out, rows, weights, count, hidden);
       else
-        reduce_rows(a.out + static_cast<u64>(t) * hidden, rows, weights, count, hidden);
+        reduce_logfmt<512 / simt::kWarp>(out, rows, weights, count, hidden);
       simt::sync_warp();
     }
   }
-  if (last_block(a.call.ticket, &shared.last)) publish_consumed(a.rank, Phase::kCombine, a.call.consumed_combine);
+  if (last_block(a.call.ticket, &shared.last)) end_receive(a.rank, a.call, Phase::kCombine, turn);
 }
 
 }  // namespace uccl

@@ -1,10 +1,13 @@
-// What the four low-latency kernels share: their workspace, and the rule for reusing a buffer set.
+// What the four low-latency kernels share: their state, and the rule for reusing a buffer set.
 //
 // Epochs. Dispatch and combine calls are numbered from 1, separately; epoch e uses set e & 1. A set may be overwritten
 // by epoch e only when every reader has finished epoch e - 2. Readers of the node store their progress into the
 // writer's region. Remote readers announce theirs inside the ExpectHeader of whatever they send next, which in the
 // usual dispatch-combine alternation has always arrived long before it is needed, so nothing is waited for and no
-// message is added. Only when a rank has read something and sent nothing since does it announce on its own (`announce`).
+// message is added. Only when a rank has read something and sent nothing since does it announce on its own.
+//
+// The numbers live beside the kernels and only they count on, so launches recorded in a graph stay right when the graph
+// is replayed with the same argument bytes.
 #pragma once
 #include "kernels/device/barrier.h"
 #include "kernels/device/ring_push.h"
@@ -13,24 +16,85 @@
 
 namespace uccl {
 
+// How far this rank is with the calls of one phase. Changed by the last block of a launch only, so every block of one
+// launch reads the same numbers; launches of one rank do not overlap.
+struct PhaseEpochs {
+  u64 sent;  // calls whose sending half has finished
+  u64 consumed;  // this rank has received every call up to here
+  u64 ahead;  // a call received before the one that precedes it, or 0: at most two results are outstanding
+  u64 told;  // the `consumed` that other nodes have been told
+};
+
+struct LowLatencyState {
+  PhaseEpochs dispatch, combine;
+  u64 announcements;  // made so far
+  u64 unused;
+  // Behind it: u64 [2][num_ranks], ticket + 1 of the last announcement of each parity to each rank; 0 = none.
+  static constexpr u64 bytes(u32 num_ranks) { return sizeof(LowLatencyState) + 16ull * num_ranks; }
+};
+
 struct LowLatencyCall {
   LowLatencyLayout layout;
-  u64 epoch;  // of this phase
-  u64 consumed_dispatch;  // epochs that this rank has finished reading, none left out; to be told to peers. In a
-  // receiving half this call's own is among them
-  u64 consumed_combine;
-  u64 announce_epoch;  // non-zero: tell it on its own first, under Phase::kSpare
+  LowLatencyState* state;  // of this rank, zeroed once
+  u64* epoch;  // this call's number in its phase: the sending half leaves it here for the receiving half
   u32 num_experts;
   u32 num_local_experts;
   u32* ticket;  // zero between launches
   u32* grid_barrier;  // kGridBarrierWords, zero between launches
 };
 
+// What a launch knows from its start on, the same in every block.
+struct Turn {
+  WaitContext wait;
+  u64 epoch;
+  u64 consumed_dispatch, consumed_combine;  // to be told to peers
+  u64 announcement;  // number of an extra message that tells them, 0 = none is due
+};
+
+DEV PhaseEpochs& epochs_of(const LowLatencyCall& call, Phase phase) {
+  return phase == Phase::kDispatch ? call.state->dispatch : call.state->combine;
+}
+
+// Peers may soon wait for what they have not been told: call `sent` + 1 reuses the set of `sent` - 1.
+DEV bool overdue(const PhaseEpochs& p, u64 sent) {
+  const u64 told = simt::ld_relaxed_gpu(&p.told);
+  return told < simt::ld_relaxed_gpu(&p.consumed) && told + 1 < sent;
+}
+
+// Every thread of a sending half, first of all. Until its last block has come to its end there is no such call.
+DEV Turn begin_send(const RankContext& c, const LowLatencyCall& call, Phase phase) {
+  const LowLatencyState& s = *call.state;
+  const u64 dispatches = simt::ld_relaxed_gpu(&s.dispatch.sent) + (phase == Phase::kDispatch ? 1 : 0);
+  const u64 combines = simt::ld_relaxed_gpu(&s.combine.sent) + (phase == Phase::kCombine ? 1 : 0);
+  const bool due = c.topology.num_nodes > 1 && (overdue(s.dispatch, dispatches) || overdue(s.combine, combines));
+  if (simt::bid() == 0 && simt::tid() == 0) simt::st_relaxed_gpu(call.epoch, 0ull);
+  return Turn{wait_context(c), phase == Phase::kDispatch ? dispatches : combines,
+              simt::ld_relaxed_gpu(&s.dispatch.consumed), simt::ld_relaxed_gpu(&s.combine.consumed),
+              due ? simt::ld_relaxed_gpu(&s.announcements) + 1 : 0};
+}
+
+// One thread of the last block: the call is on its way.
+DEV void end_send(const LowLatencyCall& call, Phase phase, const Turn& turn) {
+  simt::st_relaxed_gpu(&call.state->dispatch.told, turn.consumed_dispatch);
+  simt::st_relaxed_gpu(&call.state->combine.told, turn.consumed_combine);
+  if (turn.announcement != 0) simt::st_relaxed_gpu(&call.state->announcements, turn.announcement);
+  simt::st_relaxed_gpu(&epochs_of(call, phase).sent, turn.epoch);
+  simt::st_relaxed_gpu(call.epoch, turn.epoch);
+}
+
+// Every thread of a receiving half. After a sending half that failed it waits for the call that never was, and the
+// rank's fault ends that wait.
+DEV Turn begin_receive(const RankContext& c, const LowLatencyCall& call, Phase phase) {
+  const u64 sent = simt::ld_relaxed_gpu(call.epoch);
+  const u64 epoch = sent != 0 ? sent : simt::ld_relaxed_gpu(&epochs_of(call, phase).sent) + 1;
+  return Turn{wait_context(c), epoch, 0, 0, 0};
+}
+
 // Finished epoch of `phase` that `reader` has made known here.
 DEV u64 known_consumed(const RankContext& c, Phase phase, u32 reader) {
   if (c.topology.is_local(reader)) return simt::ld_acquire_sys(word(own_data(c), c.signals.consumed(phase, reader)));
   const u64 direct = simt::ld_acquire_sys(word(own_control(c), c.control_layout.consumed(phase, reader)));
-  const u32 host = c.topology.host_of(reader, c.topology.node);
+  const u32 host = c.topology.host_of(reader, c.topology.cell);
   const u64 hosted = simt::ld_acquire_sys(word(control_of(c, host), c.control_layout.consumed(phase, reader)));
   return direct > hosted ? direct : hosted;
 }
@@ -47,19 +111,24 @@ DEV bool sync_launch(const RankContext& c, const WaitContext& wait, const LowLat
 }
 
 // Waits until every rank has finished epoch - 2 of `phase`. Whole block; false when it failed, and so has the launch.
-DEV bool wait_for_reuse(const RankContext& c, const WaitContext& wait, const LowLatencyCall& call, Phase phase,
+DEV bool wait_for_reuse(const RankContext& c, const Turn& turn, const LowLatencyCall& call, Phase phase,
                         u32* shared_ok) {
-  const u64 epoch = call.epoch;
+  const u64 epoch = turn.epoch;
   if (epoch <= 2) return true;
+  // Others wait for what this half is about to send, some of them since before it began. It gives up a rank that does
+  // not come early enough for them not to give up this one in its stead.
+  WaitContext patience = turn.wait;
+  if (c.shrink && patience.deadline_ns != ~0ull) patience.deadline_ns -= c.timeout_ns / kSendersGiveUpEarly;
   if (simt::tid() == 0) simt::st_release_gpu(shared_ok, 1u);
   simt::sync_block();
   if (simt::lane() == 0)
     for (u32 r = simt::warp(); r < c.topology.num_ranks; r += simt::num_warps()) {
       if (r == c.topology.rank || masked(c, r)) continue;
       const WaitPhase name = phase == Phase::kDispatch ? WaitPhase::kDispatchSend : WaitPhase::kCombineSend;
-      const bool ok = wait_until(
-          wait, WaitSite{name, r, ~0u, epoch - 2}, [&] { return known_consumed(c, phase, r); },
-          [&](u64 seen) { return seen >= epoch - 2 || masked(c, r); });
+      bool absent;
+      const bool ok = wait_or_mask(
+          c, patience, WaitSite{name, r, ~0u, epoch - 2}, [&] { return known_consumed(c, phase, r); },
+          [&](u64 seen) { return seen >= epoch - 2; }, &absent);
       if (!ok) simt::st_release_gpu(shared_ok, 0u);
     }
   simt::sync_block();
@@ -68,10 +137,24 @@ DEV bool wait_for_reuse(const RankContext& c, const WaitContext& wait, const Low
   return ok;
 }
 
-// Tells the ranks of this node that this rank has finished every epoch up to `epoch`.
-DEV void publish_consumed(const RankContext& c, Phase phase, u64 epoch) {
+// The last block of a receiving half: counts the call as read and tells the ranks of this node how far that brings it.
+DEV void end_receive(const RankContext& c, const LowLatencyCall& call, Phase phase, const Turn& turn) {
+  PhaseEpochs& p = epochs_of(call, phase);
+  u64 consumed = simt::ld_relaxed_gpu(&p.consumed), ahead = simt::ld_relaxed_gpu(&p.ahead);
+  if (turn.epoch == consumed + 1) {
+    consumed = ahead == turn.epoch + 1 ? ahead : turn.epoch;
+    ahead = 0;
+  } else if (turn.epoch > consumed) {
+    ahead = turn.epoch;
+  }
+  simt::sync_block();  // all have read it
+  if (simt::tid() == 0) {
+    simt::st_relaxed_gpu(&p.consumed, consumed);
+    simt::st_relaxed_gpu(&p.ahead, ahead);
+  }
+  const u64 word_offset = c.signals.consumed(phase, c.topology.rank);
   for (u32 i = simt::tid(); i < c.topology.local_size; i += simt::ntid())
-    if (i != c.topology.local) simt::st_release_sys(word(c.data[i], c.signals.consumed(phase, c.topology.rank)), epoch);
+    if (i != c.topology.local) simt::st_release_sys(word(c.data[i], word_offset), consumed);
 }
 
 // "So many writes of (phase, epoch) are on their way to you."
@@ -81,11 +164,11 @@ struct Announcement {
   u64 epoch, num_writes;
   u32 header;  // LowLatencyLayout::header's kind: where the outgoing ExpectHeader is kept
 };
-// Writes the ExpectHeader into the outgoing area and sends it. One lane.
-DEV void send_expect(const RankContext& c, const WaitContext& wait, const LowLatencyCall& call, const Announcement& a) {
+// Writes the ExpectHeader into the outgoing area and sends it. One lane; returns its ticket, or kNoTicket.
+DEV u64 send_expect(const RankContext& c, const Turn& turn, const LowLatencyCall& call, const Announcement& a) {
   const u64 from = call.layout.header(a.epoch, a.header, a.peer);
   *reinterpret_cast<ExpectHeader*>(own_data(c) + from) =
-      ExpectHeader{a.epoch, a.num_writes, call.consumed_dispatch, call.consumed_combine};
+      ExpectHeader{a.epoch, a.num_writes, turn.consumed_dispatch, turn.consumed_combine};
   Command m;
   m.op = Op::kCount;
   m.peer = a.peer;
@@ -93,39 +176,34 @@ DEV void send_expect(const RankContext& c, const WaitContext& wait, const LowLat
   m.local_offset = from;
   m.remote_offset = c.control_offset + c.control_layout.expect(a.phase, a.epoch, c.topology.rank);
   m.bytes = sizeof(ExpectHeader);
-  push(ring_to(c, a.peer), m, wait);
+  return push(ring_to(c, a.peer), m, turn.wait);
 }
 
 // The rare announcement (see above): an ExpectHeader of Phase::kSpare that expects nothing, to every remote rank.
-DEV void announce_consumed(const RankContext& c, const WaitContext& wait, const LowLatencyCall& call) {
-  if (call.announce_epoch == 0 || simt::bid() != 0) return;
+DEV void announce_consumed(const RankContext& c, const Turn& turn, const LowLatencyCall& call) {
+  if (turn.announcement == 0 || simt::bid() != 0) return;
   if (simt::lane() != 0) return;  // lanes of one warp do not push side by side (ring_push.h)
-  for (u32 r = simt::warp(); r < c.topology.num_ranks; r += simt::num_warps())
-    if (!c.topology.is_local(r) && !masked(c, r))
-      send_expect(c, wait, call, Announcement{Phase::kSpare, r, call.announce_epoch, 0, 2});
+  u64* last = reinterpret_cast<u64*>(call.state + 1) + (turn.announcement & 1) * c.topology.num_ranks;
+  WaitContext wait = turn.wait;
+  if (c.shrink) wait.fault = nullptr;  // a peer that is gone is left out, as in wait_for_flag
+  for (u32 r = simt::warp(); r < c.topology.num_ranks; r += simt::num_warps()) {
+    if (c.topology.is_local(r) || masked(c, r)) continue;
+    // The announcement before last went out from the same bytes: they must have been read.
+    const WaitSite site{WaitPhase::kStagingReuse, r, ~0u, 0};
+    if (last[r] != 0 && !wait_done(ring_to(c, r), last[r] - 1, wait, site)) {
+      if (!c.shrink || aborted(turn.wait)) fail_launch(call.ticket);
+      continue;
+    }
+    last[r] = send_expect(c, turn, call, Announcement{Phase::kSpare, r, turn.announcement, 0, 2}) + 1;
+  }
 }
 
-// Waits for an arrival flag. One lane. Returns false when the call failed. With `shrink`, a peer that does not come in
-// time is masked instead, as DeepEP's enable_shrink does; `*absent` then says to treat it as having sent nothing.
+// Waits for an arrival flag. One lane. As wait_or_mask; a source that is `*absent` is to be treated as having sent
+// nothing.
 DEV bool wait_for_flag(const RankContext& c, const WaitContext& wait, const WaitSite& site, const u64* flag, u64 epoch,
                        bool* absent) {
-  *absent = masked(c, site.peer);
-  if (*absent) return true;
-  const u64 begin = simt::now_ns();
-  WaitContext bounded = wait;
-  if (c.shrink) bounded.fault = nullptr;  // expiry is not a fault then
-  const bool ok = wait_until(
-      bounded, site, [&] { return simt::ld_acquire_sys(flag); },
-      [&](u64 seen) { return seen >= epoch || masked(c, site.peer); });
-  add_stat(c, site.peer, PeerStat::kWaitNs, simt::now_ns() - begin);
-  if (ok) {
-    *absent = masked(c, site.peer);
-    return true;
-  }
-  if (!c.shrink || simt::ld_acquire_sys(wait.abort) != 0) return false;
-  simt::st_release_sys(&c.mask[site.peer], 1u);
-  *absent = true;
-  return true;
+  return wait_or_mask(
+      c, wait, site, [&] { return simt::ld_acquire_sys(flag); }, [&](u64 seen) { return seen >= epoch; }, absent);
 }
 
 }  // namespace uccl

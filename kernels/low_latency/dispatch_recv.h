@@ -2,6 +2,7 @@
 // which local expert, and packs them. The order is fixed: expert, then source rank, then token.
 #pragma once
 #include "kernels/device/copy.h"
+#include "kernels/device/match.h"
 #include "kernels/low_latency/common.h"
 
 namespace uccl {
@@ -10,7 +11,7 @@ struct DispatchReceiveArgs {
   RankContext rank;
   LowLatencyCall call;
   u8* recv_x;            // [L, P, row payload]; P = num_ranks * max_tokens
-  u8* recv_scales;       // null for bf16; 4-byte words [L, words, P] (column-major scales)
+  u8* recv_scales;       // null for bf16; 4-byte words [L, words, P] (column-major scales), or as Nvfp4Scales says
   i32* recv_count;       // [L]
   i32* src_info;         // [3, L, P]: source token | slot at the source (token * topk + k) | source rank
   i64* layout_range;     // [L, N]: begin << 32 | count
@@ -30,56 +31,45 @@ struct SourceView {
   const RoutingHeader* header;
   const short* ids;
 };
-DEV SourceView source_view(const DispatchReceiveArgs& a, u32 source) {
+DEV SourceView source_view(const DispatchReceiveArgs& a, u64 epoch, u32 source) {
   const LowLatencyLayout& layout = a.call.layout;
   const TopologyView& topology = a.rank.topology;
   const u8* base;
   u64 rows, routing;
   if (topology.is_local(source)) {
     base = data_of(a.rank, source);
-    rows = layout.staged_rows(a.call.epoch);
-    routing = layout.staged_routing(a.call.epoch);
+    rows = layout.staged_rows(epoch);
+    routing = layout.staged_routing(epoch);
   } else {
-    base = data_of(a.rank, topology.host_of(source, topology.node));
-    const u32 slot = topology.hosted_slot(source, topology.node);
-    rows = layout.hosted_rows(a.call.epoch, slot);
-    routing = layout.hosted_routing(a.call.epoch, slot);
+    base = data_of(a.rank, topology.host_of(source, topology.cell));
+    const u32 slot = topology.hosted_slot(source, topology.cell);
+    rows = layout.hosted_rows(epoch, slot);
+    routing = layout.hosted_routing(epoch, slot);
   }
   const RoutingHeader* header = reinterpret_cast<const RoutingHeader*>(base + routing);
   return SourceView{base + rows, header, reinterpret_cast<const short*>(header + 1)};
 }
 
-// Calls take(token, k) for each token of the source that names `expert`, in order, once per token.
-template <class Take>
-DEV void for_each_selection(const SourceView& v, u32 expert, Take&& take) {
-  const u32 tokens = v.header->num_tokens, topk = v.header->topk;
-  const short* id = v.ids;
-  for (u32 t = 0; t < tokens; ++t, id += topk)
-    for (u32 k = 0; k < topk; ++k)
-      if (id[k] == static_cast<short>(expert)) {
-        take(t, k);
-        break;
-      }
-}
-
 // One warp waits for a source and checks that it speaks of the same shapes.
-DEV bool await_source(const DispatchReceiveArgs& a, const WaitContext& wait, u32 source, bool* absent) {
+DEV bool await_source(const DispatchReceiveArgs& a, const Turn& turn, u32 source, bool* absent) {
   bool ok = true, gone = false;
   if (simt::lane() == 0) {
     const u64 begin = simt::now_ns();
-    const WaitSite site{WaitPhase::kDispatchReceive, source, ~0u, a.call.epoch};
-    ok = wait_for_flag(a.rank, wait, site, arrival_flag(a.rank, Phase::kDispatch, source), a.call.epoch, &gone);
+    const WaitSite site{WaitPhase::kDispatchReceive, source, ~0u, turn.epoch};
+    ok = wait_for_flag(a.rank, turn.wait, site, arrival_flag(a.rank, Phase::kDispatch, source), turn.epoch, &gone);
+    const u64 waited = simt::now_ns() - begin;
+    add_stat(a.rank, source, PeerStat::kWaitNs, waited);
     if (a.wait_stats != nullptr && source != a.rank.topology.rank)
-      simt::add_sys(reinterpret_cast<u64*>(&a.wait_stats[source]), simt::now_ns() - begin);
+      simt::add_sys(reinterpret_cast<u64*>(&a.wait_stats[source]), waited);
     if (ok && !gone) {
-      const RoutingHeader& h = *source_view(a, source).header;
+      const RoutingHeader& h = *source_view(a, turn.epoch, source).header;
       const u32 theirs[] = {h.hidden, h.format, h.num_experts};
       const u32 mine[] = {a.call.layout.hidden, a.format, a.call.num_experts};
       for (u32 i = 0; ok && i < 3; ++i) {
         if (theirs[i] == mine[i]) continue;
         // `channel` says when it is the experts, by the number that the count exchange has for them (counts.h).
         const WaitSite what{WaitPhase::kDispatchReceive, source, i == 2 ? 1u : kNoChannel, mine[i]};
-        record_fault(wait, what, FaultKind::kMismatch, theirs[i]);
+        record_fault(turn.wait, what, FaultKind::kMismatch, theirs[i]);
         ok = false;
       }
     }
@@ -88,85 +78,105 @@ DEV bool await_source(const DispatchReceiveArgs& a, const WaitContext& wait, u32
   return warp_agree(ok);
 }
 
+// The warp's group of neighbouring local experts.
+struct ExpertGroup {
+  u32 first, width;  // the lowest, as ids have it, and how many there are
+};
+DEV ExpertGroup expert_group(const DispatchReceiveArgs& a, u32 group) {
+  const u32 experts = a.call.num_local_experts, begin = group * simt::kWarp;
+  return ExpertGroup{a.rank.topology.rank * experts + begin,
+                     experts - begin < simt::kWarp ? experts - begin : simt::kWarp};
+}
+// A token names an expert once: its source left repetitions out of the routing block.
+DEV u32 count_in_group(const DispatchReceiveArgs& a, const SourceView& v, u32 group) {
+  const ExpertGroup g = expert_group(a, group);
+  return count_matches(v.ids, v.header->num_tokens * v.header->topk, g.first, g.width);
+}
+
 // Phase 1: rows of each (source, local expert). Units of one source and kWarp experts go round the warps.
-DEV bool count_rows(const DispatchReceiveArgs& a, const WaitContext& wait, u32 warp, u32 warps) {
+DEV bool count_rows(const DispatchReceiveArgs& a, const Turn& turn, u32 warp, u32 warps) {
   const u32 experts = a.call.num_local_experts, groups = static_cast<u32>(ceil_div(experts, simt::kWarp));
-  const u32 first_expert = a.rank.topology.rank * experts;
   for (u32 u = warp; u < a.rank.topology.num_ranks * groups; u += warps) {
-    const u32 source = u / groups, e = u % groups * simt::kWarp + static_cast<u32>(simt::lane());
+    const u32 source = u / groups, e = u % groups * simt::kWarp + simt::lane();
     bool absent;
-    if (!await_source(a, wait, source, &absent)) return false;
-    if (e >= experts) continue;
-    u32 n = 0;
-    if (!absent) for_each_selection(source_view(a, source), first_expert + e, [&](u32, u32) { ++n; });
-    a.counts[source * experts + e] = n;
+    if (!await_source(a, turn, source, &absent)) return false;
+    const u32 n = absent ? 0 : count_in_group(a, source_view(a, turn.epoch, source), u % groups);
+    if (e < experts) a.counts[source * experts + e] = n;
   }
   return true;
 }
 
 // Phase 2: begin of every block, and which row of the source each output row is.
-DEV void place_rows(const DispatchReceiveArgs& a, u32 warp, u32 warps) {
+DEV void place_rows(const DispatchReceiveArgs& a, const Turn& turn, u32 warp, u32 warps) {
   const u32 experts = a.call.num_local_experts, groups = static_cast<u32>(ceil_div(experts, simt::kWarp));
   const u32 ranks = a.rank.topology.num_ranks;
   const u64 stride = static_cast<u64>(ranks) * a.call.layout.max_tokens, plane = experts * stride;
   for (u32 u = warp; u < ranks * groups; u += warps) {
-    const u32 source = u / groups, e = u % groups * simt::kWarp + static_cast<u32>(simt::lane());
-    if (e >= experts) continue;
-    u32 begin = 0;
-    for (u32 s = 0; s < source; ++s) begin += a.counts[s * experts + e];
-    const u32 n = a.counts[source * experts + e];
-    a.layout_range[static_cast<u64>(e) * ranks + source] = static_cast<i64>(static_cast<u64>(begin) << 32 | n);
-    if (source + 1 == ranks) {
-      a.recv_count[e] = static_cast<i32>(begin + n);
-      if (a.cumulative_stats != nullptr) a.cumulative_stats[e] += static_cast<i32>(begin + n);
+    const u32 source = u / groups, group = u % groups, e = group * simt::kWarp + simt::lane();
+    u32 begin = 0, n = 0;
+    if (e < experts) {
+      for (u32 s = 0; s < source; ++s) begin += a.counts[s * experts + e];
+      n = a.counts[source * experts + e];
+      a.layout_range[static_cast<u64>(e) * ranks + source] = static_cast<i64>(static_cast<u64>(begin) << 32 | n);
+      if (source + 1 == ranks) {
+        a.recv_count[e] = static_cast<i32>(begin + n);
+        if (a.cumulative_stats != nullptr) a.cumulative_stats[e] += static_cast<i32>(begin + n);
+      }
     }
-    if (n == 0) continue;
-    const SourceView v = source_view(a, source);
-    i32* out = a.src_info + e * stride + begin;
+    if (simt::ballot(n != 0) == 0) continue;  // also when the source is absent and its routing block nonsense
+    const SourceView v = source_view(a, turn.epoch, source);
+    const ExpertGroup g = expert_group(a, group);
     const u32 topk = v.header->topk;
-    for_each_selection(v, a.rank.topology.rank * experts + e, [&](u32 t, u32 k) {
-      out[0] = static_cast<i32>(t);
-      out[plane] = static_cast<i32>(t * topk + k);
+    i32* const rows = a.src_info + group * simt::kWarp * stride;
+    for_each_match(v.ids, v.header->num_tokens * topk, g.first, g.width, begin, [=](u32 j, u32 at, u32 slot) {
+      i32* out = rows + j * stride + at;
+      out[0] = static_cast<i32>(slot / topk);
+      out[plane] = static_cast<i32>(slot);
       out[2 * plane] = static_cast<i32>(source);
-      ++out;
     });
   }
 }
 
 // Phase 3: copies, one warp a row, rows dealt round all warps of the grid.
-DEV void copy_rows(const DispatchReceiveArgs& a, u32 warp, u32 warps) {
+DEV void copy_rows(const DispatchReceiveArgs& a, const Turn& turn, u32 warp, u32 warps) {
   const u32 experts = a.call.num_local_experts, hidden = a.call.layout.hidden;
   const u64 stride = static_cast<u64>(a.rank.topology.num_ranks) * a.call.layout.max_tokens;
   const u64 plane = experts * stride;
   const RowFormat format = static_cast<RowFormat>(a.format);
   const u64 row = LowLatencyLayout::row_bytes(hidden, format);
-  const u64 payload = format == RowFormat::kBf16 ? 2ull * hidden : hidden;
+  const u64 payload = LowLatencyLayout::payload_bytes(hidden, format);
   const u32 words = static_cast<u32>(LowLatencyLayout::scale_bytes(hidden, format) / 4);
+  const bool swizzled = format == RowFormat::kNvfp4;
+  u32* const scales = reinterpret_cast<u32*>(a.recv_scales);
+  const u64 tile = words * (swizzled ? Nvfp4Scales::tiles(stride) * Nvfp4Scales::kTileRows : stride);  // of an expert
+  u64 total = 0;
+  for (u32 e = 0; e < experts; ++e) total += static_cast<u64>(a.recv_count[e]) * payload;
   u32 dealt = 0;
   for (u32 e = 0; e < experts; ++e) {
     const u32 n = static_cast<u32>(a.recv_count[e]);
     for (u32 i = (warp + warps - dealt % warps) % warps; i < n; i += warps) {
       const u64 at = e * stride + i;
-      const u8* from = source_view(a, static_cast<u32>(a.src_info[2 * plane + at])).rows + a.src_info[at] * row;
-      copy_row(a.recv_x + at * payload, from, payload);
+      const u8* from =
+          source_view(a, turn.epoch, static_cast<u32>(a.src_info[2 * plane + at])).rows + a.src_info[at] * row;
+      copy_row_out(a.recv_x + at * payload, from, payload, total);
       for (u32 w = static_cast<u32>(simt::lane()); w < words; w += simt::kWarp)
-        reinterpret_cast<u32*>(a.recv_scales)[(static_cast<u64>(e) * words + w) * stride + i] =
+        scales[e * tile + (swizzled ? Nvfp4Scales::at(i, w, words) : w * stride + i)] =
             reinterpret_cast<const u32*>(from + payload)[w];
     }
     dealt += n;
   }
 }
 
-KERNEL low_latency_dispatch_recv(DispatchReceiveArgs a) {
+KERNEL KERNEL_BOUNDS(kMaxBlockLanes) low_latency_dispatch_recv(DispatchReceiveArgs a) {
   DispatchReceiveShared& shared = simt::smem<DispatchReceiveShared>();
-  const WaitContext wait = wait_context(a.rank);
+  const Turn turn = begin_receive(a.rank, a.call, Phase::kDispatch);
   const u32 warps = static_cast<u32>(simt::nbid() * simt::num_warps());
   const u32 warp = static_cast<u32>(simt::bid() * simt::num_warps() + simt::warp());
-  bool ok = sync_launch(a.rank, wait, a.call, count_rows(a, wait, warp, warps));
-  if (ok) place_rows(a, warp, warps);
-  ok = sync_launch(a.rank, wait, a.call, ok);
+  bool ok = sync_launch(a.rank, turn.wait, a.call, count_rows(a, turn, warp, warps));
+  if (ok) place_rows(a, turn, warp, warps);
+  ok = sync_launch(a.rank, turn.wait, a.call, ok);
   if (ok) {
-    copy_rows(a, warp, warps);
+    copy_rows(a, turn, warp, warps);
     if (warp == 0)
       for (u32 s = static_cast<u32>(simt::lane()); s < a.rank.topology.num_ranks; s += simt::kWarp) {
         u64 rows = 0;
@@ -176,7 +186,7 @@ KERNEL low_latency_dispatch_recv(DispatchReceiveArgs a) {
                  rows * LowLatencyLayout::row_bytes(a.call.layout.hidden, static_cast<RowFormat>(a.format)));
       }
   }
-  if (last_block(a.call.ticket, &shared.last)) publish_consumed(a.rank, Phase::kDispatch, a.call.consumed_dispatch);
+  if (last_block(a.call.ticket, &shared.last)) end_receive(a.rank, a.call, Phase::kDispatch, turn);
 }
 
 }  // namespace uccl

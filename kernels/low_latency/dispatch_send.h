@@ -3,19 +3,21 @@
 // rows where they are.
 #pragma once
 #include "kernels/device/copy.h"
+#include "kernels/device/fp4_row.h"
 #include "kernels/device/fp8.h"
 #include "kernels/low_latency/common.h"
 
 namespace uccl {
 
-static_assert(kScaleChannels == kScaleGroup);
+static_assert(kScaleChannels == kScaleGroup && kNvfp4Channels == kNvfp4Group);
 
 struct DispatchSendArgs {
   RankContext rank;
   LowLatencyCall call;
   const u16* x;           // bf16 [num_tokens, hidden]
   const i64* topk_idx;    // [num_tokens, topk]; outside [0, num_experts) = not routed
-  u32* num_writes;        // [num_nodes], zero between launches
+  u32* num_writes;        // [num_cells], zero between launches
+  const float* global_scale;  // of NVFP4 rows: read where it lies, so that a recorded launch sees its next value
   u32 num_tokens, topk;
   u32 format;             // RowFormat
   u32 round_scale;        // scales rounded up to powers of two
@@ -26,12 +28,12 @@ struct DispatchSendShared {
   u32 ok, last;
 };
 
-DEV bool goes_to_node(const DispatchSendArgs& a, u32 token, u32 node) {
+DEV bool goes_to_cell(const DispatchSendArgs& a, u32 token, u32 cell) {
   for (u32 k = 0; k < a.topk; ++k) {
     const i64 e = a.topk_idx[static_cast<u64>(token) * a.topk + k];
     if (e < 0 || e >= static_cast<i64>(a.call.num_experts)) continue;
     const u32 owner = static_cast<u32>(e) / a.call.num_local_experts;
-    if (a.rank.topology.node_of[owner] == node && !masked(a.rank, owner)) return true;
+    if (a.rank.topology.cell_of[owner] == cell && !masked(a.rank, owner)) return true;
   }
   return false;
 }
@@ -45,70 +47,67 @@ DEV void stage_row(const DispatchSendArgs& a, u32 token, u8* out) {
     copy_row(out, reinterpret_cast<const u8*>(x), 2ull * hidden);
     return;
   }
-  u8* scales = out + hidden;
-  if (format == RowFormat::kFp8)
+  u8* scales = out + LowLatencyLayout::payload_bytes(hidden, format);
+  if (format == RowFormat::kNvfp4)
+    quantize_row_nvfp4(Nvfp4RowArgs{x, out, scales, hidden, *a.global_scale});
+  else if (format == RowFormat::kFp8)
     quantize_row(x, out, reinterpret_cast<float*>(scales), hidden, a.round_scale != 0);
   else
     quantize_row_ue8m0(x, out, reinterpret_cast<u32*>(scales), hidden);
 }
 
-// One warp: sends the staged rows [first, first + count) that node n needs, one write per run.
-DEV void send_runs(const DispatchSendArgs& a, const WaitContext& wait, u32 first, u32 count, u32 node) {
+// One warp: sends the staged rows [first, first + count) that a cell of another node needs, one write per run.
+DEV void send_runs(const DispatchSendArgs& a, const Turn& turn, u32 first, u32 count, u32 cell) {
   const LowLatencyLayout& layout = a.call.layout;
   const TopologyView& topology = a.rank.topology;
   const u64 row = LowLatencyLayout::row_bytes(layout.hidden, static_cast<RowFormat>(a.format));
   const u32 lane = static_cast<u32>(simt::lane());
-  const u64 wanted = simt::ballot(lane < count && goes_to_node(a, first + lane, node));
-  if (lane != 0 || wanted == 0) return;
-  const u32 host = topology.host_of(topology.rank, node);
-  u32 runs = 0;
-  for (u32 i = 0; i < count;) {
-    if (!(wanted >> i & 1)) {
-      ++i;
-      continue;
-    }
-    u32 end = i;
-    while (end < count && (wanted >> end & 1)) ++end;
-    Command m;
-    m.op = Op::kWrite;
-    m.peer = host;
-    m.key = epoch_key(Phase::kDispatch, a.call.epoch);
-    m.local_offset = layout.staged_rows(a.call.epoch) + (first + i) * row;
-    m.remote_offset = layout.hosted_rows(a.call.epoch, topology.hosted_slot(topology.rank, node)) + (first + i) * row;
-    m.bytes = (end - i) * row;
-    if (push(ring_to(a.rank, host), m, wait) == kNoTicket) {
-      fail_launch(a.call.ticket);
-      return;
-    }
-    add_stat(a.rank, host, PeerStat::kRowsOut, end - i);
-    add_stat(a.rank, host, PeerStat::kBytesOut, m.bytes);
-    ++runs;
-    i = end;
-  }
-  simt::add_gpu(&a.num_writes[node], runs);
+  const simt::mask_t wanted = simt::ballot(lane < count && goes_to_cell(a, first + lane, cell));
+  if (wanted == 0) return;
+  const u32 host = topology.host_of(topology.rank, cell);
+  // The first lane of each run pushes for it, all of them together.
+  const simt::mask_t starts = wanted & static_cast<simt::mask_t>(~(wanted << 1));
+  const bool mine = starts >> lane & 1;
+  const simt::mask_t beyond = static_cast<simt::mask_t>(~(wanted >> lane));  // 0: the run fills a whole warp
+  const u32 rows = !mine ? 0 : beyond == 0 ? simt::kWarp : simt::first_lane(beyond);
+  Command m;
+  m.op = Op::kWrite;
+  m.peer = host;
+  m.key = epoch_key(Phase::kDispatch, turn.epoch);
+  m.local_offset = layout.staged_rows(turn.epoch) + (first + lane) * row;
+  m.remote_offset = layout.hosted_rows(turn.epoch, topology.hosted_slot(topology.rank, cell)) + (first + lane) * row;
+  m.bytes = rows * row;
+  const u64 ticket = push_group(ring_to(a.rank, host), m, mine, turn.wait);
+  if (mine && ticket == kNoTicket) fail_launch(a.call.ticket);
+  if (lane != 0) return;
+  add_stat(a.rank, host, PeerStat::kRowsOut, simt::popcount(wanted));
+  add_stat(a.rank, host, PeerStat::kBytesOut, simt::popcount(wanted) * row);
+  simt::add_gpu(&a.num_writes[cell], simt::popcount(starts));
 }
 
-// The whole block 0 writes the routing block, 2 bytes an id.
-DEV void stage_routing(const DispatchSendArgs& a) {
-  u8* block = own_data(a.rank) + a.call.layout.staged_routing(a.call.epoch);
+// The whole block 0 writes the routing block, 2 bytes an id. An expert that a token names again is left out, so that
+// receivers find each of its rows once.
+DEV void stage_routing(const DispatchSendArgs& a, u64 epoch) {
+  u8* block = own_data(a.rank) + a.call.layout.staged_routing(epoch);
   if (simt::tid() == 0)
     *reinterpret_cast<RoutingHeader*>(block) = RoutingHeader{a.num_tokens, a.call.layout.hidden, a.call.num_experts,
                                                              static_cast<u16>(a.topk), static_cast<u16>(a.format)};
   short* ids = reinterpret_cast<short*>(block + sizeof(RoutingHeader));
   for (u64 i = simt::tid(); i < static_cast<u64>(a.num_tokens) * a.topk; i += simt::ntid()) {
     const i64 e = a.topk_idx[i];
-    const bool valid = e >= 0 && e < static_cast<i64>(a.call.num_experts);
+    bool valid = e >= 0 && e < static_cast<i64>(a.call.num_experts);
+    for (u64 before = i - i % a.topk; before < i; ++before) valid = valid && a.topk_idx[before] != e;
     ids[i] = static_cast<short>(valid ? e : -1);
   }
 }
 
-// The last block: routing block and count to every remote node, then the flag for this node.
-DEV void finish_dispatch(const DispatchSendArgs& a, const WaitContext& wait) {
+// The last block: routing block and count to every cell of other nodes, then the flag for this node.
+DEV void finish_dispatch(const DispatchSendArgs& a, const Turn& turn) {
   const TopologyView& topology = a.rank.topology;
   const LowLatencyLayout& layout = a.call.layout;
   // One lane of each warp: pushing lanes of one warp could wait for each other where lanes run in lockstep.
-  for (u32 n = simt::warp(); simt::lane() == 0 && n < topology.num_nodes; n += simt::num_warps()) {
-    if (n == topology.node) continue;
+  for (u32 n = simt::warp(); simt::lane() == 0 && n < topology.num_cells; n += simt::num_warps()) {
+    if (!topology.is_remote(n)) continue;
     const u32 host = topology.host_of(topology.rank, n);
     const u32 runs = simt::ld_acquire_gpu(&a.num_writes[n]);
     simt::st_release_gpu(&a.num_writes[n], 0u);
@@ -116,37 +115,39 @@ DEV void finish_dispatch(const DispatchSendArgs& a, const WaitContext& wait) {
     Command m;
     m.op = Op::kWrite;
     m.peer = host;
-    m.key = epoch_key(Phase::kDispatch, a.call.epoch);
-    m.local_offset = layout.staged_routing(a.call.epoch);
-    m.remote_offset = layout.hosted_routing(a.call.epoch, topology.hosted_slot(topology.rank, n));
+    m.key = epoch_key(Phase::kDispatch, turn.epoch);
+    m.local_offset = layout.staged_routing(turn.epoch);
+    m.remote_offset = layout.hosted_routing(turn.epoch, topology.hosted_slot(topology.rank, n));
     m.bytes = LowLatencyLayout::routing_bytes(a.num_tokens, a.topk);
-    if (push(ring_to(a.rank, host), m, wait) == kNoTicket) continue;
-    send_expect(a.rank, wait, a.call, Announcement{Phase::kDispatch, host, a.call.epoch, runs + 1ull, 0});
+    if (push(ring_to(a.rank, host), m, turn.wait) == kNoTicket) continue;
+    send_expect(a.rank, turn, a.call, Announcement{Phase::kDispatch, host, turn.epoch, runs + 1ull, 0});
   }
-  if (simt::tid() == 0)
-    simt::st_release_sys(word(own_data(a.rank), a.rank.signals.flag(Phase::kDispatch, topology.rank)), a.call.epoch);
+  if (simt::tid() != 0) return;
+  simt::st_release_sys(word(own_data(a.rank), a.rank.signals.flag(Phase::kDispatch, topology.rank)), turn.epoch);
+  end_send(a.call, Phase::kDispatch, turn);
 }
 
-KERNEL low_latency_dispatch_send(DispatchSendArgs a) {
+KERNEL KERNEL_BOUNDS(kMaxBlockLanes) low_latency_dispatch_send(DispatchSendArgs a) {
   DispatchSendShared& shared = simt::smem<DispatchSendShared>();
-  const WaitContext wait = wait_context(a.rank);
-  announce_consumed(a.rank, wait, a.call);
-  if (wait_for_reuse(a.rank, wait, a.call, Phase::kDispatch, &shared.ok)) {
-    if (simt::bid() == 0) stage_routing(a);
+  const Turn turn = begin_send(a.rank, a.call, Phase::kDispatch);
+  if (!may_start(turn.wait)) return;
+  announce_consumed(a.rank, turn, a.call);
+  if (wait_for_reuse(a.rank, turn, a.call, Phase::kDispatch, &shared.ok)) {
+    if (simt::bid() == 0) stage_routing(a, turn.epoch);
     const u64 row = LowLatencyLayout::row_bytes(a.call.layout.hidden, static_cast<RowFormat>(a.format));
-    u8* rows = own_data(a.rank) + a.call.layout.staged_rows(a.call.epoch);
+    u8* rows = own_data(a.rank) + a.call.layout.staged_rows(turn.epoch);
     const u32 warps = static_cast<u32>(simt::nbid() * simt::num_warps());
     const u32 me = static_cast<u32>(simt::bid() * simt::num_warps() + simt::warp());
     for (u32 first = me * a.batch; first < a.num_tokens; first += warps * a.batch) {
       const u32 count = a.num_tokens - first < a.batch ? a.num_tokens - first : a.batch;
       for (u32 i = 0; i < count; ++i) stage_row(a, first + i, rows + (first + i) * row);
       simt::sync_warp();
-      for (u32 n = 0; n < a.rank.topology.num_nodes; ++n)
-        if (n != a.rank.topology.node && !masked(a.rank, a.rank.topology.host_of(a.rank.topology.rank, n)))
-          send_runs(a, wait, first, count, n);
+      for (u32 n = 0; n < a.rank.topology.num_cells; ++n)
+        if (a.rank.topology.is_remote(n) && !masked(a.rank, a.rank.topology.host_of(a.rank.topology.rank, n)))
+          send_runs(a, turn, first, count, n);
     }
   }
-  if (last_block(a.call.ticket, &shared.last)) finish_dispatch(a, wait);
+  if (last_block(a.call.ticket, &shared.last)) finish_dispatch(a, turn);
 }
 
 }  // namespace uccl

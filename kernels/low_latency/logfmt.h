@@ -3,8 +3,9 @@
 //
 // A row on the wire: header (16 bytes: which units are encoded, length) | units. A unit is 1024 channels, or 512 when
 // hidden is not a multiple of 1024. An encoded unit is (amin, amax) as bf16 per 128 channels, then the codes; a unit
-// that logfmt cannot hold well (amax >= 1, or all magnitudes equal) stays bf16.
+// that logfmt cannot hold well (amax >= 1, or all magnitudes equal) stays bf16. Everything in it is 16-byte aligned.
 #pragma once
+#include "kernels/device/copy_lanes.h"
 #include "kernels/device/simt.h"
 #include "wire/types.h"
 
@@ -22,8 +23,11 @@ constexpr u32 logfmt_unit(u32 hidden) { return hidden % 1024 == 0 ? 1024 : 512; 
 constexpr u32 logfmt_encoded_bytes(u32 unit) { return unit / kLogfmtBlock * 4 + unit * 10 / 8; }
 // Where unit u begins in the row.
 constexpr u32 logfmt_offset(u64 encoded, u32 u, u32 unit) {
-  u32 before = 0;
-  for (u64 m = encoded & low_bits(static_cast<int>(u)); m != 0; m &= m - 1) ++before;
+  u64 bits = encoded & low_bits(static_cast<int>(u));  // counted pair by pair, then four, eight and all together
+  bits -= bits >> 1 & 0x5555555555555555ull;
+  bits = (bits & 0x3333333333333333ull) + (bits >> 2 & 0x3333333333333333ull);
+  bits = (bits + (bits >> 4)) & 0x0f0f0f0f0f0f0f0full;
+  const u32 before = static_cast<u32>(bits * 0x0101010101010101ull >> 56);
   return static_cast<u32>(sizeof(LogfmtHeader)) + before * logfmt_encoded_bytes(unit) + (u - before) * unit * 2;
 }
 
@@ -50,79 +54,139 @@ DEV float logfmt_value(u32 code, const LogScale& s) {
   return code & 512u ? -v : v;
 }
 
-DEV float warp_group_max(float v, u32 lanes) {
-  for (u32 d = lanes / 2; d != 0; d /= 2) v = simt::fmax_(v, simt::shfl_xor(v, static_cast<int>(d)));
-  return v;
+// A lane's share of a unit is kChunk neighbouring channels: 32, 16 or 8 by unit and warp width. A constant, so that they
+// stay in registers. Their codes fill five words of 2 * kChunk bits.
+template <u32 kChunk>
+struct LogfmtWord;
+template <>
+struct LogfmtWord<32> {
+  using type = u64;
+};
+template <>
+struct LogfmtWord<16> {
+  using type = u32;
+};
+template <>
+struct LogfmtWord<8> {
+  using type = u16;
+};
+
+// kChunk bf16 values at `from`, which is 16-byte aligned.
+template <u32 kChunk>
+DEV void logfmt_load(const u16* from, float (&v)[kChunk]) {
+  UCCL_UNROLL
+  for (u32 i = 0; i < kChunk; i += 8)
+    simt::lanes::unpack_bf16(simt::ld_nc(reinterpret_cast<const u128*>(from + i)), v + i);
+}
+template <u32 kChunk>
+DEV void logfmt_store(u16* to, const float (&v)[kChunk]) {
+  UCCL_UNROLL
+  for (u32 i = 0; i < kChunk; i += 8) simt::st_na(reinterpret_cast<u128*>(to + i), simt::lanes::pack_bf16(v + i));
+}
+
+// One lane: kChunk codes of 10 bits, back to back.
+template <u32 kChunk>
+DEV void logfmt_pack(const float (&v)[kChunk], const LogScale& s, typename LogfmtWord<kChunk>::type* codes) {
+  using Word = typename LogfmtWord<kChunk>::type;
+  constexpr u32 kBits = 2 * kChunk;
+  Word words[5] = {0, 0, 0, 0, 0};
+  UCCL_UNROLL
+  for (u32 i = 0; i < kChunk; ++i) {
+    const u64 code = logfmt_code(v[i], s);
+    const u32 at = 10 * i / kBits, shift = 10 * i % kBits;
+    words[at] = static_cast<Word>(words[at] | code << shift);
+    if (shift + 10 > kBits) words[at + 1] = static_cast<Word>(words[at + 1] | code >> (kBits - shift));
+  }
+  UCCL_UNROLL
+  for (u32 w = 0; w < 5; ++w) codes[w] = words[w];
+}
+template <u32 kChunk>
+DEV void logfmt_unpack(const typename LogfmtWord<kChunk>::type* codes, const LogScale& s, float (&v)[kChunk]) {
+  constexpr u32 kBits = 2 * kChunk;
+  u64 words[5];
+  UCCL_UNROLL
+  for (u32 w = 0; w < 5; ++w) words[w] = codes[w];
+  UCCL_UNROLL
+  for (u32 i = 0; i < kChunk; ++i) {
+    const u32 at = 10 * i / kBits, shift = 10 * i % kBits;
+    u64 code = words[at] >> shift;
+    if (shift + 10 > kBits) code |= words[at + 1] << (kBits - shift);
+    v[i] = logfmt_value(static_cast<u32>(code) & 1023u, s);
+  }
+}
+
+template <u32 kLanes>
+DEV float warp_group_max(float v) {
+  if constexpr (kLanes == 1)
+    return v;
+  else
+    return simt::group_max<kLanes>(v);
+}
+
+// One warp encodes all units of a row whose lanes have kChunk channels each; returns which were encoded.
+template <u32 kChunk>
+DEV u64 logfmt_encode_units(const u16* x, u8* out, u32 units) {
+  constexpr u32 kUnit = kChunk * simt::kWarp, kLanes = kLogfmtBlock / kChunk;  // lanes that share a block's scale
+  const u32 lane = simt::lane();
+  u64 encoded = 0;
+  for (u32 u = 0; u < units; ++u) {
+    float v[kChunk];
+    logfmt_load<kChunk>(x + u * kUnit + lane * kChunk, v);
+    float amax = 0.0f, negative_min = -3.4e38f;
+    UCCL_UNROLL
+    for (u32 i = 0; i < kChunk; ++i) {
+      const float magnitude = simt::fabs_(v[i]);
+      amax = simt::fmax_(amax, magnitude);
+      negative_min = simt::fmax_(negative_min, -magnitude);
+    }
+    amax = warp_group_max<kLanes>(amax);
+    const float amin = simt::fmax_(-warp_group_max<kLanes>(negative_min), amax * 0x1p-32f);
+    const bool fits = amax < 1.0f && amax > 0x1p-90f && amin < amax;
+    u8* to = out + logfmt_offset(encoded, u, kUnit);
+    if (simt::ballot(!fits) != 0) {
+      logfmt_store<kChunk>(reinterpret_cast<u16*>(to) + lane * kChunk, v);
+      continue;
+    }
+    encoded |= 1ull << u;
+    if (lane % kLanes == 0) {
+      u16* pair = reinterpret_cast<u16*>(to) + lane / kLanes * 2;
+      pair[0] = simt::f_to_bf16(amin);
+      pair[1] = simt::f_to_bf16(amax);
+    }
+    using Word = typename LogfmtWord<kChunk>::type;
+    logfmt_pack<kChunk>(v, log_scale(amin, amax), reinterpret_cast<Word*>(to + kUnit / kLogfmtBlock * 4) + lane * 5);
+  }
+  return encoded;
 }
 
 // One warp encodes `hidden` bf16 channels at x into `out`; returns the row's bytes (the same in every lane).
 DEV u32 logfmt_encode(const u16* x, u8* out, u32 hidden) {
-  const u32 unit = logfmt_unit(hidden), units = hidden / unit, chunk = unit / simt::kWarp;
-  const u32 lanes = kLogfmtBlock / chunk, lane = static_cast<u32>(simt::lane());
-  u64 encoded = 0;
-  for (u32 u = 0; u < units; ++u) {
-    const u16* mine = x + u * unit + lane * chunk;
-    float amax = 0.0f, negative_min = -3.4e38f;
-    for (u32 i = 0; i < chunk; ++i) {
-      const float v = simt::fabs_(simt::bf16_to_f(mine[i]));
-      amax = simt::fmax_(amax, v);
-      negative_min = simt::fmax_(negative_min, -v);
-    }
-    amax = warp_group_max(amax, lanes);
-    const float amin = simt::fmax_(-warp_group_max(negative_min, lanes), amax * 0x1p-32f);
-    const bool fits = amax < 1.0f && amax > 0x1p-90f && amin < amax;
-    const bool all = simt::ballot(!fits) == 0;
-    u8* to = out + logfmt_offset(encoded, u, unit);
-    if (!all) {
-      for (u32 i = 0; i < chunk; ++i) reinterpret_cast<u16*>(to)[lane * chunk + i] = mine[i];
-      continue;
-    }
-    encoded |= 1ull << u;
-    if (lane % lanes == 0) {
-      u16* pair = reinterpret_cast<u16*>(to) + lane / lanes * 2;
-      pair[0] = simt::f_to_bf16(amin);
-      pair[1] = simt::f_to_bf16(amax);
-    }
-    const LogScale s = log_scale(amin, amax);
-    u16* codes = reinterpret_cast<u16*>(to + unit / kLogfmtBlock * 4 + lane * chunk * 10 / 8);
-    for (u32 i = 0; i < chunk; i += 8) {  // eight codes fill five 16-bit words
-      u64 low = 0, high = 0;
-      for (u32 j = 0; j < 6; ++j) low |= static_cast<u64>(logfmt_code(simt::bf16_to_f(mine[i + j]), s)) << 10 * j;
-      for (u32 j = 6; j < 8; ++j)
-        high |= static_cast<u64>(logfmt_code(simt::bf16_to_f(mine[i + j]), s)) << 10 * (j - 6);
-      low |= high << 60;
-      high >>= 4;
-      for (u32 w = 0; w < 4; ++w) codes[i / 8 * 5 + w] = static_cast<u16>(low >> 16 * w);
-      codes[i / 8 * 5 + 4] = static_cast<u16>(high);
-    }
-  }
+  const u32 unit = logfmt_unit(hidden), units = hidden / unit;
+  const u64 encoded = unit == 1024 ? logfmt_encode_units<1024 / simt::kWarp>(x, out, units)
+                                   : logfmt_encode_units<512 / simt::kWarp>(x, out, units);
   const u32 bytes = logfmt_offset(encoded, units, unit);
-  if (lane == 0) *reinterpret_cast<LogfmtHeader*>(out) = LogfmtHeader{encoded, bytes, 0};
+  if (simt::lane() == 0) *reinterpret_cast<LogfmtHeader*>(out) = LogfmtHeader{encoded, bytes, 0};
   return bytes;
 }
 
-// One lane: adds weight * value of its `chunk` channels of unit u to acc.
-DEV void logfmt_accumulate(const u8* row, u32 u, u32 unit, float weight, float* acc) {
-  const u32 chunk = unit / simt::kWarp, lane = static_cast<u32>(simt::lane());
+// One lane: adds weight * value of its channels of unit u to acc.
+template <u32 kChunk>
+DEV void logfmt_accumulate(const u8* row, u32 u, float weight, float (&acc)[kChunk]) {
+  constexpr u32 kUnit = kChunk * simt::kWarp;
+  const u32 lane = simt::lane();
   const u64 encoded = reinterpret_cast<const LogfmtHeader*>(row)->encoded;
-  const u8* from = row + logfmt_offset(encoded, u, unit);
-  if (!(encoded >> u & 1)) {
-    const u16* v = reinterpret_cast<const u16*>(from) + lane * chunk;
-    for (u32 i = 0; i < chunk; ++i) acc[i] = simt::fma_(simt::bf16_to_f(v[i]), weight, acc[i]);
-    return;
+  const u8* from = row + logfmt_offset(encoded, u, kUnit);
+  float v[kChunk];
+  if (encoded >> u & 1) {
+    using Word = typename LogfmtWord<kChunk>::type;
+    const u16* pair = reinterpret_cast<const u16*>(from) + lane * kChunk / kLogfmtBlock * 2;
+    logfmt_unpack<kChunk>(reinterpret_cast<const Word*>(from + kUnit / kLogfmtBlock * 4) + lane * 5,
+                          log_scale(simt::bf16_to_f(pair[0]), simt::bf16_to_f(pair[1])), v);
+  } else {
+    logfmt_load<kChunk>(reinterpret_cast<const u16*>(from) + lane * kChunk, v);
   }
-  const u16* pair = reinterpret_cast<const u16*>(from) + lane * chunk / kLogfmtBlock * 2;
-  const LogScale s = log_scale(simt::bf16_to_f(pair[0]), simt::bf16_to_f(pair[1]));
-  const u16* codes = reinterpret_cast<const u16*>(from + unit / kLogfmtBlock * 4 + lane * chunk * 10 / 8);
-  for (u32 i = 0; i < chunk; i += 8) {
-    const u16* w = codes + i / 8 * 5;
-    const u64 low = w[0] | static_cast<u64>(w[1]) << 16 | static_cast<u64>(w[2]) << 32 | static_cast<u64>(w[3]) << 48;
-    const u64 high = low >> 60 | static_cast<u64>(w[4]) << 4;
-    for (u32 j = 0; j < 8; ++j) {
-      const u32 code = static_cast<u32>(j < 6 ? low >> 10 * j : high >> 10 * (j - 6)) & 1023u;
-      acc[i + j] = simt::fma_(logfmt_value(code, s), weight, acc[i + j]);
-    }
-  }
+  UCCL_UNROLL
+  for (u32 i = 0; i < kChunk; ++i) acc[i] = simt::fma_(v[i], weight, acc[i]);
 }
 
 }  // namespace uccl

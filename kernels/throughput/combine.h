@@ -1,15 +1,17 @@
 // Throughput combine. Blocks of a channel: (0) puts this rank's rows into one ring per source; (1) sums this rank's own
-// tokens: rows of its node, then the partial sums of other nodes; (2), with several nodes, sums the node's rows of the
-// remote sources that this rank stands for and sends one partial row per token.
+// tokens: rows of its node, then the partial sums of other nodes' cells; (2), with several nodes, sums its cell's rows
+// of the remote sources that this rank stands for and sends one partial row per token.
 //
-// Rounding (facts B.1). One node: fp32 sum of bias and rows in ascending rank, one round. Several: each node's rows in
-// ascending rank, rounded to bf16; then bias and nodes in ascending order, rounded.
+// Rounding (facts B.1). One node: fp32 sum of bias and rows in ascending rank, one round. Several: the rows of each
+// cell
+// (topology.h) in ascending rank, rounded to bf16, this rank's own node being one; then bias and cells in ascending order,
+// rounded. With a cell a rank, other nodes' rows are thus added one by one as they are.
 #pragma once
 #include "kernels/throughput/merge.h"
 
 namespace uccl {
 
-// Reading state of the partial sums from one node, in workspace.
+// Reading state of the partial sums from one cell, in workspace.
 struct PartialState {
   u64 head, released;
   u32 row, remaining;
@@ -26,7 +28,7 @@ struct CombineArgs {
   u16* out;  // bf16 [num_tokens, hidden]
   float* out_weights;  // [num_tokens, topk] or null
   u16* scratch;  // bf16 [C, warps of a block, hidden], several nodes only
-  PartialState* partials;  // [C, nodes] workspace
+  PartialState* partials;  // [C, cells] workspace
   u32 hidden;
   u32 unused;
 };
@@ -47,9 +49,9 @@ DEV const u16** warp_pointers(CombineShared& s) {
 }
 
 // The whole block: what thread 0 last left in `ok`, read by all before it can change again.
-DEV bool all_see_ok(CombineShared& s) {
+DEV u32 all_see_ok(CombineShared& s) {
   simt::sync_block();
-  const bool ok = s.merge.ok != 0;
+  const u32 ok = s.merge.ok;
   simt::sync_block();
   return ok;
 }
@@ -62,16 +64,21 @@ DEV void contribute(const CombineArgs& a, const WaitContext& wait, u32 channel, 
   const RowShape& shape = a.call.shape;
   const TopologyView& t = a.rank.topology;
   const u32 rows = a.call.recv_tokens[source * g.num_channels + channel];
-  if (rows == 0) return;
+  if (rows == 0 || warp_agree(a.rank.shrink && masked(a.rank, source))) return;
   const u32 first = a.call.recv_begin[source * g.num_channels + channel];
-  const WaitSite site{WaitPhase::kCombineSend, t.host_of(source, t.node), channel, 0};
+  WaitSite site{WaitPhase::kCombineSend, combine_peer(a.rank, source), channel, 0};
   const StreamAddress s = contribution_stream(a.rank, a.call.layout, t.rank, source, channel);
   u64* tail = const_cast<u64*>(s.tail);
   u64 number = simt::ld_relaxed_sys(tail);
   for (u32 done = 0; done < rows; ++number) {
-    if (!warp_agree(simt::lane() != 0 ||
-                    wait_for_slot(wait, site, g, number, [&] { return simt::ld_acquire_sys(s.heads); })))
-      return;
+    bool room = true;
+    if (simt::lane() == 0) {
+      bool absent;
+      const auto head = [&] { return simt::ld_acquire_sys(s.heads); };
+      site.expected = number;
+      room = wait_for_slot(a.rank, wait, site, g, head, &absent) && !absent;
+    }
+    if (!warp_agree(room)) return;
     const u32 n = rows - done < g.rows_per_chunk ? rows - done : g.rows_per_chunk;
     for (u32 i = 0; i < n; ++i) {
       const u64 at = first + done + i;
@@ -94,44 +101,53 @@ DEV void contribute(const CombineArgs& a, const WaitContext& wait, u32 channel, 
 
 DEV void open_partials(const CombineArgs& a, u32 channel) {
   const TopologyView& t = a.rank.topology;
-  for (u32 n = simt::tid(); n < t.num_nodes; n += simt::ntid()) {
-    PartialState& p = a.partials[channel * t.num_nodes + n];
-    const u32 rows = n == t.node ? 0 : a.call.node_rows[n * a.call.geometry.num_channels + channel];
-    u64 head = 0;
-    if (n != t.node) head = simt::ld_relaxed_sys(partial_stream(a.rank, a.call.layout, n, channel).heads);
-    p = PartialState{head, head, 0, rows};
+  for (u32 n = simt::tid(); n < t.num_cells; n += simt::ntid()) {
+    PartialState& p = a.partials[channel * t.num_cells + n];
+    p = PartialState{0, 0, 0, 0};
+    if (!t.is_remote(n)) continue;
+    p.head = p.released = simt::ld_relaxed_sys(partial_stream(a.rank, a.call.layout, n, channel).heads);
+    p.remaining = a.call.node_rows[n * a.call.geometry.num_channels + channel];
   }
 }
 
-// Lane 0: every partial row of this token is readable.
+// A row of this token comes from cell n. Ranks are only ever masked within a call, so what was passed over once is
+// again.
+DEV bool has_partial(const CombineArgs& a, u32 token, u32 n) {
+  const TopologyView& t = a.rank.topology;
+  if (!t.is_remote(n) || destinations(a.rank, a.call.is_token_in_rank, token, n) == 0) return false;
+  return !a.rank.shrink || !masked(a.rank, t.host_of(t.rank, n));
+}
+
+// Lane 0: every partial row of this token is readable, or its sender masked.
 DEV Step look_at_partials(const CombineArgs& a, const WaitContext& wait, u32 channel, u32 token, bool may_wait) {
   const TopologyView& t = a.rank.topology;
-  for (u32 n = 0; n < t.num_nodes; ++n) {
-    if (n == t.node || destinations(a.rank, a.call.is_token_in_rank, token, n) == 0) continue;
-    const PartialState& p = a.partials[channel * t.num_nodes + n];
+  for (u32 n = 0; n < t.num_cells; ++n) {
+    if (!has_partial(a, token, n)) continue;
+    const PartialState& p = a.partials[channel * t.num_cells + n];
     const u64* tail = partial_stream(a.rank, a.call.layout, n, channel).tail;
     const u64 head = p.head;
     if (simt::ld_acquire_sys(tail) > head) continue;
     if (!may_wait) return Step::kNotYet;
     const u32 peer = t.host_of(t.rank, n);
     const u64 begin = simt::now_ns();
-    if (!wait_until(
-            wait, WaitSite{WaitPhase::kCombineReceive, peer, channel, head + 1},
-            [&] { return simt::ld_acquire_sys(tail); }, [&](u64 seen) { return seen > head; }))
+    bool absent;
+    if (!wait_or_mask(
+            a.rank, wait, WaitSite{WaitPhase::kCombineReceive, peer, channel, head + 1},
+            [&] { return simt::ld_acquire_sys(tail); }, [&](u64 seen) { return seen > head; }, &absent))
       return Step::kFailed;
-    add_stat(a.rank, peer, PeerStat::kWaitNs, simt::now_ns() - begin);
+    if (channel == 0) add_stat(a.rank, peer, PeerStat::kWaitNs, simt::now_ns() - begin);
   }
   return Step::kReady;
 }
 
-// Lane 0: puts the token's partial rows into the entry, in ascending node order.
+// Lane 0: puts the token's partial rows into the entry, in ascending order of cells.
 DEV void take_partials(const CombineArgs& a, u32 channel, u32 token, PlanEntry& e) {
   const TopologyView& t = a.rank.topology;
   const StreamGeometry& g = a.call.geometry;
-  for (u32 n = 0; n < t.num_nodes; ++n) {
-    if (n == t.node) e.own_position = e.num_partials;
-    if (n == t.node || destinations(a.rank, a.call.is_token_in_rank, token, n) == 0) continue;
-    PartialState& p = a.partials[channel * t.num_nodes + n];
+  for (u32 n = 0; n < t.num_cells; ++n) {
+    if (n == t.cell) e.own_position = e.num_partials;
+    if (!has_partial(a, token, n)) continue;
+    PartialState& p = a.partials[channel * t.num_cells + n];
     e.partials[e.num_partials++] = partial_stream(a.rank, a.call.layout, n, channel).unit + g.chunk(channel, p.head) +
                                    static_cast<u64>(p.row) * g.row_bytes;
     --p.remaining;
@@ -148,7 +164,7 @@ DEV void plan_own(const CombineArgs& a, const WaitContext& wait, CombineShared& 
   m.count = 0;
   while (m.count < kMaxPlan && s.cursor < end) {
     const bool may_wait = m.count == 0;
-    const bool here = destinations(a.rank, a.call.is_token_in_rank, s.cursor, t.node) != 0;
+    const bool here = destinations(a.rank, a.call.is_token_in_rank, s.cursor, t.cell) != 0;
     Step step = here ? look_ahead(a.rank, wait, a.call, m, channel, may_wait) : Step::kReady;
     if (step == Step::kReady && t.num_nodes > 1) step = look_at_partials(a, wait, channel, s.cursor, may_wait);
     if (step == Step::kFailed) m.ok = 0;
@@ -156,7 +172,7 @@ DEV void plan_own(const CombineArgs& a, const WaitContext& wait, CombineShared& 
     PlanEntry& e = m.plan[m.count++];
     e.num_rows = e.num_partials = e.own_position = 0;
     e.token = s.cursor;
-    if (here) take_token(a.rank, a.call, m, channel, s.cursor, e);
+    if (here) take_token(a.call, m, channel, s.cursor, e);
     if (t.num_nodes > 1) take_partials(a, channel, s.cursor, e);
     ++s.cursor;
   }
@@ -194,13 +210,13 @@ DEV void reduce_own(const CombineArgs& a, CombineShared& s, u32 channel, const P
   simt::sync_warp();
 }
 
-// After a batch: gives partial chunks back to the nodes that sent them.
+// After a batch: gives partial chunks back to the cells that sent them.
 DEV void release_partials(const CombineArgs& a, const WaitContext& wait, u32 channel) {
   const TopologyView& t = a.rank.topology;
   if (t.num_nodes == 1) return;
   if (simt::lane() != 0) return;  // lanes of one warp do not push side by side (ring_push.h)
-  for (u32 n = simt::warp(); n < t.num_nodes; n += simt::num_warps()) {
-    PartialState& p = a.partials[channel * t.num_nodes + n];
+  for (u32 n = simt::warp(); n < t.num_cells; n += simt::num_warps()) {
+    PartialState& p = a.partials[channel * t.num_cells + n];
     if (p.released == p.head) continue;
     p.released = p.head;
     simt::st_release_sys(partial_stream(a.rank, a.call.layout, n, channel).heads, p.head);
@@ -216,11 +232,12 @@ DEV void combine_own(const CombineArgs& a, const WaitContext& wait, CombineShare
   open_contributions(a.rank, a.call, s.merge, a.rank.topology.rank, channel);
   while (s.cursor < end) {
     simt::sync_block();  // everyone has seen the cursor
+    if (simt::kLanesInParallel && simt::warp() == 0) look_around(a.call, s.merge, channel);
     if (simt::tid() == 0) plan_own(a, wait, s, channel, end);
     if (!all_see_ok(s)) return;
     for (u32 i = simt::warp(); i < s.merge.count; i += simt::num_warps()) reduce_own(a, s, channel, s.merge.plan[i]);
     simt::sync_block();
-    release_contributions(a.rank, s.merge);
+    release_contributions(s.merge);
     release_partials(a, wait, channel);
     simt::sync_block();
   }
@@ -239,8 +256,8 @@ DEV PartialOut partial_out(const CombineArgs& a, u32 source, u32 channel) {
   p.source = source;
   p.channel = channel;
   p.rows = a.call.stream_rows[source * a.call.geometry.num_channels + channel];
-  p.unit_offset = a.call.layout.partial_staging(t.hosted_slot(source, t.node));
-  p.remote_offset = a.call.layout.partial(t.node);
+  p.unit_offset = a.call.layout.partial_staging(t.hosted_slot(source, t.cell));
+  p.remote_offset = a.call.layout.partial(t.cell);
   p.sent_word = word(own_data(a.rank), a.rank.signals.sent(Direction::kCombine, source, channel));
   return p;
 }
@@ -252,9 +269,11 @@ DEV void plan_partials(const CombineArgs& a, const WaitContext& wait, CombineSha
   m.count = 0;
   if (s.in_chunk == 0) {
     const WaitSite site{WaitPhase::kCombineSend, p.source, p.channel, s.number};
-    if (!wait_for_slot(wait, site, g, s.number,
-                       [&] { return credit_of(a.rank, Direction::kCombine, p.source, p.channel); })) {
-      m.ok = 0;
+    const auto head = [&] { return credit_of(a.rank, Direction::kCombine, p.source, p.channel); };
+    bool absent;
+    const bool ok = wait_for_slot(a.rank, wait, site, g, head, &absent);
+    if (!ok || absent) {
+      m.ok = ok ? kSourceLeftOut : 0;
       return;
     }
   }
@@ -265,7 +284,7 @@ DEV void plan_partials(const CombineArgs& a, const WaitContext& wait, CombineSha
     if (step != Step::kReady) return;
     PlanEntry& e = m.plan[m.count++];
     e.num_rows = e.num_partials = e.own_position = 0;
-    take_token(a.rank, a.call, m, p.channel, kNoToken, e);
+    take_token(a.call, m, p.channel, kNoToken, e);
     e.out_row = chunk + static_cast<u64>(s.in_chunk++) * g.row_bytes;
   }
 }
@@ -298,7 +317,7 @@ DEV bool send_partials(const CombineArgs& a, const WaitContext& wait, CombineSha
   return ok;
 }
 
-// The whole block: one remote source.
+// The whole block: one remote source. False: the call failed.
 DEV bool combine_for(const CombineArgs& a, const WaitContext& wait, CombineShared& s, u32 channel, u32 source) {
   const PartialOut p = partial_out(a, source, channel);
   if (p.rows == 0) return true;
@@ -307,21 +326,23 @@ DEV bool combine_for(const CombineArgs& a, const WaitContext& wait, CombineShare
     s.number = simt::ld_relaxed_sys(p.sent_word);
     s.in_chunk = 0;
   }
-  bool ok = all_see_ok(s);
-  for (u32 done = 0; ok && done < p.rows;) {
+  u32 ok = all_see_ok(s);
+  for (u32 done = 0; ok == 1 && done < p.rows;) {
+    if (simt::kLanesInParallel && simt::warp() == 0) look_around(a.call, s.merge, channel);
     if (simt::tid() == 0) plan_partials(a, wait, s, p, p.rows - done);
-    if (!all_see_ok(s)) return false;
+    ok = all_see_ok(s);
+    if (ok != 1) break;
     for (u32 i = simt::warp(); i < s.merge.count; i += simt::num_warps()) reduce_partial(a, s, s.merge.plan[i]);
     done += s.merge.count;
     simt::sync_block();
-    release_contributions(a.rank, s.merge);
+    release_contributions(s.merge);
     if (simt::tid() == 0 && !send_partials(a, wait, s, p, p.rows - done)) s.merge.ok = 0;
     ok = all_see_ok(s);
   }
-  return ok;
+  return ok != 0;
 }
 
-KERNEL throughput_combine(CombineArgs a) {
+KERNEL KERNEL_BOUNDS(kMaxBlockLanes) throughput_combine(CombineArgs a) {
   CombineShared& shared = simt::smem<CombineShared>();
   const WaitContext wait = wait_context(a.rank);
   const TopologyView& t = a.rank.topology;
@@ -334,7 +355,8 @@ KERNEL throughput_combine(CombineArgs a) {
   } else {
     // Ascending on every rank, as the contributions are: the smallest unfinished source always has all its parts.
     for (u32 s = 0; s < t.num_ranks; ++s)
-      if (!t.is_local(s) && t.host_of(s, t.node) == t.rank && !combine_for(a, wait, shared, channel, s)) return;
+      if (!t.is_local(s) && !t.is_absent(s) && t.host_of(s, t.cell) == t.rank)
+        if (!combine_for(a, wait, shared, channel, s)) return;
   }
 }
 

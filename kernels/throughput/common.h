@@ -1,9 +1,12 @@
 // What the throughput kernels share: the call, and the addresses of streams (layout/throughput.h says what those are).
 //
-// A stream's writer may fill chunk n when n - head < slots; head is the slowest reader's. On a node, readers store their
-// heads beside the ring. Over the network the host of the ring sends the slowest head back as a credit.
-// No call waits for another call to end: chunk numbers go on, and only a change of geometry first drains the rings
-// (drain.h).
+// A stream's writer may fill chunk n when n - head < slots; head is the slowest reader's. On a node, readers store
+// their heads beside the ring. Over the network the host of the ring sends the slowest head back as a credit. With
+// `shrink` a rank that a wait expires for is masked: its streams, and this rank's to it, stop where they are and are
+// never read again, which Python sees to (uccl_ep/low_latency_api.py). Whom a token goes to stays as it was counted, so
+// that others find the rows that were announced to them. No call waits for another call to end: chunk numbers go on,
+// and only a change of geometry first drains the rings
+// (settle.h).
 #pragma once
 #include "kernels/device/copy.h"
 #include "kernels/device/ring_push.h"
@@ -18,12 +21,12 @@ struct ThroughputCall {
   RowShape shape;
   u32 num_local_experts;
   // Where the routing of this call is (from the counts kernel, or a handle). C = geometry.num_channels.
-  const u8* is_token_in_rank;  // [num_tokens, N]
-  const u32* node_rows;  // [nodes, C] rows that this rank sends to each node
+  const u8* is_token_in_rank;  // [num_tokens, N]; as it was when rows were counted, without ranks masked then
+  const u32* node_rows;  // [cells, C] rows that this rank sends to each audience
   const u32* recv_tokens;  // [N, C] rows that this rank takes from each source
   const u32* recv_begin;  // [N, C] where they start in the output
-  const u32* stream_rows;  // [N, C] rows of each source's stream to this node
-  const u32* reducer_tokens;  // [N, readers, C] rows per local reader, for sources that this rank stands for
+  const u32* stream_rows;  // [N, C] rows of each source's stream to this rank's crowd
+  const u32* reducer_tokens;  // [N, readers, C] rows per reader, for sources that this rank stands for
   u32 num_tokens;
   u32 readers;  // stride of reducer_tokens: largest node
 };
@@ -35,7 +38,7 @@ struct StreamAddress {
   u64* heads;  // one word a reader
 };
 
-// The dispatch stream of `source` to this node.
+// The dispatch stream of `source` to this rank's crowd (topology.h).
 DEV StreamAddress dispatch_stream(const RankContext& c, const ThroughputLayout& layout, u32 source, u32 channel) {
   const TopologyView& t = c.topology;
   if (t.is_local(source)) {
@@ -44,9 +47,9 @@ DEV StreamAddress dispatch_stream(const RankContext& c, const ThroughputLayout& 
                          word(base, c.signals.stream_tail(Direction::kDispatch, source, channel)),
                          word(base, c.signals.stream_head(Direction::kDispatch, source, channel, 0))};
   }
-  const u32 host = t.host_of(source, t.node);
+  const u32 host = t.host_of(source, t.cell);
   u8* base = data_of(c, host);
-  return StreamAddress{base + layout.dispatch_hosted(t.hosted_slot(source, t.node)),
+  return StreamAddress{base + layout.dispatch_hosted(t.hosted_slot(source, t.cell)),
                        word(control_of(c, host), c.control_layout.tail(Direction::kDispatch, source, channel)),
                        word(base, c.signals.stream_head(Direction::kDispatch, source, channel, 0))};
 }
@@ -60,28 +63,27 @@ DEV StreamAddress contribution_stream(const RankContext& c, const ThroughputLayo
                        word(base, c.signals.stream_head(Direction::kCombine, source, channel, 0))};
 }
 
-// The partial sums that node n sends this rank.
-DEV StreamAddress partial_stream(const RankContext& c, const ThroughputLayout& layout, u32 node, u32 channel) {
-  const u32 reducer = c.topology.host_of(c.topology.rank, node);
-  return StreamAddress{own_data(c) + layout.partial(node),
+// The partial sums that a cell of another node sends this rank.
+DEV StreamAddress partial_stream(const RankContext& c, const ThroughputLayout& layout, u32 cell, u32 channel) {
+  const u32 reducer = c.topology.host_of(c.topology.rank, cell);
+  return StreamAddress{own_data(c) + layout.partial(cell),
                        word(own_control(c), c.control_layout.tail(Direction::kCombine, reducer, channel)),
                        word(own_data(c), c.signals.partial_head(reducer, channel))};
 }
 
-// The head of the slowest reader; `*who` (its index in the node) is whom a wait for it waits for.
-DEV u64 slowest_head(const u64* heads, u32 readers, u32* who) {
+// The head of the slowest reader of a stream of `source` here, masked ones left out; `*who` is whom a wait for it waits
+// for.
+DEV u64 slowest_head(const RankContext& c, u32 source, const u64* heads, u32* who) {
   u64 slowest = ~0ull;
-  for (u32 g = 0; g < readers; ++g) {
+  for (u32 g = 0; g < c.topology.crowd_size(source); ++g) {
+    const u32 reader = c.topology.crowd_member(source, g);
+    if (c.shrink && masked(c, reader)) continue;
     const u64 head = simt::ld_acquire_sys(&heads[g]);  // pairs with the reader's release after its last read
     if (head >= slowest) continue;
     slowest = head;
-    *who = g;
+    *who = reader;
   }
   return slowest;
-}
-DEV u64 slowest_head(const u64* heads, u32 readers) {
-  u32 who;
-  return slowest_head(heads, readers, &who);
 }
 
 // Head of an outgoing stream to another node: the credit that its host sent back.
@@ -89,24 +91,29 @@ DEV u64 credit_of(const RankContext& c, Direction d, u32 peer, u32 channel) {
   return simt::ld_acquire_sys(word(own_control(c), c.control_layout.credit(d, peer, channel)));
 }
 
-// Head of this rank's own dispatch stream to one node; `*peer` is the rank that it comes from.
-DEV u64 dispatch_head(const RankContext& c, u32 node, u32 channel, u32* peer) {
+// Head of this rank's own dispatch stream to one audience; `*peer` is the rank that it comes from.
+DEV u64 dispatch_head(const RankContext& c, u32 cell, u32 channel, u32* peer) {
   const TopologyView& t = c.topology;
-  if (node != t.node) {
-    *peer = t.host_of(t.rank, node);
+  if (cell != t.cell) {
+    *peer = t.host_of(t.rank, cell);
     return credit_of(c, Direction::kDispatch, *peer, channel);
   }
-  u32 who = 0;
-  const u64 head = slowest_head(word(own_data(c), c.signals.stream_head(Direction::kDispatch, t.rank, channel, 0)),
-                                t.local_size, &who);
-  *peer = t.member(node, who);
-  return head;
+  const u64* heads = word(own_data(c), c.signals.stream_head(Direction::kDispatch, t.rank, channel, 0));
+  return slowest_head(c, t.rank, heads, peer);
 }
 
-// One lane: waits until `head()` lets chunk `number` be written.
+// Who a wait for a reader of rows for `source` on this node is about: its host, which with a cell a rank is this one,
+// and then stops reading only when the source is masked.
+DEV u32 combine_peer(const RankContext& c, u32 source) {
+  return c.shrink ? source : c.topology.host_of(source, c.topology.cell);
+}
+
+// One lane: waits until `head()` lets chunk number `site.expected` be written. `*absent`: site.peer, of which head()
+// may make another, is masked and will not let it.
 template <class Head>
-DEV bool wait_for_slot(const WaitContext& wait, const WaitSite& site, const StreamGeometry& g, u64 number, Head head) {
-  return wait_until(wait, site, head, [&](u64 seen) { return number - seen < g.num_slots; });
+DEV bool wait_for_slot(const RankContext& c, const WaitContext& wait, const WaitSite& site, const StreamGeometry& g,
+                       Head head, bool* absent) {
+  return wait_or_mask(c, wait, site, head, [&](u64 seen) { return site.expected - seen < g.num_slots; }, absent);
 }
 
 // One lane: a chunk to another node; it has the same place in the ring at both ends.
@@ -142,12 +149,12 @@ DEV u32 channel_begin(u32 tokens, u32 channels, u32 channel) {
   return begin < tokens ? static_cast<u32>(begin) : tokens;
 }
 
-// Ranks of node n (by local index) that take a token.
-DEV u64 destinations(const RankContext& c, const u8* is_token_in_rank, u32 token, u32 node) {
+// Ranks of an audience (by place) that take a token.
+DEV u64 destinations(const RankContext& c, const u8* is_token_in_rank, u32 token, u32 cell) {
   const u8* row = is_token_in_rank + static_cast<u64>(token) * c.topology.num_ranks;
   u64 mask = 0;
-  for (u32 i = 0; i < c.topology.size_of(node); ++i)
-    if (row[c.topology.member(node, i)]) mask |= 1ull << i;
+  for (u32 i = 0; i < c.topology.audience_size(cell); ++i)
+    if (row[c.topology.audience_member(cell, i)]) mask |= 1ull << i;
   return mask;
 }
 

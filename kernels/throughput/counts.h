@@ -1,5 +1,6 @@
-// Before a dispatch: every source tells every node how many rows to expect, per channel and reader, and how many
-// selections each expert gets; every rank then knows its output's size and where each source's rows go. One block.
+// Before a dispatch: every source tells every audience (topology.h) how many rows to expect, per channel and reader,
+// and how many selections each expert gets; every rank then knows its output's size and where each source's rows go.
+// One block.
 #pragma once
 #include "kernels/throughput/common.h"
 
@@ -9,14 +10,15 @@ struct CountsArgs {
   RankContext rank;
   ThroughputLayout layout;
   RowShape shape;
-  u64 epoch;
+  u64* epoch;                        // count exchanges so far; this kernel counts on, so that it can be recorded
   const u8* is_token_in_rank;        // [num_tokens, N]
   const i32* num_tokens_per_expert;  // [E] selections of this rank's tokens
   u32 num_tokens, num_channels, num_local_experts, expert_alignment;
   u32 readers;                       // largest node
   u32 unused;
+  u8* taken;             // [num_tokens, N] is_token_in_rank without ranks that are masked, or null: nobody can be
   u32* channel_prefix;   // [N, C] inclusive, this rank's tokens to each rank
-  u32* node_rows;        // [nodes, C]
+  u32* node_rows;        // [cells, C] by audience (topology.h)
   u32* recv_tokens;      // [N, C]
   u32* recv_begin;       // [N, C]
   u32* stream_rows;      // [N, C]
@@ -27,116 +29,140 @@ struct CountsArgs {
 };
 struct CountsShared {
   u32 failed;
+  u8 left_out[kMaxRanks];  // sources that are masked or absent
 };
+
+// Whom tokens go to in this call: what is masked now is left out for as long as the routing lives.
+DEV const u8* tokens_in_ranks(const CountsArgs& a) { return a.taken != nullptr ? a.taken : a.is_token_in_rank; }
+// The whole block.
+DEV void leave_out_masked(const CountsArgs& a) {
+  const u64 ranks = a.rank.topology.num_ranks;
+  for (u64 i = simt::tid(); a.taken != nullptr && i < a.num_tokens * ranks; i += simt::ntid())
+    a.taken[i] = a.is_token_in_rank[i] != 0 && !masked(a.rank, static_cast<u32>(i % ranks));
+}
 
 // The words behind a CountsHeader.
 struct CountsBlock {
   u32* rows;     // [C]
-  u32* tokens;   // [readers of that node, C]
-  u32* experts;  // [readers of that node, L]
+  u32* tokens;   // [readers, C]
+  u32* experts;  // [readers, L]
 };
 DEV CountsBlock counts_block(CountsHeader* h, u32 channels, u32 readers) {
   u32* words = reinterpret_cast<u32*>(h + 1);
   return CountsBlock{words, words + channels, words + channels + readers * channels};
 }
 
-// A warp counts one channel for one node and fills that part of the node's block.
-DEV void count_channel(const CountsArgs& a, u32 node, u32 channel, const CountsBlock& block) {
+// A warp counts one channel for one audience and fills that part of its block.
+DEV void count_channel(const CountsArgs& a, u32 cell, u32 channel, const CountsBlock& block) {
   const u32 begin = channel_begin(a.num_tokens, a.num_channels, channel);
   const u32 end = channel_begin(a.num_tokens, a.num_channels, channel + 1);
-  const u32 size = a.rank.topology.size_of(node);
+  const u32 size = a.rank.topology.audience_size(cell);
   for (u32 i = simt::lane(); i <= size; i += simt::kWarp) {  // lane `size` counts rows, the others one reader each
     u32 n = 0;
     for (u32 t = begin; t < end; ++t) {
-      const u8* row = a.is_token_in_rank + static_cast<u64>(t) * a.rank.topology.num_ranks;
+      const u8* row = tokens_in_ranks(a) + static_cast<u64>(t) * a.rank.topology.num_ranks;
       if (i < size)
-        n += row[a.rank.topology.member(node, i)] != 0;
+        n += row[a.rank.topology.audience_member(cell, i)] != 0;
       else
-        n += destinations(a.rank, a.is_token_in_rank, t, node) != 0;
+        n += destinations(a.rank, tokens_in_ranks(a), t, cell) != 0;
     }
     if (i < size)
       block.tokens[i * a.num_channels + channel] = n;
     else
-      block.rows[channel] = a.node_rows[node * a.num_channels + channel] = n;
+      block.rows[channel] = a.node_rows[cell * a.num_channels + channel] = n;
   }
 }
 
-// The whole block fills the outgoing counts of every node.
-DEV void fill_counts(const CountsArgs& a) {
+// The whole block fills the outgoing counts of every audience.
+DEV void fill_counts(const CountsArgs& a, u64 epoch) {
   const TopologyView& topology = a.rank.topology;
-  for (u32 u = simt::warp(); u < topology.num_nodes * a.num_channels; u += simt::num_warps()) {
-    const u32 node = u / a.num_channels;
-    CountsHeader* h = reinterpret_cast<CountsHeader*>(own_data(a.rank) + a.layout.own_counts(a.epoch, node));
-    count_channel(a, node, u % a.num_channels, counts_block(h, a.num_channels, topology.size_of(node)));
+  for (u32 u = simt::warp(); u < topology.num_cells * a.num_channels; u += simt::num_warps()) {
+    const u32 cell = u / a.num_channels, channel = u % a.num_channels;
+    if (!topology.is_audience(cell)) {
+      if (simt::lane() == 0) a.node_rows[cell * a.num_channels + channel] = 0;
+      continue;
+    }
+    CountsHeader* h = reinterpret_cast<CountsHeader*>(own_data(a.rank) + a.layout.own_counts(epoch, cell));
+    count_channel(a, cell, channel, counts_block(h, a.num_channels, topology.audience_size(cell)));
   }
-  for (u32 node = 0; node < topology.num_nodes; ++node) {
-    CountsHeader* h = reinterpret_cast<CountsHeader*>(own_data(a.rank) + a.layout.own_counts(a.epoch, node));
-    const u32 size = topology.size_of(node);
+  for (u32 cell = 0; cell < topology.num_cells; ++cell) {
+    if (!topology.is_audience(cell)) continue;
+    CountsHeader* h = reinterpret_cast<CountsHeader*>(own_data(a.rank) + a.layout.own_counts(epoch, cell));
+    const u32 size = topology.audience_size(cell);
     if (simt::tid() == 0)
       *h = CountsHeader{a.num_channels,  a.num_local_experts,   size,
                         a.shape.topk,    a.shape.payload_bytes, a.shape.scale_bytes,
                         a.shape.has_ids, a.shape.has_weights};
     const CountsBlock block = counts_block(h, a.num_channels, size);
-    for (u32 i = simt::tid(); i < size * a.num_local_experts; i += simt::ntid())
-      block.experts[i] = static_cast<u32>(
-          a.num_tokens_per_expert[topology.member(node, i / a.num_local_experts) * a.num_local_experts +
-                                  i % a.num_local_experts]);
+    for (u32 i = simt::tid(); i < size * a.num_local_experts; i += simt::ntid()) {
+      const u32 reader = topology.audience_member(cell, i / a.num_local_experts);
+      const u32 expert = reader * a.num_local_experts + i % a.num_local_experts;
+      block.experts[i] = static_cast<u32>(a.num_tokens_per_expert[expert]);
+    }
   }
   simt::sync_block();
   for (u32 r = simt::tid(); r < topology.num_ranks; r += simt::ntid()) {  // what the handle calls channel_prefix_matrix
-    const u32 node = topology.node_of[r], i = topology.local_of[r];
-    CountsHeader* h = reinterpret_cast<CountsHeader*>(own_data(a.rank) + a.layout.own_counts(a.epoch, node));
-    const CountsBlock block = counts_block(h, a.num_channels, topology.size_of(node));
+    if (topology.is_absent(r)) {
+      for (u32 c = 0; c < a.num_channels; ++c) a.channel_prefix[r * a.num_channels + c] = 0;
+      continue;
+    }
+    const u32 cell = topology.audience_of(r), i = topology.place_in_audience(r);
+    CountsHeader* h = reinterpret_cast<CountsHeader*>(own_data(a.rank) + a.layout.own_counts(epoch, cell));
+    const CountsBlock block = counts_block(h, a.num_channels, topology.audience_size(cell));
     u32 sum = 0;
     for (u32 c = 0; c < a.num_channels; ++c)
       a.channel_prefix[r * a.num_channels + c] = sum += block.tokens[i * a.num_channels + c];
   }
 }
 
-// Sends each remote node its counts and raises the flag for this one.
-DEV void send_counts(const CountsArgs& a, const WaitContext& wait) {
+// Sends each cell of other nodes its counts and raises the flag for this node.
+DEV void send_counts(const CountsArgs& a, const WaitContext& wait, u64 epoch) {
   const TopologyView& topology = a.rank.topology;
   // One lane of each warp: pushing lanes of one warp could wait for each other where lanes run in lockstep.
-  for (u32 n = simt::warp(); simt::lane() == 0 && n < topology.num_nodes; n += simt::num_warps()) {
-    if (n == topology.node) continue;
+  for (u32 n = simt::warp(); simt::lane() == 0 && n < topology.num_cells; n += simt::num_warps()) {
+    if (!topology.is_remote(n)) continue;
     const u32 host = topology.host_of(topology.rank, n), size = topology.size_of(n);
+    if (a.rank.shrink && masked(a.rank, host)) continue;
     Command m;
     m.op = Op::kWrite;
     m.peer = host;
-    m.key = epoch_key(Phase::kCounts, a.epoch);
-    m.local_offset = a.layout.own_counts(a.epoch, n);
-    m.remote_offset = a.layout.hosted_counts(a.epoch, topology.hosted_slot(topology.rank, n));
+    m.key = epoch_key(Phase::kCounts, epoch);
+    m.local_offset = a.layout.own_counts(epoch, n);
+    m.remote_offset = a.layout.hosted_counts(epoch, topology.hosted_slot(topology.rank, n));
     m.bytes = align_up(sizeof(CountsHeader) + 4ull * (a.num_channels * (1 + size) + size * a.num_local_experts), 16);
     if (push(ring_to(a.rank, host), m, wait) == kNoTicket) break;
-    const u64 header = a.layout.counts_expect(a.epoch, n);
-    *reinterpret_cast<ExpectHeader*>(own_data(a.rank) + header) = ExpectHeader{a.epoch, 1, 0, 0};
+    const u64 header = a.layout.counts_expect(epoch, n);
+    *reinterpret_cast<ExpectHeader*>(own_data(a.rank) + header) = ExpectHeader{epoch, 1, 0, 0};
     m.op = Op::kCount;
     m.local_offset = header;
-    m.remote_offset = a.rank.control_offset + a.rank.control_layout.expect(Phase::kCounts, a.epoch, topology.rank);
+    m.remote_offset = a.rank.control_offset + a.rank.control_layout.expect(Phase::kCounts, epoch, topology.rank);
     m.bytes = sizeof(ExpectHeader);
     push(ring_to(a.rank, host), m, wait);
   }
   if (simt::tid() == 0)  // after sync_block: covers the whole block's stores
-    simt::st_release_sys(word(own_data(a.rank), a.rank.signals.flag(Phase::kCounts, topology.rank)), a.epoch);
+    simt::st_release_sys(word(own_data(a.rank), a.rank.signals.flag(Phase::kCounts, topology.rank)), epoch);
 }
 
-DEV const CountsHeader* counts_of(const CountsArgs& a, u32 source) {
+DEV const CountsHeader* counts_of(const CountsArgs& a, u64 epoch, u32 source) {
   const TopologyView& t = a.rank.topology;
-  const u8* base = t.is_local(source) ? data_of(a.rank, source) + a.layout.own_counts(a.epoch, t.node)
-                                      : data_of(a.rank, t.host_of(source, t.node)) +
-                                            a.layout.hosted_counts(a.epoch, t.hosted_slot(source, t.node));
+  const u8* base = t.is_local(source) ? data_of(a.rank, source) + a.layout.own_counts(epoch, t.cell_of[source])
+                                      : data_of(a.rank, t.host_of(source, t.cell)) +
+                                            a.layout.hosted_counts(epoch, t.hosted_slot(source, t.cell));
   return reinterpret_cast<const CountsHeader*>(base);
 }
 
-// One lane: a source's counts are here and speak of the same call.
-DEV bool await_counts(const CountsArgs& a, const WaitContext& wait, u32 source) {
+// One lane: a source's counts are here and speak of the same call, or it is `*absent`.
+DEV bool await_counts(const CountsArgs& a, const WaitContext& wait, u64 epoch, u32 source, bool* absent) {
+  *absent = a.rank.topology.is_absent(source);
+  if (*absent) return true;
   const u64* flag = arrival_flag(a.rank, Phase::kCounts, source);
   const u64 begin = simt::now_ns();
-  const WaitSite site{WaitPhase::kCounts, source, kNoChannel, a.epoch};
-  if (!wait_until(wait, site, [&] { return simt::ld_acquire_sys(flag); }, [&](u64 v) { return v >= a.epoch; }))
-    return false;
+  const WaitSite site{WaitPhase::kCounts, source, kNoChannel, epoch};
+  const auto load = [&] { return simt::ld_acquire_sys(flag); };
+  if (!wait_or_mask(a.rank, wait, site, load, [&](u64 v) { return v >= epoch; }, absent)) return false;
+  if (*absent) return true;
   add_stat(a.rank, source, PeerStat::kWaitNs, simt::now_ns() - begin);
-  const CountsHeader& h = *counts_of(a, source);
+  const CountsHeader& h = *counts_of(a, epoch, source);
   const u32 theirs[] = {h.num_channels, h.num_local_experts, h.topk,       h.payload_bytes,
                         h.scale_bytes,  h.has_ids,           h.has_weights};
   const u32 mine[] = {a.num_channels,      a.num_local_experts, a.shape.topk,       a.shape.payload_bytes,
@@ -151,41 +177,62 @@ DEV bool await_counts(const CountsArgs& a, const WaitContext& wait, u32 source) 
 }
 
 // One lane per source: its part of the tables.
-DEV void read_counts(const CountsArgs& a, u32 source) {
+DEV void read_counts(const CountsArgs& a, u64 epoch, u32 source) {
   const TopologyView& topology = a.rank.topology;
-  const u32 size = topology.local_size, channels = a.num_channels;
-  CountsHeader* h = const_cast<CountsHeader*>(counts_of(a, source));
+  const u32 size = topology.crowd_size(source), channels = a.num_channels;
+  CountsHeader* h = const_cast<CountsHeader*>(counts_of(a, epoch, source));
   const CountsBlock block = counts_block(h, channels, size);
-  const bool reducing = topology.host_of(source, topology.node) == topology.rank;
+  const bool reducing = topology.host_of(source, topology.cell) == topology.rank;
   for (u32 c = 0; c < channels; ++c) {
     a.stream_rows[source * channels + c] = block.rows[c];
-    a.recv_tokens[source * channels + c] = block.tokens[topology.local * channels + c];
+    a.recv_tokens[source * channels + c] = block.tokens[topology.place_in_crowd(source) * channels + c];
     for (u32 g = 0; g < a.readers; ++g)
       a.reducer_tokens[(static_cast<u64>(source) * a.readers + g) * channels + c] =
           reducing && g < size ? block.tokens[g * channels + c] : 0;
   }
   if (topology.num_nodes == 1)
-    for (u32 r = 0; r < size; ++r) {
+    for (u32 r = 0; r < topology.num_ranks; ++r) {
       u32 sum = 0;
-      for (u32 c = 0; c < channels; ++c) sum += block.tokens[r * channels + c];
+      for (u32 c = 0; c < channels && !topology.is_absent(r); ++c)
+        sum += block.tokens[topology.local_of[r] * channels + c];
       a.rank_prefix[source * topology.num_ranks + r] = sum;  // summed over sources below
     }
 }
 
+// One lane per source that is left out: it sends nothing.
+DEV void read_nothing(const CountsArgs& a, u32 source) {
+  for (u32 c = 0; c < a.num_channels; ++c) {
+    a.stream_rows[source * a.num_channels + c] = a.recv_tokens[source * a.num_channels + c] = 0;
+    for (u32 g = 0; g < a.readers; ++g)
+      a.reducer_tokens[(static_cast<u64>(source) * a.readers + g) * a.num_channels + c] = 0;
+  }
+  if (a.rank.topology.num_nodes == 1)
+    for (u32 r = 0; r < a.rank.topology.num_ranks; ++r) a.rank_prefix[source * a.rank.topology.num_ranks + r] = 0;
+}
+
+// One warp: the sum of `v` over the lanes up to this one.
+DEV u32 sum_up_to(u32 v) {
+  for (u32 d = 1; d < simt::kWarp; d *= 2) {
+    const u32 below = simt::shfl(v, (simt::lane() + simt::kWarp - d) % simt::kWarp);
+    if (simt::lane() >= d) v += below;
+  }
+  return v;
+}
+
 // The whole block: sums over sources.
-DEV void sum_counts(const CountsArgs& a) {
+DEV void sum_counts(const CountsArgs& a, const CountsShared& shared, u64 epoch) {
   const TopologyView& topology = a.rank.topology;
   const u32 channels = a.num_channels;
-  if (simt::tid() == 0) {
+  if (simt::warp() == 0) {
     u32 sum = 0;
-    for (u32 s = 0; s < topology.num_ranks; ++s) {
-      for (u32 c = 0; c < channels; ++c) {
-        a.recv_begin[s * channels + c] = sum;
-        sum += a.recv_tokens[s * channels + c];
-      }
-      if (topology.num_nodes > 1) a.rank_prefix[s] = sum;
+    for (u32 base = 0; base < topology.num_ranks * channels; base += simt::kWarp) {
+      const u32 i = base + simt::lane(), here = i < topology.num_ranks * channels;
+      const u32 rows = here ? a.recv_tokens[i] : 0, up_to = sum + sum_up_to(rows);
+      if (here) a.recv_begin[i] = up_to - rows;
+      if (here && topology.num_nodes > 1 && i % channels == channels - 1) a.rank_prefix[i / channels] = up_to;
+      sum = simt::shfl(up_to, simt::kWarp - 1);
     }
-    *a.recv_total = sum;
+    if (simt::lane() == 0) *a.recv_total = sum;
   }
   if (topology.num_nodes == 1)
     for (u32 r = simt::tid(); r < topology.num_ranks; r += simt::ntid())
@@ -194,27 +241,39 @@ DEV void sum_counts(const CountsArgs& a) {
   for (u32 e = simt::tid(); e < a.num_local_experts; e += simt::ntid()) {
     u32 sum = 0;
     for (u32 s = 0; s < topology.num_ranks; ++s) {
-      CountsHeader* h = const_cast<CountsHeader*>(counts_of(a, s));
-      sum += counts_block(h, channels, topology.local_size).experts[topology.local * a.num_local_experts + e];
+      if (shared.left_out[s]) continue;
+      CountsHeader* h = const_cast<CountsHeader*>(counts_of(a, epoch, s));
+      const CountsBlock block = counts_block(h, channels, topology.crowd_size(s));
+      sum += block.experts[topology.place_in_crowd(s) * a.num_local_experts + e];
     }
     a.expert_counts[e] = static_cast<u32>(align_up(sum, a.expert_alignment));
   }
 }
 
-KERNEL throughput_counts(CountsArgs a) {
+KERNEL KERNEL_BOUNDS(kMaxBlockLanes) throughput_counts(CountsArgs a) {
   CountsShared& shared = simt::smem<CountsShared>();
   const WaitContext wait = wait_context(a.rank);
+  const u64 epoch = simt::ld_relaxed_gpu(a.epoch) + 1;
   if (simt::tid() == 0) simt::st_release_gpu(&shared.failed, 0u);
-  fill_counts(a);
+  leave_out_masked(a);
   simt::sync_block();
-  send_counts(a, wait);
-  for (u32 s = simt::tid(); s < a.rank.topology.num_ranks; s += simt::ntid())
-    if (await_counts(a, wait, s))
-      read_counts(a, s);
-    else
+  fill_counts(a, epoch);
+  simt::sync_block();
+  send_counts(a, wait, epoch);
+  for (u32 s = simt::tid(); s < a.rank.topology.num_ranks; s += simt::ntid()) {
+    bool absent = false;
+    if (!await_counts(a, wait, epoch, s, &absent))
       simt::st_release_gpu(&shared.failed, 1u);
+    else if (absent)
+      read_nothing(a, s);
+    else
+      read_counts(a, epoch, s);
+    shared.left_out[s] = absent;
+  }
   simt::sync_block();
-  if (simt::ld_acquire_gpu(&shared.failed) == 0) sum_counts(a);
+  if (simt::ld_acquire_gpu(&shared.failed) != 0) return;
+  sum_counts(a, shared, epoch);
+  if (simt::tid() == 0) simt::st_relaxed_gpu(a.epoch, epoch);  // every thread read it before the last sync_block
 }
 
 }  // namespace uccl

@@ -1,6 +1,6 @@
-// Throughput dispatch. Two blocks a channel: the even one writes this rank's streams to every node, the odd one reads
-// every source's stream to this node and packs the rows that name this rank, by source rank and then token. The rank
-// that holds a remote source's ring also returns the credits for it.
+// Throughput dispatch. Two blocks a channel: the even one writes this rank's streams to every audience (topology.h),
+// the odd one reads every source's stream to this rank's crowd and packs the rows that name this rank, by source rank
+// and then token. The rank that holds a remote source's ring also returns the credits for it.
 #pragma once
 #include "kernels/throughput/common.h"
 
@@ -42,35 +42,40 @@ DEV void write_row(const DispatchArgs& a, u32 token, u64 destinations, u8* row) 
       static_cast<short>(expert >= 0 && expert < static_cast<i64>(kMaxExperts) ? expert : -1);
 }
 
-// The writing end of this rank's stream to one node.
+// The writing end of this rank's stream to one audience.
 struct OutgoingStream {
-  u32 node, peer, channel;
+  u32 cell, peer, channel;
   bool local;
   u8* unit;          // where rows are written
   u64 unit_offset, remote_offset;
   u64* sent_word;    // local: the tail that readers acquire; remote: this rank's own note
 };
-DEV OutgoingStream outgoing_stream(const DispatchArgs& a, u32 node, u32 channel) {
+DEV OutgoingStream outgoing_stream(const DispatchArgs& a, u32 cell, u32 channel) {
   const TopologyView& t = a.rank.topology;
   const ThroughputLayout& layout = a.call.layout;
   OutgoingStream s{};
-  s.node = node;
+  s.cell = cell;
   s.channel = channel;
-  s.local = node == t.node;
-  s.peer = t.host_of(t.rank, node);
-  s.unit_offset = s.local ? layout.own_stream() : layout.dispatch_staging(node);
+  s.local = cell == t.cell;
+  s.peer = s.local ? t.rank : t.host_of(t.rank, cell);
+  s.unit_offset = s.local ? layout.own_stream() : layout.dispatch_staging(cell);
   s.unit = own_data(a.rank) + s.unit_offset;
-  s.remote_offset = s.local ? 0 : layout.dispatch_hosted(t.hosted_slot(t.rank, node));
+  s.remote_offset = s.local ? 0 : layout.dispatch_hosted(t.hosted_slot(t.rank, cell));
   s.sent_word = word(own_data(a.rank), s.local ? a.rank.signals.stream_tail(Direction::kDispatch, t.rank, channel)
                                                : a.rank.signals.sent(Direction::kDispatch, s.peer, channel));
   return s;
 }
 
-// One lane: chunk `number` may be written.
+// One lane: chunk `number` may be written. False also when there is nobody left to write it for.
 DEV bool outgoing_room(const DispatchArgs& a, const WaitContext& wait, const OutgoingStream& s, u64 number) {
   WaitSite site{WaitPhase::kDispatchSend, s.peer, s.channel, number};
-  return wait_for_slot(wait, site, a.call.geometry, number,
-                       [&] { return dispatch_head(a.rank, s.node, s.channel, &site.peer); });
+  for (;;) {
+    bool absent;
+    const auto head = [&] { return dispatch_head(a.rank, s.cell, s.channel, &site.peer); };
+    if (!wait_for_slot(a.rank, wait, site, a.call.geometry, head, &absent)) return false;
+    if (!absent || !s.local) return !absent;
+    site.peer = s.peer;  // one reader of the node fewer: the others may let it
+  }
 }
 // One lane: chunk `number` with `rows` rows is complete.
 DEV bool publish_chunk(const DispatchArgs& a, const WaitContext& wait, const OutgoingStream& s, u64 number, u32 rows) {
@@ -86,18 +91,18 @@ DEV bool publish_chunk(const DispatchArgs& a, const WaitContext& wait, const Out
   return send_chunk(a.rank, wait, chunk, a.call.geometry);
 }
 
-// One warp writes the whole stream of one channel to one node.
-DEV void send_stream(const DispatchArgs& a, const WaitContext& wait, u32 channel, u32 node) {
+// One warp writes the whole stream of one channel to one audience.
+DEV void send_stream(const DispatchArgs& a, const WaitContext& wait, u32 channel, u32 cell) {
   const StreamGeometry& g = a.call.geometry;
-  const u32 rows = a.call.node_rows[node * g.num_channels + channel];
+  const u32 rows = a.call.node_rows[cell * g.num_channels + channel];
   if (rows == 0) return;
-  const OutgoingStream s = outgoing_stream(a, node, channel);
+  const OutgoingStream s = outgoing_stream(a, cell, channel);
   u64 number = simt::ld_relaxed_sys(s.sent_word);
   const u32 end = channel_begin(a.call.num_tokens, g.num_channels, channel + 1);
   u32 done = 0, in_chunk = 0;
   for (u32 base = channel_begin(a.call.num_tokens, g.num_channels, channel); base < end; base += simt::kWarp) {
     const u32 token = base + simt::lane();
-    const u64 mine = token < end ? destinations(a.rank, a.call.is_token_in_rank, token, node) : 0;
+    const u64 mine = token < end ? destinations(a.rank, a.call.is_token_in_rank, token, cell) : 0;
     for (simt::mask_t going = simt::ballot(mine != 0); going != 0; going &= going - 1) {
       const u32 from = simt::first_lane(going);
       if (in_chunk == 0 && !warp_agree(simt::lane() != 0 || outgoing_room(a, wait, s, number))) return;
@@ -117,7 +122,8 @@ DEV void send_stream(const DispatchArgs& a, const WaitContext& wait, u32 channel
 DEV void take_row(const DispatchArgs& a, const u8* row, u32 at) {
   const RowShape& shape = a.call.shape;
   const u32 lane = simt::lane();
-  copy_row(a.recv_x + static_cast<u64>(at) * shape.payload_bytes, row + sizeof(RowHeader), shape.payload_bytes);
+  copy_row_out(a.recv_x + static_cast<u64>(at) * shape.payload_bytes, row + sizeof(RowHeader), shape.payload_bytes,
+               static_cast<u64>(a.capacity) * shape.payload_bytes);
   const u32* scales = reinterpret_cast<const u32*>(row + shape.scales());
   for (u32 i = lane; i < shape.scale_bytes / 4; i += simt::kWarp)
     a.recv_scales[static_cast<u64>(at) * (shape.scale_bytes / 4) + i] = scales[i];
@@ -132,35 +138,69 @@ DEV void take_row(const DispatchArgs& a, const u8* row, u32 at) {
         here ? reinterpret_cast<const float*>(row + shape.weights())[lane] : 0.0f;
 }
 
-// At the ring's host: how far a remote source has been told its slowest reader here is.
+// The reading end of a source's stream; at the host of a remote source's ring, also how far the source has been told
+// that its slowest reader here is.
 struct Crediting {
   StreamAddress stream;
   u32 source, channel;
   u64 told;
+  bool host;
 };
 // One lane: tells the source when the slowest reader has gone on by `news` chunks.
 DEV bool return_credit(const DispatchArgs& a, const WaitContext& wait, Crediting& c, u64 news) {
-  const u64 head = slowest_head(c.stream.heads, a.rank.topology.local_size);
+  u32 who;
+  const u64 head = slowest_head(a.rank, c.source, c.stream.heads, &who);
   if (head < c.told + news) return true;
   c.told = head;
   return send_credit(a.rank, wait, Direction::kDispatch, c.source, c.channel, head);
 }
 
-// One lane: stays until every local reader has finished this call's part of the stream.
+// One lane: stays until every reader here has finished this call's part of the stream.
 DEV bool finish_credits(const DispatchArgs& a, const WaitContext& wait, Crediting& c, u64 end) {
-  const TopologyView& t = a.rank.topology;
   while (c.told < end) {
-    u32 who = 0;
-    WaitSite site{WaitPhase::kDispatchReceive, t.rank, c.channel, end};
-    const auto slowest = [&] {
-      const u64 head = slowest_head(c.stream.heads, t.local_size, &who);
-      site.peer = t.member(t.node, who);
-      return head;
-    };
+    WaitSite site{WaitPhase::kDispatchReceive, a.rank.topology.rank, c.channel, end};
+    const auto slowest = [&] { return slowest_head(a.rank, c.source, c.stream.heads, &site.peer); };
     if (!wait_until(wait, site, slowest, [&](u64 head) { return head > c.told; })) return false;
     if (!return_credit(a, wait, c, 1)) return false;
   }
   return true;
+}
+
+// One warp: what a masked source still owed comes out as rows of zeros that name no expert and no token.
+DEV void take_nothing(const DispatchArgs& a, u32 from, u32 end) {
+  const RowShape& shape = a.call.shape;
+  const u32 lane = simt::lane();
+  for (u32 at = from; at < end; ++at) {
+    u8* const row = a.recv_x + static_cast<u64>(at) * shape.payload_bytes;
+    for (u32 i = lane; i < shape.payload_bytes; i += simt::kWarp) row[i] = 0;
+    for (u32 i = lane; i < shape.scale_bytes / 4; i += simt::kWarp)
+      a.recv_scales[static_cast<u64>(at) * (shape.scale_bytes / 4) + i] = 0;
+    if (lane == 0) a.recv_src_idx[at] = -1;
+    if (!shape.has_ids || lane >= shape.topk) continue;
+    a.recv_topk_idx[static_cast<u64>(at) * shape.topk + lane] = -1;
+    if (shape.has_weights) a.recv_topk_weights[static_cast<u64>(at) * shape.topk + lane] = 0.0f;
+  }
+}
+
+// One warp: the next chunk of a stream, when the reader's head is at `head`. False: the call failed, or (`*absent`) the
+// source is masked.
+DEV bool await_chunk(const DispatchArgs& a, const WaitContext& wait, Crediting& credits, u64 head, u64* waited,
+                     bool* absent) {
+  bool ok = true, gone = false;
+  if (simt::lane() == 0 && simt::ld_acquire_sys(credits.stream.tail) <= head) {
+    const u64 begin = simt::now_ns();
+    // While this rank waits, slower readers go on; the source may be waiting for exactly their progress.
+    ok = wait_or_mask(
+        a.rank, wait, WaitSite{WaitPhase::kDispatchReceive, credits.source, credits.channel, head + 1},
+        [&] {
+          if (credits.host) return_credit(a, wait, credits, 1);
+          return simt::ld_acquire_sys(credits.stream.tail);  // pairs with publish_chunk, or with the proxy's release
+        },
+        [&](u64 tail) { return tail > head; }, &gone);
+    *waited += simt::now_ns() - begin;
+  }
+  *absent = warp_agree(gone);
+  return warp_agree(ok) && !*absent;
 }
 
 // One warp reads one source's stream of one channel.
@@ -168,49 +208,44 @@ DEV void receive_stream(const DispatchArgs& a, const WaitContext& wait, u32 chan
   const StreamGeometry& g = a.call.geometry;
   const TopologyView& t = a.rank.topology;
   const u32 rows = a.call.stream_rows[source * g.num_channels + channel];
+  if (t.is_absent(source)) return;
   const StreamAddress s = dispatch_stream(a.rank, a.call.layout, source, channel);
-  u64* head_word = s.heads + t.local;
+  const u32 place = t.place_in_crowd(source);
+  u64* head_word = s.heads + place;
   u64 head = simt::ld_relaxed_sys(head_word);
-  Crediting credits{s, source, channel, head};
-  const bool crediting = !t.is_local(source) && t.host_of(source, t.node) == t.rank;
+  Crediting credits{s, source, channel, head, !t.is_local(source) && t.host_of(source, t.cell) == t.rank};
   const u64 news = g.num_slots / 4 > 0 ? g.num_slots / 4 : 1;
-  u32 at = a.call.recv_begin[source * g.num_channels + channel], taken = 0;
+  const u32 at = a.call.recv_begin[source * g.num_channels + channel];
+  u32 taken = 0;
   u64 waited = 0;
-  for (u32 done = 0; done < rows; ++head) {
-    bool ok = true;
-    if (simt::lane() == 0 && simt::ld_acquire_sys(s.tail) <= head) {
-      const u64 begin = simt::now_ns();
-      // While this rank waits, slower readers go on; the source may be waiting for exactly their progress.
-      ok = wait_until(
-          wait, WaitSite{WaitPhase::kDispatchReceive, source, channel, head + 1},
-          [&] {
-            if (crediting) return_credit(a, wait, credits, 1);
-            return simt::ld_acquire_sys(s.tail);  // pairs with publish_chunk, or with the proxy's release
-          },
-          [&](u64 tail) { return tail > head; });
-      waited += simt::now_ns() - begin;
+  bool absent = warp_agree(a.rank.shrink && masked(a.rank, source));
+  for (u32 done = 0; done < rows && !absent; ++head) {
+    if (!await_chunk(a, wait, credits, head, &waited, &absent)) {
+      if (absent) break;
+      return;
     }
-    if (!warp_agree(ok)) return;
     const u32 n = rows - done < g.rows_per_chunk ? rows - done : g.rows_per_chunk;
     const u8* chunk = s.unit + g.chunk(channel, head);
     for (u32 i = 0; i < n; ++i) {
       const u8* row = chunk + static_cast<u64>(i) * g.row_bytes;
-      if (!(reinterpret_cast<const RowHeader*>(row)->destinations >> t.local & 1)) continue;
+      if (!(reinterpret_cast<const RowHeader*>(row)->destinations >> place & 1)) continue;
       take_row(a, row, at + taken++);
     }
     done += n;
     simt::sync_warp();  // every lane has read the chunk
+    bool ok = true;
     if (simt::lane() == 0) {
       simt::st_release_sys(head_word, head + 1);  // pairs with slowest_head
-      if (crediting) ok = return_credit(a, wait, credits, news);
+      if (credits.host) ok = return_credit(a, wait, credits, news);
     }
     if (!warp_agree(ok)) return;
   }
+  if (absent) take_nothing(a, at + taken, at + a.call.recv_tokens[source * g.num_channels + channel]);
   if (simt::lane() != 0) return;
   add_stat(a.rank, source, PeerStat::kRowsIn, taken);
   add_stat(a.rank, source, PeerStat::kBytesIn, static_cast<u64>(taken) * g.row_bytes);
-  add_stat(a.rank, source, PeerStat::kWaitNs, waited);
-  if (crediting) finish_credits(a, wait, credits, head);
+  if (channel == 0) add_stat(a.rank, source, PeerStat::kWaitNs, waited);
+  if (credits.host && !absent) finish_credits(a, wait, credits, head);
 }
 
 // Rows beyond the real count, shared out over the reading blocks.
@@ -221,7 +256,7 @@ DEV void pad_tail(const DispatchArgs& a, u32 channel) {
     a.recv_topk_idx[i] = -1;
 }
 
-KERNEL throughput_dispatch(DispatchArgs a) {
+KERNEL KERNEL_BOUNDS(kMaxBlockLanes) throughput_dispatch(DispatchArgs a) {
   const WaitContext wait = wait_context(a.rank);
   const u32 channel = simt::bid() / 2;
   if (!may_start(wait)) return;
@@ -232,7 +267,8 @@ KERNEL throughput_dispatch(DispatchArgs a) {
     return;
   }
   if (simt::bid() % 2 == 0) {
-    for (u32 n = simt::warp(); n < a.rank.topology.num_nodes; n += simt::num_warps()) send_stream(a, wait, channel, n);
+    for (u32 n = simt::warp(); n < a.rank.topology.num_cells; n += simt::num_warps())
+      if (a.rank.topology.is_audience(n)) send_stream(a, wait, channel, n);
     return;
   }
   // Ascending on every rank: the smallest unfinished source of a class always has all its readers, so none starves.

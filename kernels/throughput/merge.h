@@ -1,8 +1,9 @@
-// Combine's inner step: the rows that the ranks of a node have for one source, merged by token.
+// Combine's inner step: the rows that the ranks of a node or cell have for one source, merged by token.
 //
 // A reducing block works in batches. Lane 0 plans: it finds the next tokens and where their rows are, and never waits
-// while it holds an unfinished batch (its readers may be needed to free what it would wait for). Then all warps reduce
-// one planned row each, and only after that are the rings' heads released.
+// while it holds an unfinished batch (its readers may be needed to free what it would wait for); on a GPU its warp has
+// fetched what it needs to know before. Then all warps reduce one planned row each, and only after that are the rings'
+// heads released.
 #pragma once
 #include "kernels/throughput/common.h"
 
@@ -20,41 +21,74 @@ struct Contribution {
   u32 remaining;    // rows of this call
   u32 token;        // of the next row; valid when `ready`
   u32 ready;
+  u32 fetched, used;  // rows from the current one on whose tokens look_around has fetched, and how many are spent
+  u32 tokens[kMaxPlan];
 };
 
 struct PlanEntry {
   const u8* rows[kMaxRanksPerNode];  // of this node's ranks, ascending
   const u8* partials[kMaxPartials];  // of other nodes, ascending; own_position says where this node's sum goes
-  u8* out_row;                       // a stream row to fill (header, payload, weights), or null
+  u8* out_row;  // a stream row to fill (header, payload, weights), or null
   u32 num_rows, num_partials, own_position, token;
 };
 
 struct MergeShared {
-  Contribution from[kMaxRanksPerNode];
+  Contribution from[kMaxRanksPerNode];  // of the source's crowd here (topology.h)
+  u32 source, num_from;
   PlanEntry plan[kMaxPlan];
-  u32 count;     // entries planned
+  u32 count;  // entries planned
   u32 finished;  // nothing is left
-  u32 ok;
+  u32 ok;        // 0: failed; kSourceLeftOut: the source is masked, its stream ends here
 };
+inline constexpr u32 kSourceLeftOut = 2;
 
 // Lanes of the block: opens the contributions to `source` on a channel.
 DEV void open_contributions(const RankContext& c, const ThroughputCall& call, MergeShared& m, u32 source, u32 channel) {
   const u32 channels = call.geometry.num_channels;
-  for (u32 g = simt::tid(); g < c.topology.local_size; g += simt::ntid()) {
+  const u32 size = c.topology.crowd_size(source);
+  for (u32 g = simt::tid(); g < size; g += simt::ntid()) {
     Contribution& k = m.from[g];
-    const u32 rank = c.topology.member(c.topology.node, g);
+    const u32 rank = c.topology.crowd_member(source, g);
     k.stream = contribution_stream(c, call.layout, rank, source, channel);
     k.head = k.released = simt::ld_relaxed_sys(k.stream.heads);
     k.row = 0;
     k.remaining = call.reducer_tokens[(static_cast<u64>(source) * call.readers + g) * channels + channel];
-    k.ready = 0;
+    k.ready = k.fetched = k.used = 0;
   }
-  if (simt::tid() == 0) m.ok = 1;
+  if (simt::tid() == 0) {
+    m.source = source;
+    m.num_from = size;
+    m.ok = c.shrink && masked(c, source) ? kSourceLeftOut : 1;
+  }
   simt::sync_block();
 }
 
-DEV const u8* contribution_row(const ThroughputCall& call, const Contribution& k, u32 channel) {
-  return k.stream.unit + call.geometry.chunk(channel, k.head) + static_cast<u64>(k.row) * call.geometry.row_bytes;
+// The `ahead`th row from the current one on.
+DEV const u8* contribution_row(const ThroughputCall& call, const Contribution& k, u32 channel, u32 ahead = 0) {
+  const u32 row = k.row + ahead, per_chunk = call.geometry.rows_per_chunk;
+  return k.stream.unit + call.geometry.chunk(channel, k.head + row / per_chunk) +
+         static_cast<u64>(row % per_chunk) * call.geometry.row_bytes;
+}
+
+// One warp, before a batch: fetches the tokens of all rows that the batch may come to and that are here, side by side.
+// They lie in other processors' memories; one lane would wait for each of them in turn. Waits for nobody.
+DEV void look_around(const ThroughputCall& call, MergeShared& m, u32 channel) {
+  for (u32 g = simt::lane(); g < m.num_from; g += simt::kWarp) {
+    Contribution& k = m.from[g];
+    const u64 tail = k.remaining != 0 ? simt::ld_acquire_sys(k.stream.tail) : k.head;  // pairs as look_ahead's does
+    u64 here = tail > k.head ? (tail - k.head) * call.geometry.rows_per_chunk - k.row : 0;
+    if (here > k.remaining) here = k.remaining;  // the last chunk may not be full
+    k.fetched = here < kMaxPlan ? static_cast<u32>(here) : kMaxPlan;
+    k.used = k.ready;
+  }
+  simt::sync_warp();  // what each lane acquired is now visible to all
+  for (u32 i = simt::lane(); i < m.num_from * kMaxPlan; i += simt::kWarp) {
+    Contribution& k = m.from[i / kMaxPlan];
+    const u32 ahead = i % kMaxPlan;
+    if (ahead < k.fetched)
+      k.tokens[ahead] = reinterpret_cast<const RowHeader*>(contribution_row(call, k, channel, ahead))->token;
+  }
+  simt::sync_warp();
 }
 
 enum class Step : u32 { kReady = 0, kNotYet, kFailed };
@@ -62,20 +96,36 @@ enum class Step : u32 { kReady = 0, kNotYet, kFailed };
 // Lane 0: the next row of every unfinished contribution is readable. Waits only when `may_wait`.
 DEV Step look_ahead(const RankContext& c, const WaitContext& wait, const ThroughputCall& call, MergeShared& m,
                     u32 channel, bool may_wait) {
-  for (u32 g = 0; g < c.topology.local_size; ++g) {
+  for (u32 g = 0; g < m.num_from; ++g) {
     Contribution& k = m.from[g];
     if (k.remaining == 0 || k.ready) continue;
-    if (simt::ld_acquire_sys(k.stream.tail) <= k.head) {  // pairs with the contributor's release of its tail
+    const u32 peer = c.topology.crowd_member(m.source, g);
+    bool absent = c.shrink && masked(c, peer);
+    if (!absent && k.used < k.fetched) {
+      k.token = k.tokens[k.used++];
+      k.ready = 1;
+      continue;
+    }
+    if (!absent && simt::ld_acquire_sys(k.stream.tail) <= k.head) {  // pairs with the contributor's release of its tail
       if (!may_wait) return Step::kNotYet;
-      const u32 peer = c.topology.member(c.topology.node, g);
       const u64 begin = simt::now_ns();
       const u64 head = k.head;
       const u64* tail = k.stream.tail;
-      if (!wait_until(
-              wait, WaitSite{WaitPhase::kCombineReceive, peer, channel, head + 1},
-              [&] { return simt::ld_acquire_sys(tail); }, [&](u64 seen) { return seen > head; }))
+      // Nobody contributes any more to a source that is masked meanwhile.
+      const auto left_out = [&] { return c.shrink && masked(c, m.source); };
+      if (!wait_or_mask(
+              c, wait, WaitSite{WaitPhase::kCombineReceive, peer, channel, head + 1},
+              [&] { return simt::ld_acquire_sys(tail); }, [&](u64 seen) { return seen > head || left_out(); }, &absent))
         return Step::kFailed;
-      add_stat(c, peer, PeerStat::kWaitNs, simt::now_ns() - begin);
+      if (channel == 0) add_stat(c, peer, PeerStat::kWaitNs, simt::now_ns() - begin);
+      if (left_out()) {
+        m.ok = kSourceLeftOut;
+        return Step::kNotYet;
+      }
+    }
+    if (absent) {  // what it has not given by now is left out
+      k.remaining = 0;
+      continue;
     }
     k.token = reinterpret_cast<const RowHeader*>(contribution_row(call, k, channel))->token;
     k.ready = 1;
@@ -85,13 +135,12 @@ DEV Step look_ahead(const RankContext& c, const WaitContext& wait, const Through
 
 // Lane 0: moves the rows of the smallest waiting token (or of `token`, when not kNoToken) into the entry.
 inline constexpr u32 kNoToken = ~0u;
-DEV void take_token(const RankContext& c, const ThroughputCall& call, MergeShared& m, u32 channel, u32 token,
-                    PlanEntry& p) {
+DEV void take_token(const ThroughputCall& call, MergeShared& m, u32 channel, u32 token, PlanEntry& p) {
   if (token == kNoToken)
-    for (u32 g = 0; g < c.topology.local_size; ++g)
+    for (u32 g = 0; g < m.num_from; ++g)
       if (m.from[g].remaining != 0 && m.from[g].token < token) token = m.from[g].token;
   p.token = token;
-  for (u32 g = 0; g < c.topology.local_size; ++g) {
+  for (u32 g = 0; g < m.num_from; ++g) {
     Contribution& k = m.from[g];
     if (k.remaining == 0 || k.token != token) continue;
     p.rows[p.num_rows++] = contribution_row(call, k, channel);
@@ -104,8 +153,8 @@ DEV void take_token(const RankContext& c, const ThroughputCall& call, MergeShare
 }
 
 // After the batch has been reduced: gives the chunks back.
-DEV void release_contributions(const RankContext& c, MergeShared& m) {
-  for (u32 g = simt::tid(); g < c.topology.local_size; g += simt::ntid()) {
+DEV void release_contributions(MergeShared& m) {
+  for (u32 g = simt::tid(); g < m.num_from; g += simt::ntid()) {
     Contribution& k = m.from[g];
     if (k.released == k.head) continue;
     simt::st_release_sys(k.stream.heads, k.head);  // pairs with the contributor's wait for a slot

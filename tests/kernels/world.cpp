@@ -29,14 +29,16 @@ World::Rank::Rank(const World& w, u32)
       peer_counters(w.num_ranks(), PeerCounters{}) {}
 
 World::World(const WorldShape& shape) : shape_(shape) {
-  for (u32 r = 0; r < num_ranks(); ++r) all_.push_back(r);
+  all_ = shape_.here;
+  for (u32 r = 0; shape_.here.empty() && r < num_ranks(); ++r) all_.push_back(r);
   plan();
-  for (u32 r = 0; r < num_ranks(); ++r) ranks_.push_back(std::make_unique<Rank>(*this, r));
-  for (u32 r = 0; r < num_ranks(); ++r) make_tables(r);
+  ranks_.resize(num_ranks());
+  for (const u32 r : all_) ranks_[r] = std::make_unique<Rank>(*this, r);
+  for (const u32 r : all_) make_tables(r);
   if (num_nodes == 1) return;  // nobody to talk to through a proxy
   const u64 session = next_session.fetch_add(1);
-  std::vector<std::string> addresses;
-  for (u32 r = 0; r < num_ranks(); ++r) {
+  std::vector<std::string> addresses(num_ranks());
+  for (const u32 r : all_) {
     TransportSettings t;
     t.rank = r;
     t.num_ranks = num_ranks();
@@ -46,9 +48,11 @@ World::World(const WorldShape& shape) : shape_(shape) {
     t.local = flat_space(*ranks_[r]);
     t.max_in_flight = 2 * shape_.max_in_flight;
     t.shuffle_seed = shape_.shuffle_seed;
-    ranks_[r]->transport = make_transport("loopback", t);
-    addresses.push_back(ranks_[r]->transport->local_address());
+    t.fabric = shape_.fabric;
+    ranks_[r]->transport = make_transport(shape_.family, t);
+    addresses[r] = ranks_[r]->transport->local_address();
   }
+  if (shape_.exchange) addresses = shape_.exchange(addresses);
   run([&](u32 r) { start_engine(r, addresses); });
 }
 
@@ -62,7 +66,10 @@ void World::plan() {
     max_readers = std::max(max_readers, size);
     smallest = std::min(smallest, size);
   }
-  const u32 num_hosted = num_nodes > 1 ? num_nodes * static_cast<u32>(ceil_div(max_readers, smallest)) : 0;
+  const bool apart = shape_.apart && num_nodes > 1;
+  num_cells = apart ? num_ranks() : num_nodes;
+  const u32 fan = static_cast<u32>(ceil_div(max_readers, apart ? 1u : smallest));
+  const u32 num_hosted = num_nodes > 1 ? num_nodes * fan : 0;
   signals_.num_ranks = ranks;
   signals_.num_channels = shape_.num_channels;
   signals_.max_readers = max_readers;
@@ -71,7 +78,7 @@ void World::plan() {
   if (shape_.unit_bytes != 0) {
     throughput.base = end;
     throughput.num_ranks = ranks;
-    throughput.num_nodes = num_nodes;
+    throughput.num_cells = num_cells;
     throughput.num_hosted = num_hosted;
     throughput.max_readers = max_readers;
     throughput.max_local_experts = shape_.max_local_experts;
@@ -106,6 +113,7 @@ void World::make_tables(u32 rank) {
   RankTablesSettings s;
   s.rank = rank;
   s.node_of = shape_.node_of;
+  for (u32 r = 0; num_cells != num_nodes && r < num_ranks(); ++r) s.cell_of.push_back(r);
   for (u32 r = 0; r < num_ranks(); ++r) {
     if (shape_.node_of[r] != shape_.node_of[rank]) continue;
     s.data.push_back(reinterpret_cast<u64>(data(r)));
@@ -151,7 +159,7 @@ void World::start_engine(u32 rank, const std::vector<std::string>& addresses) {
 
 World::~World() {
   for (auto& rank : ranks_)  // all stop before any memory goes away
-    if (rank->engine) rank->engine->stop(0);
+    if (rank && rank->engine) rank->engine->stop(0);
 }
 
 void World::run(const std::vector<u32>& ranks, const std::function<void(u32)>& body) {
@@ -165,8 +173,8 @@ void World::run(const std::vector<u32>& ranks, const std::function<void(u32)>& b
       } catch (...) {
         const std::lock_guard<std::mutex> lock(mutex);
         if (!first) first = std::current_exception();
-        for (const auto& r : ranks_)
-          __atomic_store_n(reinterpret_cast<u64*>(r->control.data() + ControlLayout::kAbort), 1, __ATOMIC_RELEASE);
+        for (const u32 r : all_)
+          __atomic_store_n(reinterpret_cast<u64*>(control(r) + ControlLayout::kAbort), 1, __ATOMIC_RELEASE);
       }
     });
   for (std::thread& t : threads) t.join();

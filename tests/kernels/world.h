@@ -6,6 +6,7 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <string>
 #include <vector>
 
 #include "bindings/rank_tables.h"
@@ -24,12 +25,19 @@ struct WorldShape {
   u64 shuffle_seed = 0;  // of the transport; 0: writes arrive as posted
   u64 timeout_ns = 30'000'000'000ull;
   bool shrink = false;
+  bool apart = false;  // each rank is a cell of its own (topology.h)
   // Low-latency part; hidden 0: none.
   u32 max_tokens = 0, hidden = 0, max_topk = 0, staging_rows = 8;
   u64 zero_copy_bytes = 0;
   // Throughput part; unit_bytes 0: none.
   u64 unit_bytes = 0;
   u32 max_local_experts = 16;
+  // Ranks in several processes (tests/rdma): the ranks that this one plays (empty: all), a family that reaches the
+  // others, and what carries addresses: this process's in, everybody's out.
+  std::string family = "loopback";
+  FabricSettings fabric;
+  std::vector<u32> here;
+  std::function<std::vector<std::string>(const std::vector<std::string>&)> exchange;
 
   u32 num_ranks() const { return static_cast<u32>(node_of.size()); }
 };
@@ -51,6 +59,29 @@ void launch_kernel(void (*kernel)(Args), const Args& args, u64 smem_bytes, const
   simt::launch(config, [&] { kernel(args); });
 }
 
+// Launches kept with their argument bytes, to be run again: what a recorded graph does.
+class Recording {
+ public:
+  // Launches; and keeps the launch, and what it points at, while recording.
+  template <class Args>
+  void launch(void (*kernel)(Args), const Args& args, u64 smem_bytes, const LaunchShape& shape,
+              std::shared_ptr<void> held = nullptr) {
+    const auto run = [kernel, args, smem_bytes, shape, held] { launch_kernel(kernel, args, smem_bytes, shape); };
+    if (on_) launches_.push_back(run);
+    run();
+  }
+  void record(bool on) { on_ = on; }
+  bool on() const { return on_; }
+  u64 size() const { return launches_.size(); }
+  void replay(u64 first, u64 last) const {
+    for (u64 i = first; i < last; ++i) launches_[i]();
+  }
+
+ private:
+  bool on_ = false;
+  std::vector<std::function<void()>> launches_;
+};
+
 // What a rank's fault record says; `kind` is kNone while there is none.
 struct Fault {
   FaultKind kind = FaultKind::kNone;
@@ -66,8 +97,8 @@ class World {
   World(const World&) = delete;
   World& operator=(const World&) = delete;
 
-  // body(rank) on a thread each, for these ranks (all of them by default). The first exception ends every other wait
-  // and is thrown again once all have returned.
+  // body(rank) on a thread each, for these ranks (all of this process by default). The first exception ends every
+  // other wait and is thrown again once all have returned.
   void run(const std::function<void(u32)>& body) { run(all_, body); }
   void run(const std::vector<u32>& ranks, const std::function<void(u32)>& body);
 
@@ -90,7 +121,7 @@ class World {
 
   LowLatencyLayout low_latency;
   ThroughputLayout throughput;
-  u32 num_nodes = 0, max_readers = 0;
+  u32 num_nodes = 0, num_cells = 0, max_readers = 0;
 
  private:
   struct Rank {
@@ -111,11 +142,11 @@ class World {
   AddressSpace flat_space(const Rank& rank) const;
 
   WorldShape shape_;
-  std::vector<u32> all_;
+  std::vector<u32> all_;  // of this process
   SignalLayout signals_;
   ControlLayout control_layout_;
   u64 data_bytes_ = 0, control_offset_ = 0, zero_copy_offset_ = 0;
-  std::vector<std::unique_ptr<Rank>> ranks_;
+  std::vector<std::unique_ptr<Rank>> ranks_;  // null: another process's
 };
 
 }  // namespace uccl::testing

@@ -5,6 +5,7 @@
 #include "kernels/device/copy.h"
 #include "kernels/device/copy_lanes.h"
 #include "kernels/device/fp8.h"
+#include "kernels/device/match.h"
 #include "kernels/device/ring_push.h"
 #include "kernels/device/simt.h"
 #include "kernels/device/wait.h"
@@ -123,6 +124,28 @@ KERNEL KERNEL_BOUNDS(64) probe_rows(ProbeRowArgs a) {
   lanes::reduce_rows(lanes::ReduceArgs{a.out, a.rows, a.weights, a.count, a.hidden, a.x, a.x});
 }
 
+struct ProbeMatchArgs {
+  const short* ids;
+  u32* counts;  // [kWarp]
+  u32* indices;  // [n] of the ids that name a lane, in the order of (lane, index)
+  u32 n, first, width;
+};
+
+// One warp: the ids' matches, and their lane versions on every processor.
+KERNEL KERNEL_BOUNDS(64) probe_match(ProbeMatchArgs a) {
+  using namespace simt;
+  const u32 count = count_matches(a.ids, a.n, a.first, a.width);
+  a.counts[lane()] = count + lanes::count_matches(a.ids, a.n, a.first, a.width);
+  u32 begin = 0;
+  for (u32 l = 0; l < kWarp; ++l) {
+    const u32 theirs = shfl(count, l);
+    if (l < lane()) begin += theirs;
+  }
+  const auto take = [=](u32, u32 at, u32 index) { a.indices[at] = index; };
+  for_each_match(a.ids, a.n, a.first, a.width, begin, take);
+  lanes::for_each_match(a.ids, a.n, a.first, a.width, begin, take);
+}
+
 struct ProbeRingArgs {
   RingView ring;
   u32* barrier;
@@ -149,6 +172,26 @@ KERNEL KERNEL_BOUNDS(256) probe_ring(ProbeRingArgs a) {
   if (simt::lane() == 0 && !wait_done(a.ring, ticket, wait, WaitSite{WaitPhase::kTeardown, c.peer, kNoChannel, 0}))
     record_fault(wait, WaitSite{WaitPhase::kTeardown, kNoPeer, kNoChannel, met}, FaultKind::kTimeout, aborted(wait));
   a.tickets[simt::bid() * simt::ntid() + simt::tid()] = ticket;
+}
+
+// Nothing but one push a warp: to see its instructions.
+KERNEL KERNEL_BOUNDS(256) probe_push(ProbeRingArgs a) {
+  const WaitContext wait = begin_wait(a.wait, a.timeout_ns);
+  Command c;
+  c.op = Op::kWrite;
+  c.peer = simt::bid();
+  c.bytes = 16;
+  u64 ticket = kNoTicket;
+  if (simt::lane() == 0) ticket = push(a.ring, c, wait);
+  a.tickets[simt::bid() * simt::ntid() + simt::tid()] = ticket;
+}
+KERNEL KERNEL_BOUNDS(256) probe_push_group(ProbeRingArgs a) {
+  const WaitContext wait = begin_wait(a.wait, a.timeout_ns);
+  Command c;
+  c.op = Op::kWrite;
+  c.peer = simt::bid();
+  c.bytes = 16;
+  a.tickets[simt::bid() * simt::ntid() + simt::tid()] = push_group(a.ring, c, simt::lane() % 3 != 0, wait);
 }
 
 }  // namespace uccl

@@ -6,7 +6,6 @@ Needs no GPU: NVRTC through CuPy's low-level binding, or nvcc; skipped where the
 from __future__ import annotations
 
 import functools
-import importlib.util
 import re
 import shutil
 import subprocess
@@ -15,40 +14,25 @@ from pathlib import Path
 
 import pytest
 
+from uccl_ep.errors import UcclEpError
+from uccl_ep.gpu.compiler import RuntimeCompiler, flags, include_flags
+
 ROOT = Path(__file__).resolve().parents[3]
 PROBES = '#include "tests/kernels/device/probe_kernels.h"\n'
 FUSION = """#include "kernels/device/simt.h"
 KERNEL plain(float* p) { p[0] = p[1] * p[2] + p[3]; }
 KERNEL fused(float* p) { p[0] = uccl::simt::fma_(p[1], p[2], p[3]); }
 """
-INCLUDES = [f"-I{ROOT}", f"-I{ROOT / 'proxy'}"]
 KERNELS = ("probe_words", "probe_lanes", "probe_rows", "probe_ring")
 ARCHITECTURES = ("sm_80", "sm_90a", "sm_100a")
 
 
-def has_nvrtc() -> bool:
-    if not importlib.util.find_spec("cupy"):
-        return False
-    from cupy.cuda import nvrtc  # type: ignore[import-not-found, import-untyped, unused-ignore]
-
+@functools.cache
+def nvrtc() -> RuntimeCompiler | None:
     try:
-        return bool(nvrtc.getVersion() >= (12, 0))
-    except Exception:  # CuPy without an NVRTC library; which exception depends on its version
-        return False
-
-
-def with_nvrtc(source: str, arch: str, binary: bool) -> bytes:
-    from cupy.cuda import nvrtc  # type: ignore[import-not-found, import-untyped, unused-ignore]
-
-    target = arch if binary else arch.replace("sm_", "compute_")
-    program = nvrtc.createProgram(source, "probe.cu", (), ())
-    options = (f"--gpu-architecture={target}", "--std=c++17", "--device-as-default-execution-space", "--fmad=false")
-    try:
-        nvrtc.compileProgram(program, (*options, *INCLUDES))
-    except nvrtc.NVRTCError:
-        pytest.fail(nvrtc.getProgramLog(program))
-    result = nvrtc.getCUBIN(program) if binary else nvrtc.getPTX(program)
-    return result if isinstance(result, bytes) else str(result).encode()
+        return RuntimeCompiler()
+    except UcclEpError:  # no CuPy, or no NVRTC library
+        return None
 
 
 def with_nvcc(text: str, arch: str, binary: bool) -> bytes:
@@ -56,8 +40,9 @@ def with_nvcc(text: str, arch: str, binary: bool) -> bytes:
         source, result = Path(folder, "probe.cu"), Path(folder, "probe.out")
         source.write_text(text)
         kind = ["-cubin", f"-arch={arch}"] if binary else ["-ptx", f"-arch={arch}"]
-        flags = ["-std=c++17", "--expt-relaxed-constexpr", "--fmad=false", "-Werror", "all-warnings"]
-        command = ["nvcc", *kind, *flags, *INCLUDES, "-o", str(result), str(source)]
+        both = [flag for flag in flags(arch) if flag in ("--std=c++17", "--fmad=false")]
+        strict = ["--expt-relaxed-constexpr", "-Werror", "all-warnings", *include_flags(ROOT)]
+        command = ["nvcc", *kind, *both, *strict, "-o", str(result), str(source)]
         done = subprocess.run(command, capture_output=True, text=True, timeout=100)
         assert done.returncode == 0, done.stdout + done.stderr
         return result.read_bytes()
@@ -65,8 +50,10 @@ def with_nvcc(text: str, arch: str, binary: bool) -> bytes:
 
 @functools.cache
 def compiled(arch: str, binary: bool, source: str = PROBES) -> bytes:
-    if has_nvrtc():
-        return with_nvrtc(source, arch, binary)
+    found = nvrtc()
+    if found is not None:
+        target = arch if binary else arch.replace("sm_", "compute_")
+        return found.compile(source, "probe", target, ROOT).binary
     if shutil.which("nvcc"):
         return with_nvcc(source, arch, binary)
     pytest.skip("no NVRTC (CuPy) and no nvcc here")
@@ -86,7 +73,7 @@ def test_backend_cuda_scopes_and_orders() -> None:
     assert "ld.acquire.sys.global.u64" in ptx
     assert "atom.cas.acq_rel.sys.global.b32" in ptx
     assert "atom.add.acq_rel.gpu.global.u32" in ptx
-    assert "ld.acquire.gpu.global.u32" in ptx
+    assert "ld.acquire.gpu.u32" in ptx
     assert not re.search(r"\b(membar|fence)\.", ptx), "a stand-alone fence, which ThreadSanitizer does not model"
     assert "ld.global.nc" not in ptx, "rows arrive while kernels run"
 

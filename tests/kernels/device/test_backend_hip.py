@@ -16,6 +16,8 @@ from pathlib import Path
 
 import pytest
 
+from uccl_ep.gpu.compiler import flags, include_flags
+
 ROOT = Path(__file__).resolve().parents[3]
 KERNELS = ("probe_words", "probe_lanes", "probe_rows", "probe_ring")
 
@@ -36,9 +38,8 @@ def assembly(arch: str) -> str:
     with tempfile.TemporaryDirectory() as folder:
         source, result = Path(folder, "probe.hip"), Path(folder, "probe.s")
         source.write_text('#include "tests/kernels/device/probe_kernels.h"\n')
-        flags = ["-x", "hip", f"--offload-arch={arch}", "--cuda-device-only", "-nogpulib", "-nogpuinc", "-std=c++20"]
-        flags += ["-O3", "-ffp-contract=off", "-Wall", "-Wextra", "-Werror", f"-I{ROOT}", f"-I{ROOT / 'proxy'}"]
-        command = [*compiler(), *flags, "-S", "-o", str(result), str(source)]
+        strict = ["-x", "hip", "--cuda-device-only", "-nogpulib", "-nogpuinc", "-Wall", "-Wextra", "-Werror"]
+        command = [*compiler(), *strict, *flags(arch), *include_flags(ROOT), "-S", "-o", str(result), str(source)]
         done = subprocess.run(command, capture_output=True, text=True, timeout=100)
         assert done.returncode == 0, done.stdout + done.stderr
         return result.read_text()

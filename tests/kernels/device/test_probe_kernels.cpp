@@ -55,6 +55,42 @@ TEST(probe_rows_end_as_the_reduced_row) {
   CHECK_EQ(packed[0], 126u | 127u << 8 | 127u << 16 | 128u << 24);  // group maxima 127, 255, 384, 512 over 448
 }
 
+TEST(probe_match_finds_ids_in_order) {
+  const std::vector<short> ids = {7, -1, 5, 7, 90, 6, 5, 5};
+  std::vector<u32> counts(kWarp), indices(6, ~0u);
+  const ProbeMatchArgs args{ids.data(), counts.data(), indices.data(), static_cast<u32>(ids.size()), 5, 3};
+  simt::launch({1, kWarp, 0, 1, 0}, [&] { probe_match(args); });
+  for (u32 l = 0; l < kWarp; ++l) CHECK_EQ(counts[l], l == 0 ? 6u : l == 1 ? 2u : l == 2 ? 4u : 0u);
+  CHECK((indices == std::vector<u32>{2, 6, 7, 5, 0, 3}));
+}
+
+TEST(probe_push_stores_one_command_a_warp_or_a_lane) {
+  constexpr u32 kCapacity = 256;
+  alignas(64) static u8 memory[ring_bytes(kCapacity)];
+  for (const bool group : {false, true}) {
+    std::memset(memory, 0, sizeof memory);
+    Control control;
+    std::vector<u64> tickets(2 * kWarp);
+    const ProbeRingArgs args{ring_view(memory, kCapacity),
+                             nullptr,
+                             tickets.data(),
+                             {&control.abort, &control.fault, 0, 0, 0},
+                             50'000'000'000,
+                             1};
+    simt::launch({1, 2 * kWarp, 0, 1, 0}, [&] { group ? probe_push_group(args) : probe_push(args); });
+    RingConsumer consumer(memory, kCapacity);
+    Command c;
+    while (consumer.peek(&c)) {
+      CHECK_EQ(c.bytes, 16u);
+      consumer.advance();
+    }
+    u32 pushed = 0;
+    for (const u64 t : tickets) pushed += t != simt::kNoTicket;
+    CHECK_EQ(pushed, group ? 2 * (kWarp - (kWarp + 2) / 3) : 2);
+    CHECK_EQ(consumer.next_ticket(), pushed);
+  }
+}
+
 TEST(probe_ring_pushes_and_waits) {
   constexpr u32 kGrid = 2, kBlock = 65, kCapacity = 32;
   alignas(64) static u8 memory[ring_bytes(kCapacity)];

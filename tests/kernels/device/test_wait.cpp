@@ -27,6 +27,31 @@ TEST(wait_returns_at_once_when_the_value_is_there) {
   CHECK_EQ(control.fault.claimed, 0u);
 }
 
+// A call that left a peer out at its deadline goes on; its next wait is not late yet.
+TEST(wait_that_begins_after_the_deadline_is_renewed_or_ends) {
+  for (const u64 renewed_ns : {u64{0}, kSecond / 5}) {
+    Control control;
+    const u64 begin = now_ns();
+    on_warp([&] {
+      if (lane() != 0) return;
+      WaitContext wait = context_of(control, 0);
+      wait.renewed_ns = renewed_ns;
+      CHECK(!wait_until(wait, WaitSite{WaitPhase::kStart, 0, 0, 1}, [] { return 0ull; }, [](u64 v) { return v == 1; }));
+    });
+    CHECK(now_ns() - begin >= renewed_ns);
+    CHECK_EQ(control.fault.kind, static_cast<u32>(FaultKind::kTimeout));
+    CHECK(control.fault.waited_ns >= renewed_ns);
+  }
+  Control control;  // one that begins before the deadline keeps to it
+  on_warp([&] {
+    if (lane() != 0) return;
+    WaitContext wait = context_of(control, kSecond / 5);
+    wait.renewed_ns = 3600 * kSecond;
+    CHECK(!wait_until(wait, WaitSite{WaitPhase::kStart, 0, 0, 1}, [] { return 0ull; }, [](u64 v) { return v == 1; }));
+  });
+  CHECK_EQ(control.abort, 1ull);
+}
+
 TEST(wait_sees_what_another_thread_releases) {
   Control control;
   u64 flag = 0, data = 0;

@@ -59,10 +59,27 @@ TEST(layout_low_latency_row_sizes) {
   CHECK_EQ(LowLatencyLayout::row_bytes(7168, RowFormat::kBf16), 14336u);
   CHECK_EQ(LowLatencyLayout::row_bytes(7168, RowFormat::kFp8), 7168u + 56 * 4);
   CHECK_EQ(LowLatencyLayout::row_bytes(7168, RowFormat::kFp8Ue8m0), 7168u + 64);  // 56 exponents in 16-byte units
+  CHECK_EQ(LowLatencyLayout::row_bytes(7168, RowFormat::kNvfp4), 3584u + 448);  // half a byte a channel, 1 for 16
   CHECK_EQ(LowLatencyLayout::row_bytes(8, RowFormat::kBf16), 16u);
   for (u32 hidden = 128; hidden <= 4096; hidden += 128)
-    for (const RowFormat f : {RowFormat::kFp8, RowFormat::kFp8Ue8m0})
+    for (const RowFormat f : {RowFormat::kFp8, RowFormat::kFp8Ue8m0, RowFormat::kNvfp4})
       CHECK(LowLatencyLayout::row_bytes(hidden, f) <= LowLatencyLayout::row_bytes(hidden, RowFormat::kBf16));
+}
+
+TEST(layout_low_latency_nvfp4_scales_have_a_place_each) {
+  // As [tiles, words, 32, 4, 4 bytes], against counting in those axes.
+  for (const u64 rows : {1ull, 127ull, 128ull, 129ull, 300ull})
+    for (const u32 words : {1u, 2u, 5u}) {
+      std::vector<u32> taken(Nvfp4Scales::tiles(rows) * Nvfp4Scales::kTileRows * words);
+      for (u64 row = 0; row < rows; ++row)
+        for (u32 word = 0; word < words; ++word) {
+          const u64 at = Nvfp4Scales::at(row, word, words);
+          CHECK(at < taken.size());
+          CHECK_EQ(taken[at]++, 0u);
+          CHECK_EQ(at % 4 * 32 + at / 4 % 32 + at / 128 / words * 128, row);
+          CHECK_EQ(at / 128 % words, word);
+        }
+    }
 }
 
 TEST(layout_low_latency_at_the_limits_does_not_wrap) {

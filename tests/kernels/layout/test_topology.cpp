@@ -63,6 +63,75 @@ TEST(layout_topology_every_source_has_its_own_place) {
     for (u32 me = 0; me < node_of.size(); ++me) check_hosts(node_of, me);
 }
 
+namespace {
+
+// Every rank a cell, some absent: remote sources have places of their own at the rank itself, and its audiences are its
+// node and every other present rank.
+void check_cells(const std::vector<u32>& node_of, u32 me) {
+  RankTablesSettings s;
+  s.rank = me;
+  s.num_rings = 0;
+  s.node_of = node_of;
+  u32 cells = 0;
+  for (const u32 n : node_of) {
+    s.cell_of.push_back(n == kNoNode ? kNoNode : cells++);
+    if (n == node_of[me]) s.data.push_back(0), s.control.push_back(0);
+  }
+  const RankTables tables(s);
+  const TopologyView& t = tables.context().topology;
+  CHECK_EQ(t.num_cells, cells);
+  std::set<u32> slots;
+  std::set<u32> reached;
+  for (u32 r = 0; r < node_of.size(); ++r) {
+    CHECK_EQ(t.is_absent(r), node_of[r] == kNoNode);
+    if (t.is_absent(r)) continue;
+    CHECK_EQ(t.is_audience(t.cell_of[r]), r == me || !t.is_local(r));
+    CHECK_EQ(t.audience_member(t.audience_of(r), t.place_in_audience(r)), r);
+    CHECK_EQ(t.crowd_member(r, t.place_in_crowd(r)), me);
+    CHECK_EQ(t.crowd_size(r), t.is_local(r) ? t.local_size : 1u);
+    CHECK_EQ(t.host_of(r, t.cell), t.is_local(r) ? r : me);
+    if (t.is_local(r)) continue;
+    CHECK_EQ(t.host_of(me, t.cell_of[r]), r);
+    CHECK(t.hosted_slot(r, t.cell) < t.num_hosted() && slots.insert(t.hosted_slot(r, t.cell)).second);
+  }
+  for (u32 n = 0; n < t.num_cells; ++n)
+    for (u32 i = 0; t.is_audience(n) && i < t.audience_size(n); ++i)
+      CHECK(reached.insert(t.audience_member(n, i)).second);
+  CHECK_EQ(reached.size(), u64{cells});
+}
+
+}  // namespace
+
+TEST(layout_topology_cells_and_absent_ranks) {
+  constexpr u32 kGone = kNoNode;
+  for (const auto& node_of : std::vector<std::vector<u32>>{
+           {0}, {0, 1}, {0, 0, 1}, {0, 1, 0, 1, 2}, {0, kGone, 1, 1}, {kGone, 0, 0, kGone, 1, 0}, {0, 0, kGone}})
+    for (u32 me = 0; me < node_of.size(); ++me)
+      if (node_of[me] != kGone) check_cells(node_of, me);
+}
+
+TEST(layout_topology_refuses_what_is_no_world) {
+  const auto refused = [](std::vector<u32> node_of, std::vector<u32> cell_of, u32 rank) {
+    RankTablesSettings s;
+    s.node_of = std::move(node_of);
+    s.cell_of = std::move(cell_of);
+    s.rank = rank;
+    s.num_rings = 0;
+    s.data = s.control = {0};
+    try {
+      RankTables tables(s);
+    } catch (const std::invalid_argument&) { return true; }
+    return false;
+  };
+  CHECK(!refused({0, 1}, {0, 1}, 0));
+  CHECK(refused({kNoNode, 0}, {}, 0));         // absent itself
+  CHECK(refused({0, 2}, {}, 0));               // a node without ranks
+  CHECK(refused({0, 1}, {0}, 0));              // a cell missing
+  CHECK(refused({0, 1}, {0, 0}, 0));           // a cell on two nodes
+  CHECK(refused({0, 1}, {0, kNoNode}, 0));     // absent from cells only
+  CHECK(refused({0, 9}, {}, 0));               // more nodes than ranks
+}
+
 TEST(layout_topology_random_nodes) {
   for (u64 seed = 0; seed < 30; ++seed) {
     const u32 nodes = 1 + static_cast<u32>(mix(seed) % 6);

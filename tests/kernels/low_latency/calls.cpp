@@ -1,8 +1,6 @@
 // Arguments as uccl_ep/low_latency.py fills them.
 #include "kernels/low_latency/calls.h"
 
-#include <sched.h>
-
 #include "kernels/low_latency/combine_recv.h"
 #include "kernels/low_latency/combine_send.h"
 #include "kernels/low_latency/dispatch_recv.h"
@@ -12,17 +10,30 @@ namespace uccl::testing {
 
 struct LowLatencyRank::CallWords : LowLatencyCall {};
 
-void PhaseEpochs::finish(u64 epoch) {
-  ahead.insert(epoch);
-  while (ahead.erase(consumed + 1) != 0) ++consumed;
+namespace {
+
+using OpenCalls = std::deque<std::shared_ptr<Poisoned<u64>>>;
+std::shared_ptr<Poisoned<u64>> open_call(OpenCalls* open) {
+  return open->emplace_back(std::make_shared<Poisoned<u64>>(1));
 }
-bool PhaseEpochs::overdue() const {
-  return static_cast<i64>(told) < std::min<i64>(consumed, static_cast<i64>(sent) - 1);
+std::shared_ptr<Poisoned<u64>> close_call(OpenCalls* open, bool youngest) {
+  const auto at = youngest ? open->end() - 1 : open->begin();
+  const std::shared_ptr<Poisoned<u64>> word = *at;
+  open->erase(at);
+  return word;
 }
 
+// Rows of an expert that there is room for the scales of.
+u64 received_rows(const World& w, const LowLatencyCase& c) {
+  const u64 rows = u64{w.num_ranks()} * w.shape().max_tokens;
+  return c.format == RowFormat::kNvfp4 ? Nvfp4Scales::tiles(rows) * Nvfp4Scales::kTileRows : rows;
+}
+
+}  // namespace
+
 Received::Received(const World& w, const LowLatencyCase& c)
-    : x(u64{c.num_experts} * w.shape().max_tokens * w.shape().hidden * (c.format == RowFormat::kBf16 ? 2 : 1)),
-      scales(u64{c.num_experts} * w.shape().max_tokens *
+    : x(u64{c.num_experts} * w.shape().max_tokens * LowLatencyLayout::payload_bytes(w.shape().hidden, c.format)),
+      scales(c.num_experts / w.num_ranks() * received_rows(w, c) *
              (LowLatencyLayout::scale_bytes(w.shape().hidden, c.format) / 4)),
       count(c.num_experts / w.num_ranks()),
       src_info(3ull * c.num_experts * w.shape().max_tokens),
@@ -38,56 +49,48 @@ LowLatencyRank::LowLatencyRank(World& world, u32 rank, const LowLatencyCase& c)
       case_(c),
       tickets_(Poisoned<u32>(4).zeroed()),
       grid_barriers_(Poisoned<u32>(4 * kGridBarrierWords).zeroed()),
-      num_writes_(Poisoned<u32>(world.num_nodes).zeroed()),
-      staging_tickets_(Poisoned<u64>(world.shape().staging_rows).zeroed()) {}
+      num_writes_(Poisoned<u32>(world.num_cells).zeroed()),
+      staging_tickets_(Poisoned<u64>(world.shape().staging_rows).zeroed()),
+      state_(Poisoned<u8>(LowLatencyState::bytes(world.num_ranks())).zeroed()) {}
 
-void LowLatencyRank::fill_call(CallWords* call, u64 epoch, u32 which, bool announce) {
+const LowLatencyState& LowLatencyRank::state() const {
+  return *reinterpret_cast<const LowLatencyState*>(state_.data());
+}
+
+void LowLatencyRank::fill_call(CallWords* call, u64* epoch, u32 which) {
   call->layout = layout;
+  call->state = reinterpret_cast<LowLatencyState*>(state_.data());
   call->epoch = epoch;
-  call->consumed_dispatch = dispatches_.consumed;
-  call->consumed_combine = combines_.consumed;
   call->num_experts = case_.num_experts;
   call->num_local_experts = case_.num_experts / world_.num_ranks();
   call->ticket = tickets_.data() + which;
   call->grid_barrier = grid_barriers_.data() + which * kGridBarrierWords;
-  call->announce_epoch = announce && world_.num_nodes > 1 ? announcement() : 0;
-}
-
-u64 LowLatencyRank::announcement() {
-  // Here `sent` already counts this call; Python asks before it sends, about the next one.
-  const bool due = dispatches_.overdue() || combines_.overdue();
-  dispatches_.told = dispatches_.consumed;
-  combines_.told = combines_.consumed;
-  if (!due) return 0;
-  while (!world_.rings_idle(rank_) && !world_.aborted(rank_)) sched_yield();  // words of the one before last
-  return ++announcements_;
 }
 
 void LowLatencyRank::dispatch_send(const TokenInput& input) {
   DispatchSendArgs a{};
   CallWords call{};
-  dispatches_open_.push_back(++dispatches_.sent);
-  fill_call(&call, dispatches_.sent, 0, true);
+  const auto epoch = open_call(&dispatches_open_);
+  fill_call(&call, epoch->data(), 0);
   a.rank = world_.context(rank_);
   a.call = call;
   a.x = input.x.data();
   a.topk_idx = input.topk_idx.data();
   a.num_writes = num_writes_.data();
+  a.global_scale = &case_.global_scale;
   a.num_tokens = input.num_tokens;
   a.topk = input.topk;
   a.format = static_cast<u32>(case_.format);
   a.round_scale = case_.round_scale;
   a.batch = case_.batch;
-  launch_kernel(low_latency_dispatch_send, a, sizeof(DispatchSendShared), case_.shape);
+  recording.launch(low_latency_dispatch_send, a, sizeof(DispatchSendShared), case_.shape, epoch);
 }
 
-void LowLatencyRank::dispatch_recv(Received* out) {
+void LowLatencyRank::dispatch_recv(Received* out, bool youngest) {
   DispatchReceiveArgs a{};
   CallWords call{};
-  const u64 epoch = dispatches_open_.front();
-  dispatches_open_.pop_front();
-  dispatches_.finish(epoch);
-  fill_call(&call, epoch, 1, false);
+  const auto epoch = close_call(&dispatches_open_, youngest);
+  fill_call(&call, epoch->data(), 1);
   a.rank = world_.context(rank_);
   a.call = call;
   a.recv_x = out->x.data();
@@ -99,7 +102,7 @@ void LowLatencyRank::dispatch_recv(Received* out) {
   a.wait_stats = wait_stats.data();
   a.counts = out->counts.data();
   a.format = static_cast<u32>(case_.format);
-  launch_kernel(low_latency_dispatch_recv, a, sizeof(DispatchReceiveShared), case_.shape);
+  recording.launch(low_latency_dispatch_recv, a, sizeof(DispatchReceiveShared), case_.shape, epoch);
 }
 
 u32 LowLatencyRank::row_stride() const {
@@ -109,7 +112,7 @@ u32 LowLatencyRank::row_stride() const {
 
 u16* LowLatencyRank::zero_copy_rows() const {
   const u64 set = world_.shape().zero_copy_bytes / 2 / 128 * 128;
-  return reinterpret_cast<u16*>(world_.zero_copy(rank_) + (combines_.sent + 1) % 2 * set);
+  return reinterpret_cast<u16*>(world_.zero_copy(rank_) + (num_combines_ + 1) % 2 * set);
 }
 
 void LowLatencyRank::combine_send(const Received& from, const u16* x) {
@@ -121,8 +124,9 @@ void LowLatencyRank::combine_send(const Received& from, const u16* x) {
   } else {
     a.x = x;
   }
-  combines_open_.push_back(++combines_.sent);
-  fill_call(&call, combines_.sent, 2, true);
+  ++num_combines_;
+  const auto epoch = open_call(&combines_open_);
+  fill_call(&call, epoch->data(), 2);
   a.rank = world_.context(rank_);
   a.call = call;
   a.src_info = from.src_info.data();
@@ -130,16 +134,18 @@ void LowLatencyRank::combine_send(const Received& from, const u16* x) {
   a.staging_ticket = staging_tickets_.data();
   a.row_stride = row_stride();
   a.logfmt = case_.logfmt;
-  launch_kernel(low_latency_combine_send, a, sizeof(CombineSendShared), case_.shape);
+  a.signals = signals;
+  a.signals_per_expert = signals_per_expert;
+  a.signal_rows = signal_rows;
+  a.signal_value = signal_value;
+  recording.launch(low_latency_combine_send, a, sizeof(CombineSendShared), case_.shape, epoch);
 }
 
 void LowLatencyRank::combine_recv(const TokenInput& input, Poisoned<u16>* out) {
   CombineReceiveArgs a{};
   CallWords call{};
-  const u64 epoch = combines_open_.front();
-  combines_open_.pop_front();
-  combines_.finish(epoch);
-  fill_call(&call, epoch, 3, false);
+  const auto epoch = close_call(&combines_open_, false);
+  fill_call(&call, epoch->data(), 3);
   a.rank = world_.context(rank_);
   a.call = call;
   a.out = out->data();
@@ -149,7 +155,8 @@ void LowLatencyRank::combine_recv(const TokenInput& input, Poisoned<u16>* out) {
   a.num_tokens = input.num_tokens;
   a.topk = input.topk;
   a.logfmt = case_.logfmt;
-  launch_kernel(low_latency_combine_recv, a, sizeof(CombineReceiveShared), case_.shape);
+  a.zero_copy = case_.zero_copy;
+  recording.launch(low_latency_combine_recv, a, sizeof(CombineReceiveShared), case_.shape, epoch);
 }
 
 }  // namespace uccl::testing

@@ -5,6 +5,7 @@
 #include <set>
 #include <string>
 
+#include "kernels/low_latency/common.h"
 #include "kernels/world.h"
 
 namespace uccl::testing {
@@ -15,6 +16,8 @@ struct LowLatencyCase {
   RowFormat format = RowFormat::kBf16;
   bool round_scale = false, logfmt = false, zero_copy = false;
   u32 batch = 4;  // tokens that a warp stages before it sends
+  float global_scale = 16.0f;  // of kNvfp4
+  bool steady = false;  // as many tokens and as large a top-k in every round
   LaunchShape shape{};
 };
 
@@ -39,26 +42,24 @@ struct Received {
   Poisoned<u32> counts;
 };
 
-// Numbers of one phase's calls (uccl_ep/low_latency.py, Epochs).
-struct PhaseEpochs {
-  u64 sent = 0, consumed = 0, told = 0;
-  std::set<u64> ahead;
-  void finish(u64 epoch);
-  bool overdue() const;  // peers may soon wait for what they have not been told
-};
-
 class LowLatencyRank {
  public:
   LowLatencyRank(World& world, u32 rank, const LowLatencyCase& c);
 
-  // Each does the next call of its kind. They check nothing: a failure is in World::fault.
+  // Each does the next call of its kind; a receiving half belongs to the oldest call that has none yet, or to the
+  // youngest. They check nothing: a failure is in World::fault.
   void dispatch_send(const TokenInput& input);
-  void dispatch_recv(Received* out);
+  void dispatch_recv(Received* out, bool youngest = false);
   // `x`: bf16 [L, P, row stride]; ignored with zero copy, whose rows are written to `zero_copy_rows()` before.
   void combine_send(const Received& from, const u16* x);
   void combine_recv(const TokenInput& input, Poisoned<u16>* out);
+  // What the next combine_send waits for, set before it: see CombineSendArgs. Null: nothing.
+  const u32* signals = nullptr;
+  u32 signals_per_expert = 1, signal_rows = 1, signal_value = 0;
   // Where the next combine_send reads its rows with zero copy.
   u16* zero_copy_rows() const;
+  const LowLatencyState& state() const;
+  Recording recording;
 
   u32 row_stride() const;  // elements between combine rows
   LowLatencyLayout layout;  // the world's; a test of disagreeing ranks changes it
@@ -68,17 +69,17 @@ class LowLatencyRank {
 
  private:
   struct CallWords;
-  void fill_call(struct CallWords* words, u64 epoch, u32 which, bool announce);
-  u64 announcement();
+  void fill_call(CallWords* words, u64* epoch, u32 which);
 
   World& world_;
   u32 rank_;
   LowLatencyCase case_;
-  PhaseEpochs dispatches_, combines_;
-  std::deque<u64> dispatches_open_, combines_open_;
-  u64 announcements_ = 0;
+  // Where the numbers of calls that have no receiving half yet are kept.
+  std::deque<std::shared_ptr<Poisoned<u64>>> dispatches_open_, combines_open_;
+  u64 num_combines_ = 0;
   Poisoned<u32> tickets_, grid_barriers_, num_writes_;
   Poisoned<u64> staging_tickets_;
+  Poisoned<u8> state_;
 };
 
 // Throws check::Failure that names what differs. `masked`: ranks that count as absent.
@@ -91,8 +92,8 @@ void check_combined(const World& world, const LowLatencyCase& c, u64 round, u32 
 void fill_combine_rows(const World& world, const LowLatencyCase& c, u64 round, const Received& from, u32 me, u16* x,
                        u32 row_stride);
 
-// One whole round of one rank: dispatch, checks, combine, checks.
-void low_latency_round(World& world, LowLatencyRank& rank, const LowLatencyCase& c, u64 round, u32 me);
+// One whole round of one rank: dispatch, checks, combine, checks. Returns how many rows were compared.
+u64 low_latency_round(World& world, LowLatencyRank& rank, const LowLatencyCase& c, u64 round, u32 me);
 // `rounds` of them on every rank, without anything between.
 void low_latency_rounds(const WorldShape& shape, const LowLatencyCase& c, u64 rounds);
 

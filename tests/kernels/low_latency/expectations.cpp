@@ -34,6 +34,38 @@ std::vector<Selection> selections(const std::vector<TokenInput>& inputs, u32 exp
   return found;
 }
 
+// The e2m1 code nearest to a value, by search; of two as near, the even one.
+u32 nearest_e2m1(float value) {
+  static constexpr float kValues[] = {0.0f, 0.5f, 1.0f, 1.5f, 2.0f, 3.0f, 4.0f, 6.0f};
+  const float magnitude = std::fabs(value);
+  u32 best = 0;
+  for (u32 i = 1; i < 8; ++i) {
+    const float nearer = std::fabs(kValues[best] - magnitude) - std::fabs(kValues[i] - magnitude);
+    if (nearer > 0 || (nearer == 0 && i % 2 == 0)) best = i;
+  }
+  return best | (std::signbit(value) ? 8u : 0u);
+}
+void expected_nvfp4(const LowLatencyCase& c, const u16* x, u32 hidden, std::vector<u8>* payload,
+                    std::vector<u32>* scales) {
+  payload->assign(hidden / 2, 0);
+  scales->assign(hidden / 64, 0);
+  for (u32 g = 0; g < hidden / 16; ++g) {
+    float amax = 0;
+    for (u32 i = 0; i < 16; ++i) amax = std::max(amax, std::fabs(bf16_value(x[g * 16 + i])));
+    const u32 code = simt::e4m3_software(c.global_scale * (amax * (1.0f / 6.0f)));
+    const float stored = simt::e4m3_to_f(static_cast<u8>(code));
+    const float scale = stored == 0 ? 0 : 1.0f / (stored * (1.0f / c.global_scale));
+    (*scales)[g / 4] |= code << 8 * (g % 4);
+    for (u32 i = 0; i < 16; ++i)
+      (*payload)[g * 8 + i / 2] |= static_cast<u8>(nearest_e2m1(bf16_value(x[g * 16 + i]) * scale) << 4 * (i % 2));
+  }
+}
+// Where a scale word of a row is, in an expert's own words: tensor cores' order for NVFP4, else column-major.
+u64 scale_place(const LowLatencyCase& c, u64 rows, u64 row, u64 word, u64 words) {
+  if (c.format != RowFormat::kNvfp4) return word * rows + row;
+  return row / 128 * words * 128 + word * 128 + row % 128 % 32 * 4 + row % 128 / 32;
+}
+
 // One row as it is received: payload bytes, then scale words.
 void expected_row(const LowLatencyCase& c, const u16* x, u32 hidden, std::vector<u8>* payload,
                   std::vector<u32>* scales) {
@@ -42,6 +74,7 @@ void expected_row(const LowLatencyCase& c, const u16* x, u32 hidden, std::vector
     std::memcpy(payload->data(), x, payload->size());
     return;
   }
+  if (c.format == RowFormat::kNvfp4) return expected_nvfp4(c, x, hidden, payload, scales);
   const u32 groups = hidden / kScaleChannels;
   std::vector<float> inverse(groups);
   payload->resize(hidden);
@@ -80,9 +113,13 @@ TokenInput low_latency_input(const World& world, const LowLatencyCase& c, u64 ro
   const WorldShape& shape = world.shape();
   const u64 key = key_of(c.seed, 0xd1, round, rank);
   TokenInput in;
-  const u64 wish = key % 4;
+  const u64 wish = c.steady ? 2 : key % 4;
   in.num_tokens = wish == 0 ? 0 : wish == 1 ? shape.max_tokens : static_cast<u32>(mix(key) % (shape.max_tokens + 1));
   in.topk = static_cast<u32>(1 + mix(c.seed ^ round * 31) % shape.max_topk);
+  if (c.steady) {
+    in.num_tokens = static_cast<u32>(mix(key_of(c.seed, rank)) % (shape.max_tokens + 1));
+    in.topk = shape.max_topk;
+  }
   in.topk_idx.resize(u64{in.num_tokens} * in.topk);
   in.weights.resize(in.topk_idx.size());
   in.x.resize(u64{in.num_tokens} * shape.hidden);
@@ -129,8 +166,9 @@ void check_received(const World& world, const LowLatencyCase& c, u64 round, u32 
       expected_row(c, &inputs[s.source].x[u64{s.token} * hidden], hidden, &payload, &scales);
       if (std::memcmp(got.x.data() + at * payload.size(), payload.data(), payload.size()) != 0)
         differ(row + ": payload differs", round, me);
+      const u64 first = e * (got.scales.size() / experts);
       for (u64 w = 0; w < scales.size(); ++w)
-        if (got.scales[(e * scales.size() + w) * stride + i] != scales[w])
+        if (got.scales[first + scale_place(c, stride, i, w, scales.size())] != scales[w])
           differ(row + ": scale word " + std::to_string(w) + " differs", round, me);
     }
     u64 begin = 0;
@@ -177,7 +215,7 @@ void check_combined(const World& world, const LowLatencyCase& c, u64 round, u32 
   if (!got.untouched(u64{in.num_tokens} * hidden)) differ("combine wrote beyond its tokens", round, me);
 }
 
-void low_latency_round(World& world, LowLatencyRank& rank, const LowLatencyCase& c, u64 round, u32 me) {
+u64 low_latency_round(World& world, LowLatencyRank& rank, const LowLatencyCase& c, u64 round, u32 me) {
   const TokenInput in = low_latency_input(world, c, round, me);
   Received got(world, c);
   rank.dispatch_send(in);
@@ -191,6 +229,9 @@ void low_latency_round(World& world, LowLatencyRank& rank, const LowLatencyCase&
   rank.combine_recv(in, &out);
   check_no_fault(world, me, "combine");
   check_combined(world, c, round, me, out);
+  u64 rows = in.num_tokens;
+  for (u32 e = 0; e < c.num_experts / world.num_ranks(); ++e) rows += static_cast<u64>(got.count[e]);
+  return rows;
 }
 
 void low_latency_rounds(const WorldShape& shape, const LowLatencyCase& c, u64 rounds) {

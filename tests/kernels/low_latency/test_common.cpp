@@ -2,6 +2,8 @@
 // and a rank that only reads still lets the others go on.
 #include <sched.h>
 
+#include <algorithm>
+
 #include "kernels/low_latency/calls.h"
 #include "native/check.h"
 
@@ -108,6 +110,152 @@ TEST(low_latency_common_dispatch_without_combine) {  // what has been read is to
       }
     });
   }
+}
+
+TEST(low_latency_common_results_taken_out_of_order) {  // the younger of two outstanding dispatches first
+  u64 seed = 97;
+  for (const auto& node_of : kWorlds) {
+    World world(shape_of(node_of, ++seed));
+    LowLatencyCase c;
+    c.seed = seed;
+    c.num_experts = 2 * world.num_ranks();
+    world.run([&](u32 me) {
+      LowLatencyRank rank(world, me, c);
+      for (u64 round = 0; round < 16; round += 2) {
+        for (u64 i = 0; i < 2; ++i) rank.dispatch_send(low_latency_input(world, c, round + i, me));
+        for (u64 i = 2; i-- > 0;) {
+          Received got(world, c);
+          rank.dispatch_recv(&got, i == 1);
+          check_no_fault(world, me, "dispatch");
+          check_received(world, c, round + i, me, got);
+          CHECK_EQ(rank.state().dispatch.consumed, i == 1 ? round : round + 2);  // never one too many
+          CHECK_EQ(rank.state().dispatch.ahead, i == 1 ? round + 2 : 0);
+        }
+        CHECK_EQ(rank.state().dispatch.sent, round + 2);
+      }
+    });
+  }
+}
+
+namespace {
+
+// Everything that a recorded round reads and writes, always at the same addresses.
+struct ReplayedRound {
+  ReplayedRound(const World& w, const LowLatencyCase& c, u32 me, u32 row_stride)
+      : in(low_latency_input(w, c, 0, me)),
+        got(w, c),
+        x(c.zero_copy ? 0 : u64{c.num_experts} * w.shape().max_tokens * row_stride),
+        out(u64{w.shape().max_tokens} * w.shape().hidden) {}
+  void prepare(const TokenInput& next) {
+    CHECK(in.num_tokens == next.num_tokens && in.topk == next.topk);
+    std::copy(next.x.begin(), next.x.end(), in.x.begin());
+    std::copy(next.topk_idx.begin(), next.topk_idx.end(), in.topk_idx.begin());
+    std::copy(next.weights.begin(), next.weights.end(), in.weights.begin());
+    got.x.poison();
+    out.poison();
+  }
+  TokenInput in;
+  Received got;
+  Poisoned<u16> x, out;
+};
+
+// Records one round, then replays it `rounds` times with other contents; every ninth round is an ordinary one.
+void record_and_replay(World& world, const LowLatencyCase& c, u32 me, u64 rounds) {
+  LowLatencyRank rank(world, me, c);
+  ReplayedRound r(world, c, me, rank.row_stride());
+  u16* const rows = c.zero_copy ? rank.zero_copy_rows() : r.x.data();
+  rank.recording.record(true);
+  for (u64 round = 0; round <= rounds; ++round) {
+    if (round % 9 == 8) {
+      low_latency_round(world, rank, c, round, me);
+      continue;
+    }
+    r.prepare(low_latency_input(world, c, round, me));
+    if (round == 0) {
+      rank.dispatch_send(r.in);
+      rank.dispatch_recv(&r.got);
+    } else {
+      rank.recording.replay(0, 2);
+    }
+    check_no_fault(world, me, "dispatch");
+    check_received(world, c, round, me, r.got);
+    fill_combine_rows(world, c, round, r.got, me, rows, rank.row_stride());
+    if (round == 0) {
+      rank.combine_send(r.got, rows);
+      rank.combine_recv(r.in, &r.out);
+      rank.recording.record(false);
+    } else {
+      rank.recording.replay(2, 4);
+    }
+    if (c.zero_copy) CHECK(world.rings_idle(me));  // nothing reads the rows any more
+    check_no_fault(world, me, "combine");
+    check_combined(world, c, round, me, r.out);
+  }
+  CHECK_EQ(rank.recording.size(), 4u);
+  CHECK_EQ(rank.state().combine.consumed, rounds + 1);
+}
+
+}  // namespace
+
+TEST(low_latency_common_replays_recorded_calls) {  // the same argument bytes a hundred times
+  u64 seed = 180;
+  for (const auto& node_of : kWorlds) {
+    WorldShape shape = shape_of(node_of, ++seed);
+    LowLatencyCase c;
+    c.seed = seed;
+    c.num_experts = 2 * shape.num_ranks();
+    c.steady = true;
+    c.zero_copy = seed % 2 == 0;
+    c.shape = LaunchShape{1 + static_cast<u32>(seed % 2), 2, 1, seed};
+    shape.zero_copy_bytes = 2 * align_up(u64{c.num_experts} * shape.max_tokens * (shape.hidden + 16) * 2, 128);
+    World world(shape);
+    world.run([&](u32 me) { record_and_replay(world, c, me, 100); });
+  }
+}
+
+TEST(low_latency_common_replays_dispatches_that_nothing_follows) {  // announcements only
+  World world(shape_of({0, 1, 1}, 31));
+  LowLatencyCase c;
+  c.num_experts = 6;
+  c.steady = true;
+  world.run([&](u32 me) {
+    LowLatencyRank rank(world, me, c);
+    ReplayedRound r(world, c, me, rank.row_stride());
+    rank.recording.record(true);
+    for (u64 round = 0; round < 100; ++round) {
+      r.prepare(low_latency_input(world, c, round, me));
+      if (round == 0) {
+        rank.dispatch_send(r.in);
+        rank.dispatch_recv(&r.got);
+      } else {
+        rank.recording.replay(0, 2);
+      }
+      check_no_fault(world, me, "dispatch");
+      check_received(world, c, round, me, r.got);
+    }
+    CHECK(rank.state().announcements >= 40 && rank.state().announcements <= 100);
+  });
+}
+
+TEST(low_latency_common_failed_send_leaves_the_numbers) {
+  WorldShape shape = shape_of({0, 0}, 0);
+  shape.timeout_ns = 100'000'000;
+  World world(shape);
+  LowLatencyCase c;
+  c.num_experts = 4;
+  world.run({0}, [&](u32 me) {
+    LowLatencyRank rank(world, me, c);
+    const TokenInput in = low_latency_input(world, c, 0, me);
+    Received got(world, c);
+    for (u32 i = 0; i < 4; ++i) rank.dispatch_send(in);  // rank 1 reads nothing: the third waits in vain
+    CHECK(world.fault(0).phase == WaitPhase::kDispatchSend);
+    rank.dispatch_recv(&got, true);  // of the fourth, which did not even start
+    CHECK(got.x.untouched(0) && got.count.untouched(0));
+    CHECK_EQ(rank.state().dispatch.sent, 2u);
+    CHECK_EQ(rank.state().dispatch.consumed, 0u);
+    CHECK_EQ(rank.state().dispatch.ahead, 0u);
+  });
+  CHECK_EQ(world.word(world.data(1), world.context(0).signals.consumed(Phase::kDispatch, 0)), 0u);
 }
 
 TEST(low_latency_common_reuse_waits_for_the_slowest_reader) {

@@ -58,6 +58,19 @@ TEST(low_latency_dispatch_recv_orders_rows_in_every_topology) {
   }
 }
 
+TEST(low_latency_dispatch_recv_orders_rows_with_cells_a_rank) {
+  u64 seed = 60;
+  for (const auto& node_of : std::vector<std::vector<u32>>{{0, 1, 0}, {0, 0, 1, 2, 2}, {0, 0, 0, 1}}) {
+    WorldShape shape = shape_of(node_of);
+    shape.apart = shape.shrink = true;
+    shape.shuffle_seed = ++seed;
+    LowLatencyCase c;
+    c.seed = seed;
+    c.num_experts = 3 * shape.num_ranks();
+    low_latency_rounds(shape, c, 7);
+  }
+}
+
 TEST(low_latency_dispatch_recv_counts_more_experts_than_lanes) {
   for (const u32 local : {simt::kWarp - 1, simt::kWarp, 2 * simt::kWarp + 3}) {
     LowLatencyCase c;
@@ -158,4 +171,21 @@ TEST(low_latency_dispatch_recv_refuses_another_shape) {
       CHECK_EQ(f.channel, *differs == 'e' ? 1u : ~0u);
       CHECK(f.seen != f.expected);
     }
+}
+
+TEST(low_latency_dispatch_recv_nvfp4_scales_over_several_tiles) {  // more than 128 rows an expert, uneven last tile
+  for (const u32 hidden : {64u, 320u}) {
+    WorldShape shape;
+    shape.node_of = {0, 0, 1};
+    shape.max_tokens = 67;
+    shape.hidden = hidden;
+    shape.max_topk = 3;
+    shape.shuffle_seed = hidden;
+    LowLatencyCase c;
+    c.num_experts = 3;
+    c.format = RowFormat::kNvfp4;
+    c.global_scale = hidden == 64 ? 2688.0f : 0.75f;  // the other one leaves many scales subnormal
+    c.shape = LaunchShape{2, 2, 1, hidden};
+    low_latency_rounds(shape, c, 7);
+  }
 }

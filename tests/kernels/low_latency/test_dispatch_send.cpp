@@ -21,7 +21,7 @@ WorldShape shape_of(std::vector<u32> node_of, u32 max_tokens, u32 hidden) {
 
 TEST(low_latency_dispatch_send_stages_every_format) {
   for (const u32 hidden : {128u, 640u, 1152u})
-    for (const RowFormat format : {RowFormat::kBf16, RowFormat::kFp8, RowFormat::kFp8Ue8m0})
+    for (const RowFormat format : {RowFormat::kBf16, RowFormat::kFp8, RowFormat::kFp8Ue8m0, RowFormat::kNvfp4})
       for (const bool round_scale : {false, true}) {
         WorldShape shape = shape_of({0, 0, 1}, 9, hidden);
         shape.shuffle_seed = hidden + round_scale;
@@ -32,6 +32,33 @@ TEST(low_latency_dispatch_send_stages_every_format) {
         c.round_scale = round_scale;
         low_latency_rounds(shape, c, 3);
       }
+}
+
+TEST(low_latency_dispatch_send_nvfp4_sends_less) {  // quantised where the row is, so that fewest bytes cross
+  u64 written[3] = {0, 0, 0};
+  for (const RowFormat format : {RowFormat::kBf16, RowFormat::kFp8, RowFormat::kNvfp4}) {
+    WorldShape shape = shape_of({0, 1, 1}, 24, 512);
+    World world(shape);
+    LowLatencyCase c;
+    c.num_experts = 6;
+    c.format = format;
+    c.global_scale = 2688.0f;
+    c.steady = true;
+    world.run([&](u32 me) {
+      LowLatencyRank rank(world, me, c);
+      const TokenInput in = low_latency_input(world, c, 0, me);
+      Received got(world, c);
+      rank.dispatch_send(in);
+      rank.dispatch_recv(&got);
+      check_no_fault(world, me, "dispatch");
+      check_received(world, c, 0, me, got);
+    });
+    u64& sum = written[format == RowFormat::kBf16 ? 0 : format == RowFormat::kFp8 ? 1 : 2];
+    for (u32 r = 0; r < 3; ++r)
+      for (const WorkerCounters& w : world.worker_counters(r)) sum += __atomic_load_n(&w.write_bytes, __ATOMIC_RELAXED);
+  }
+  // A row is 288, 528 and 1,024 bytes; routing blocks and headers come on top.
+  CHECK(written[2] > 0 && 10 * written[2] < 6 * written[1] && 10 * written[1] < 6 * written[0]);
 }
 
 TEST(low_latency_dispatch_send_takes_any_hidden) {  // bf16 rows are any multiple of 8 channels

@@ -15,9 +15,19 @@ struct Coded {
   u32 bytes;
 };
 
+// One lane: its channels of all units, decoded with weight 1.
+template <u32 kChunk>
+void decode(const u8* row, u32 units, float* values) {
+  for (u32 u = 0; u < units; ++u) {
+    float acc[kChunk] = {};
+    logfmt_accumulate<kChunk>(row, u, 1.0f, acc);
+    for (u32 i = 0; i < kChunk; ++i) values[(u * simt::kWarp + simt::lane()) * kChunk + i] = acc[i];
+  }
+}
+
 // Encodes a row with one warp, decodes it with weight 1, and checks that nothing beyond its bytes was written.
 Coded through_logfmt(const std::vector<u16>& row) {
-  const u32 hidden = static_cast<u32>(row.size()), unit = logfmt_unit(hidden), chunk = unit / simt::kWarp;
+  const u32 hidden = static_cast<u32>(row.size()), unit = logfmt_unit(hidden);
   Poisoned<u16> x(hidden);
   std::memcpy(x.data(), row.data(), 2 * row.size());
   Poisoned<u8> out(align_up(16 + 2ull * hidden, 16));
@@ -27,11 +37,10 @@ Coded through_logfmt(const std::vector<u16>& row) {
   simt::launch({1, simt::kWarp, 0, 1, 0}, [&] {
     bytes[simt::lane()] = logfmt_encode(x.data(), out.data(), hidden);
     simt::sync_warp();
-    for (u32 u = 0; u < hidden / unit; ++u) {
-      float acc[32] = {};
-      logfmt_accumulate(out.data(), u, unit, 1.0f, acc);
-      for (u32 i = 0; i < chunk; ++i) c.values[u * unit + simt::lane() * chunk + i] = acc[i];
-    }
+    if (unit == 1024)
+      decode<1024 / simt::kWarp>(out.data(), hidden / unit, c.values.data());
+    else
+      decode<512 / simt::kWarp>(out.data(), hidden / unit, c.values.data());
   });
   for (const u32 b : bytes) CHECK_EQ(b, bytes[0]);
   c.bytes = bytes[0];

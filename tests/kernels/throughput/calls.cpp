@@ -3,8 +3,8 @@
 
 #include "kernels/throughput/combine.h"
 #include "kernels/throughput/dispatch.h"
-#include "kernels/throughput/drain.h"
 #include "kernels/throughput/layout.h"
+#include "kernels/throughput/settle.h"
 
 namespace uccl::testing {
 
@@ -15,7 +15,7 @@ Routing::Routing(const World& w, const ThroughputCase& c, const RankInput& in, u
       tokens_per_expert(Poisoned<u32>(c.num_experts).zeroed()),
       is_token_in_rank(u64{in.num_tokens} * w.num_ranks()),
       channel_prefix(u64{w.num_ranks()} * channels),
-      node_rows(u64{w.num_nodes} * channels),
+      node_rows(u64{w.num_cells} * channels),
       recv_tokens(u64{w.num_ranks()} * channels),
       recv_begin(u64{w.num_ranks()} * channels),
       stream_rows(u64{w.num_ranks()} * channels),
@@ -32,6 +32,13 @@ Dispatched::Dispatched(u32 row_capacity, u32 hidden, u32 scale_words, u32 topk)
       topk_weights(u64{capacity} * topk),
       src_idx(capacity) {}
 
+ThroughputRank::ThroughputRank(World& world, u32 rank, const ThroughputCase& c)
+    : world_(world),
+      rank_(rank),
+      case_(c),
+      epoch_(Poisoned<u64>(1).zeroed()),
+      settled_(Poisoned<SettledGeometry>(kNumDirections).zeroed()) {}
+
 LaunchShape ThroughputRank::blocks(u32 grid) const { return LaunchShape{grid, case_.warps, case_.threads, case_.seed}; }
 
 void ThroughputRank::layout(const RankInput& in, Routing* r) {
@@ -45,7 +52,7 @@ void ThroughputRank::layout(const RankInput& in, Routing* r) {
   a.num_tokens = in.num_tokens;
   a.topk = in.topk;
   a.num_experts = case_.num_experts;
-  launch_kernel(throughput_layout, a, 0, blocks(1 + rank_ % 2));
+  recording.launch(throughput_layout, a, 0, blocks(1 + rank_ % 2));
 }
 
 RowShape dispatch_shape(const RoundPlan& plan, u32 topk) {
@@ -62,7 +69,7 @@ void ThroughputRank::counts(const RoundPlan& plan, const RankInput& in, Routing*
   a.rank = world_.context(rank_);
   a.layout = world_.throughput;
   a.shape = dispatch_shape(plan, plan.topk);
-  a.epoch = ++epoch_;
+  a.epoch = epoch_.data();
   a.is_token_in_rank = r->is_token_in_rank.data();
   a.num_tokens_per_expert = reinterpret_cast<const i32*>(r->tokens_per_expert.data());
   a.num_tokens = in.num_tokens;
@@ -79,16 +86,17 @@ void ThroughputRank::counts(const RoundPlan& plan, const RankInput& in, Routing*
   a.rank_prefix = r->rank_prefix.data();
   a.expert_counts = r->expert_counts.data();
   a.recv_total = r->recv_total.data();
-  launch_kernel(throughput_counts, a, sizeof(CountsShared), blocks(1));
+  recording.launch(throughput_counts, a, sizeof(CountsShared), blocks(1));
 }
 
-void ThroughputRank::drain(Direction direction, u32 num_channels) {
-  DrainArgs a{};
+void ThroughputRank::settle(Direction direction, u32 num_channels, u32 row_bytes) {
+  SettleArgs a{};
   a.rank = world_.context(rank_);
+  a.last = settled_.data();
   a.direction = static_cast<u32>(direction);
   a.num_channels = num_channels;
-  ++drains_;
-  launch_kernel(throughput_drain, a, 0, LaunchShape{});
+  a.row_bytes = row_bytes;
+  recording.launch(throughput_settle, a, sizeof(SettleShared), LaunchShape{});
 }
 
 ThroughputCall ThroughputRank::call(const RowShape& shape, u32 num_tokens, const Routing& r, Direction direction) {
@@ -97,7 +105,11 @@ ThroughputCall ThroughputRank::call(const RowShape& shape, u32 num_tokens, const
   c.shape = shape;
   c.geometry = StreamGeometry::make(world_.throughput.unit_bytes, r.channels, shape.bytes());
   auto& last = last_[static_cast<u32>(direction)];
-  if (last && !(*last == c.geometry)) drain(direction, last->num_channels);
+  // What is recorded may run after anything, and anything after it.
+  if (recording.on() || recording.size() != 0 || !(last && *last == c.geometry)) {
+    drains_ += last.has_value();
+    settle(direction, r.channels, c.geometry.row_bytes);
+  }
   last = c.geometry;
   c.num_local_experts = case_.num_experts / world_.num_ranks();
   c.is_token_in_rank = r.is_token_in_rank.data();
@@ -130,7 +142,7 @@ void ThroughputRank::dispatch(const RoundPlan& plan, const RankInput& in, u32 to
   a.recv_total = r.recv_total.data();
   a.capacity = out->capacity;
   a.pad_tail = pad;
-  launch_kernel(throughput_dispatch, a, 0, blocks(2 * r.channels));
+  recording.launch(throughput_dispatch, a, 0, blocks(2 * r.channels));
 }
 
 void ThroughputRank::combine(const RoundPlan& plan, u32 num_tokens, const Routing& r, const Combining& rows) {
@@ -140,8 +152,13 @@ void ThroughputRank::combine(const RoundPlan& plan, u32 num_tokens, const Routin
   shape.topk = plan.combine_topk;
   shape.has_weights = plan.combine_topk != 0;
   const bool several = world_.num_nodes > 1;
-  Poisoned<u16> scratch(several ? u64{r.channels} * case_.warps * plan.combine_hidden : 0);
-  Poisoned<PartialState> partials(u64{r.channels} * world_.num_nodes);
+  struct Workspace {
+    Poisoned<u16> scratch;
+    Poisoned<PartialState> partials;
+  };
+  const auto workspace = std::make_shared<Workspace>(
+      Workspace{Poisoned<u16>(several ? u64{r.channels} * case_.warps * plan.combine_hidden : 0),
+                Poisoned<PartialState>(u64{r.channels} * world_.num_cells)});
   a.rank = world_.context(rank_);
   a.call = call(shape, num_tokens, r, Direction::kCombine);
   a.x = rows.x;
@@ -151,10 +168,11 @@ void ThroughputRank::combine(const RoundPlan& plan, u32 num_tokens, const Routin
   a.bias1 = rows.bias1;
   a.out = rows.out;
   a.out_weights = rows.out_weights;
-  a.scratch = scratch.data();
-  a.partials = partials.data();
+  a.scratch = workspace->scratch.data();
+  a.partials = workspace->partials.data();
   a.hidden = plan.combine_hidden;
-  launch_kernel(throughput_combine, a, CombineShared::bytes(case_.warps), blocks((several ? 3 : 2) * r.channels));
+  recording.launch(throughput_combine, a, CombineShared::bytes(case_.warps), blocks((several ? 3 : 2) * r.channels),
+                   workspace);
 }
 
 }  // namespace uccl::testing

@@ -4,6 +4,7 @@
 #include <optional>
 
 #include "kernels/throughput/counts.h"
+#include "kernels/throughput/settle.h"
 #include "kernels/world.h"
 
 namespace uccl::testing {
@@ -14,6 +15,7 @@ struct ThroughputCase {
   u32 max_channels = 2;
   u32 max_hidden = 64;        // bf16 channels of a row, at most
   bool same_geometry = false;  // rows of one size in every round: nothing is drained
+  bool steady = false;  // everything but the contents is the same in every round; outputs of worst-case size
   u32 warps = 2, threads = 1;
 };
 
@@ -60,9 +62,9 @@ struct Dispatched {
 
 class ThroughputRank {
  public:
-  ThroughputRank(World& world, u32 rank, const ThroughputCase& c) : world_(world), rank_(rank), case_(c) {}
+  ThroughputRank(World& world, u32 rank, const ThroughputCase& c);
 
-  // Each queues one kernel, and the drain before it when the geometry changes. They check nothing.
+  // Each runs one kernel, and throughput_settle before it when the geometry changes. They check nothing.
   void layout(const RankInput& in, Routing* routing);
   void counts(const RoundPlan& plan, const RankInput& in, Routing* routing);
   // `topk`: of this call; 0 in a cached one. `pad`: rows beyond the count get index -1.
@@ -78,9 +80,12 @@ class ThroughputRank {
     float* out_weights;
   };
   void combine(const RoundPlan& plan, u32 num_tokens, const Routing& routing, const Combining& rows);
-  void drain(Direction direction, u32 num_channels);
+  void settle(Direction direction, u32 num_channels, u32 row_bytes);
 
-  u64 drains() const { return drains_; }
+  u64 drains() const { return drains_; }  // launches of throughput_settle between two calls
+  SettledGeometry& settled(Direction d) { return settled_[static_cast<u32>(d)]; }
+  u64& epoch() { return epoch_[0]; }  // count exchanges so far
+  Recording recording;
 
  private:
   ThroughputCall call(const RowShape& shape, u32 num_tokens, const Routing& routing, Direction direction);
@@ -89,7 +94,9 @@ class ThroughputRank {
   World& world_;
   u32 rank_;
   ThroughputCase case_;
-  u64 epoch_ = 0, drains_ = 0;
+  u64 drains_ = 0;
+  Poisoned<u64> epoch_;
+  Poisoned<SettledGeometry> settled_;
   std::optional<StreamGeometry> last_[kNumDirections];
 };
 
@@ -117,9 +124,9 @@ struct CombineInput {
 void check_combined(const World& world, const ThroughputCase& c, u64 round, u32 me, const Poisoned<u16>& got,
                     const Poisoned<float>& weights);
 
-// One whole round of one rank, and `rounds` of them on every rank without anything between. Returns how many drains
-// rank 0 had.
-void throughput_round(World& world, ThroughputRank& rank, const ThroughputCase& c, u64 round, u32 me);
+// One whole round of one rank, which returns how many rows were compared, and `rounds` of them on every rank without
+// anything between, which returns how many drains rank 0 had.
+u64 throughput_round(World& world, ThroughputRank& rank, const ThroughputCase& c, u64 round, u32 me);
 u64 throughput_rounds(const WorldShape& shape, const ThroughputCase& c, u64 rounds);
 
 }  // namespace uccl::testing

@@ -43,7 +43,8 @@ bool RankInput::goes_to(u32 token, u32 rank, u32 num_local_experts, u32 num_expe
 }
 
 RoundPlan round_plan(const World& w, const ThroughputCase& c, u64 round) {
-  const u64 r = key_of(c.seed, 0x91, c.same_geometry ? 0 : round), any = key_of(c.seed, 0x92, round);
+  const u64 r = key_of(c.seed, 0x91, c.same_geometry || c.steady ? 0 : round);
+  const u64 any = key_of(c.seed, 0x92, c.steady ? 0 : round);
   RoundPlan p{};
   p.channels = 1 + static_cast<u32>(r % c.max_channels);
   p.hidden = 8 * (1 + static_cast<u32>((r >> 8) % (c.max_hidden / 8)));
@@ -55,6 +56,11 @@ RoundPlan round_plan(const World& w, const ThroughputCase& c, u64 round) {
   p.worst = p.topk != 0 && (any >> 8) % 3 == 0;
   p.cached = (any >> 16) % 3 == 0;
   p.biases = static_cast<u32>((any >> 24) % 3);
+  if (c.steady) {
+    p.topk = c.max_topk;
+    p.worst = true;
+    p.biases = 2;
+  }
   // Fewer channels where the memory is small, as Throughput._fit has it.
   const u64 largest =
       std::max(dispatch_shape(p, p.topk).bytes(), RowShape{p.combine_hidden * 2, 0, c.max_topk, 0, 1}.bytes());
@@ -68,12 +74,13 @@ RankInput throughput_input(const World& w, const ThroughputCase& c, u64 round, u
   const u64 key = key_of(c.seed, 0x93, round, rank);
   RankInput in;
   in.num_tokens = key % 5 == 0 ? 0 : key % 5 == 1 ? c.max_tokens : static_cast<u32>(mix(key) % (c.max_tokens + 1));
+  if (c.steady) in.num_tokens = static_cast<u32>(mix(key_of(c.seed, rank)) % (c.max_tokens + 1));
   in.topk = c.max_topk;
   in.topk_idx.resize(u64{in.num_tokens} * in.topk);
   in.topk_weights.resize(in.topk_idx.size());
   in.x.resize(u64{in.num_tokens} * plan.hidden);
   in.scales.resize(u64{in.num_tokens} * plan.scale_words);
-  const bool columns = round % 2 != 0;
+  const bool columns = !c.steady && round % 2 != 0;
   in.scale_token_stride = columns ? 1 : plan.scale_words;
   in.scale_stride = columns ? in.num_tokens : 1;
   for (u64 i = 0; i < in.topk_idx.size(); ++i) {
@@ -218,11 +225,16 @@ void check_combined(const World& w, const ThroughputCase& c, u64 round, u32 me, 
     std::vector<float> sum(hidden, 0.0f), weights(plan.combine_topk, 0.0f);
     for (u32 b = 0; b < plan.biases; ++b)
       for (u32 h = 0; h < hidden; ++h) sum[h] += bf16_value(own.bias[b][u64{t} * hidden + h]);
-    for (u32 n = 0; n < w.num_nodes; ++n) {
+    const std::vector<u32>& node_of = w.shape().node_of;
+    const auto in_cell = [&](u32 r, u32 n) {  // this rank's own cell stands for its node
+      if (!w.shape().apart || w.num_nodes == 1) return node_of[r] == n;
+      return n == me ? node_of[r] == node_of[me] : r == n && node_of[r] != node_of[me];
+    };
+    for (u32 n = 0; n < w.num_cells; ++n) {
       std::vector<float> of_node(hidden, 0.0f), node_weights(plan.combine_topk, 0.0f);
       bool any = false;
       for (u32 r = 0; r < ranks; ++r) {
-        if (w.shape().node_of[r] != n || !in.goes_to(t, r, c.num_experts / ranks, c.num_experts)) continue;
+        if (!in_cell(r, n) || !in.goes_to(t, r, c.num_experts / ranks, c.num_experts)) continue;
         any = true;
         const std::vector<u16> row = row_of(hidden, combine_key(c, round, r, me, t));
         for (u32 h = 0; h < hidden; ++h) (w.num_nodes == 1 ? sum : of_node)[h] += bf16_value(row[h]);

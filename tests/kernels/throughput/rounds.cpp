@@ -3,7 +3,7 @@
 
 namespace uccl::testing {
 
-void throughput_round(World& world, ThroughputRank& rank, const ThroughputCase& c, u64 round, u32 me) {
+u64 throughput_round(World& world, ThroughputRank& rank, const ThroughputCase& c, u64 round, u32 me) {
   const RoundPlan plan = round_plan(world, c, round);
   const RankInput in = throughput_input(world, c, round, me);
   Routing routing(world, c, in, plan.channels);
@@ -33,6 +33,7 @@ void throughput_round(World& world, ThroughputRank& rank, const ThroughputCase& 
                 plan.biases > 1 ? mine.bias[1].data() : nullptr, out.data(), weights.data()});
   check_no_fault(world, me, "combine");
   check_combined(world, c, round, me, out, weights);
+  return u64{rows} * (plan.cached ? 2 : 1) + in.num_tokens;
 }
 
 u64 throughput_rounds(const WorldShape& shape, const ThroughputCase& c, u64 rounds) {

@@ -26,6 +26,25 @@ TEST(throughput_combine_sums_over_uneven_nodes) {
     }
 }
 
+TEST(throughput_combine_sums_over_cells_a_rank) {
+  u64 seed = 330;
+  for (const auto& node_of :
+       std::vector<std::vector<u32>>{{0, 1}, {0, 0, 0, 1}, {0, 0, 1, 2, 2}, {0, 1, 2, 0, 1}, {0, 0, 0}}) {
+    WorldShape shape;
+    shape.node_of = node_of;
+    shape.apart = shape.shrink = true;
+    shape.unit_bytes = 2048;
+    shape.shuffle_seed = ++seed;
+    shape.num_rings = shape.num_workers = 1 + static_cast<u32>(seed % 2);
+    ThroughputCase c;
+    c.seed = seed;
+    c.num_experts = 2 * shape.num_ranks();
+    c.max_channels = 3;
+    c.max_tokens = 20;
+    throughput_rounds(shape, c, 8);
+  }
+}
+
 TEST(throughput_combine_with_wide_rows) {
   WorldShape shape;
   shape.node_of = {0, 0, 1};

@@ -1,5 +1,7 @@
 // Combine's inner step by itself: which rows of which ranks a token gets, batch by batch, and that planning never waits
 // while it holds rows.
+#include <algorithm>
+
 #include "kernels/throughput/merge.h"
 #include "kernels/world.h"
 #include "native/check.h"
@@ -45,14 +47,21 @@ struct Bench {
     *const_cast<u64*>(s.tail) = all ? call.geometry.num_chunks(count) : count / call.geometry.rows_per_chunk;
   }
   template <class Body>
-  void on_lane(Body body) {
+  void on_warp(Body body) {
     simt::launch({1, simt::kWarp, sizeof(MergeShared), 1, 0}, [&] {
       MergeShared& m = simt::smem<MergeShared>();
       const WaitContext wait = wait_context(world->context(0));
       open_contributions(world->context(0), call, m, 0, 0);
-      if (simt::tid() == 0) body(m, wait);
+      if (simt::tid() == 0) m.finished = 0;
+      body(m, wait);
       simt::sync_block();
-      release_contributions(world->context(0), m);
+      release_contributions(m);
+    });
+  }
+  template <class Body>
+  void on_lane(Body body) {
+    on_warp([&](MergeShared& m, const WaitContext& wait) {
+      if (simt::tid() == 0) body(m, wait);
     });
   }
 };
@@ -71,7 +80,7 @@ TEST(throughput_merge_takes_rows_by_token_then_rank) {
       CHECK(look_ahead(c, wait, bench.call, m, 0, true) == Step::kReady);
       PlanEntry& e = m.plan[0];
       e.num_rows = 0;
-      take_token(c, bench.call, m, 0, kNoToken, e);
+      take_token(bench.call, m, 0, kNoToken, e);
       order.push_back(e.token);
       sums.push_back(sum_weights(bench.row, e.rows, e.num_rows, 0));
       for (u32 i = 1; i < e.num_rows; ++i) CHECK(e.rows[i - 1] != e.rows[i]);
@@ -87,6 +96,58 @@ TEST(throughput_merge_takes_rows_by_token_then_rank) {
   }
 }
 
+// What a GPU's warp fetches before a batch changes nothing about the plan: random contributions, batches of any size,
+// chunks that arrive between them.
+TEST(throughput_merge_fetches_ahead_what_planning_would_find) {
+  for (u64 seed = 1; seed <= 12; ++seed) {
+    std::vector<std::vector<u32>> tokens(1 + seed % 5);
+    for (u32 t = 0; t < 90; ++t)
+      for (u32 g = 0; g < tokens.size(); ++g)
+        if (mix(seed << 32 ^ t << 8 ^ g) % 3 == 0) tokens[g].push_back(t);
+    std::vector<u32> plans[2];
+    for (const bool fetching : {false, true}) {
+      Bench bench(tokens);
+      std::vector<u64> here(tokens.size(), 0);
+      u64 total = 0, draw = seed;
+      for (const auto& list : tokens) total += list.size();
+      const u64 chunk = bench.call.geometry.rows_per_chunk;
+      bench.on_warp([&](MergeShared& m, const WaitContext& wait) {
+        const RankContext& c = bench.world->context(0);
+        for (u64 planned = 0; planned < total;) {
+          if (simt::lane() == 0)
+            for (u32 g = 0; g < tokens.size(); ++g)
+              if (here[g] < tokens[g].size() && mix(++draw) % 2) {
+                here[g] = std::min<u64>(here[g] + chunk * (1 + mix(draw) % 2), tokens[g].size());
+                bench.contribute(g, tokens[g], here[g]);
+              }
+          simt::sync_warp();
+          if (fetching) look_around(bench.call, m, 0);
+          if (simt::lane() == 0)
+            for (m.count = 0; m.count < kMaxPlan && look_ahead(c, wait, bench.call, m, 0, false) == Step::kReady;) {
+              PlanEntry& e = m.plan[m.count];
+              e.num_rows = 0;
+              take_token(bench.call, m, 0, kNoToken, e);
+              if (e.num_rows == 0) break;
+              ++m.count;
+              plans[fetching].push_back(e.token);
+              for (u32 i = 0; i < e.num_rows; ++i)
+                plans[fetching].push_back(static_cast<u32>(sum_weights(bench.row, &e.rows[i], 1, 0)));
+              m.finished += e.num_rows;
+            }
+          planned += simt::shfl(m.finished, 0);
+          simt::sync_warp();
+          if (simt::lane() == 0) m.finished = 0;
+          release_contributions(m);
+          simt::sync_warp();
+        }
+      });
+      CHECK(!bench.world->aborted(0));
+    }
+    CHECK(plans[0] == plans[1]);
+    CHECK(plans[0].size() > 40);
+  }
+}
+
 TEST(throughput_merge_asks_for_a_named_token) {
   const std::vector<std::vector<u32>> tokens = {{2, 3}, {3}};
   Bench bench(tokens);
@@ -96,11 +157,11 @@ TEST(throughput_merge_asks_for_a_named_token) {
     CHECK(look_ahead(c, wait, bench.call, m, 0, true) == Step::kReady);
     PlanEntry& e = m.plan[0];
     e.num_rows = 0;
-    take_token(c, bench.call, m, 0, 2, e);
+    take_token(bench.call, m, 0, 2, e);
     CHECK_EQ(e.num_rows, 1u);
     CHECK(look_ahead(c, wait, bench.call, m, 0, true) == Step::kReady);
     e.num_rows = 0;
-    take_token(c, bench.call, m, 0, 3, e);
+    take_token(bench.call, m, 0, 3, e);
     CHECK_EQ(e.num_rows, 2u);
   });
 }
@@ -117,7 +178,7 @@ TEST(throughput_merge_does_not_wait_while_it_holds_rows) {
     while (look_ahead(c, wait, bench.call, m, 0, false) == Step::kReady) {
       PlanEntry& e = m.plan[0];
       e.num_rows = 0;
-      take_token(c, bench.call, m, 0, kNoToken, e);
+      take_token(bench.call, m, 0, kNoToken, e);
       CHECK_EQ(e.num_rows, 2u);
       ++planned;
     }

@@ -6,7 +6,7 @@
 using namespace uccl;
 using namespace uccl::testing;
 
-TEST(throughput_drain_between_geometries) {
+TEST(throughput_settle_between_geometries) {
   u64 seed = 330;
   for (const auto& node_of : std::vector<std::vector<u32>>{{0, 0}, {0, 1}, {0, 0, 1}, {0, 1, 1, 2}}) {
     WorldShape shape;
@@ -23,7 +23,7 @@ TEST(throughput_drain_between_geometries) {
   }
 }
 
-TEST(throughput_drain_not_needed_for_equal_geometries) {
+TEST(throughput_settle_not_needed_for_equal_geometries) {
   WorldShape shape;
   shape.node_of = {0, 0, 1};
   shape.unit_bytes = 2048;
@@ -35,7 +35,7 @@ TEST(throughput_drain_not_needed_for_equal_geometries) {
   CHECK(drains <= 6);  // only between a call and its cached repeat, whose rows are smaller
 }
 
-TEST(throughput_drain_names_the_stream_that_is_not_read) {
+TEST(throughput_settle_names_the_stream_that_is_not_read) {
   for (const Direction direction : {Direction::kDispatch, Direction::kCombine}) {
     WorldShape shape;
     shape.node_of = {0, 0};
@@ -49,7 +49,11 @@ TEST(throughput_drain_names_the_stream_that_is_not_read) {
     if (dispatch) *reinterpret_cast<u64*>(world.data(0) + c.signals.stream_head(direction, 0, 3, 1)) = 7;
     ThroughputCase settings;
     ThroughputRank rank(world, 0, settings);
-    rank.drain(direction, 4);
+    rank.settled(direction) = SettledGeometry{4, 64};
+    rank.settle(direction, 4, 64);  // cut the same way: there is nothing to wait for
+    CHECK(world.fault(0).kind == FaultKind::kNone);
+    rank.settle(direction, 2, 64);
+    CHECK_EQ(rank.settled(direction).num_channels, 4u);  // not settled, so not noted
     const Fault f = world.fault(0);
     CHECK(f.kind == FaultKind::kTimeout);
     CHECK(f.phase == (dispatch ? WaitPhase::kDispatchSend : WaitPhase::kCombineSend));
@@ -60,7 +64,7 @@ TEST(throughput_drain_names_the_stream_that_is_not_read) {
   }
 }
 
-TEST(throughput_drain_returns_when_the_last_reader_has_read) {
+TEST(throughput_settle_returns_when_the_last_reader_has_read) {
   WorldShape shape;
   shape.node_of = {0, 0};
   shape.unit_bytes = 2048;
@@ -74,7 +78,9 @@ TEST(throughput_drain_returns_when_the_last_reader_has_read) {
     if (me == 0) {
       ThroughputCase settings;
       ThroughputRank rank(world, 0, settings);
-      rank.drain(Direction::kDispatch, 1);
+      rank.settled(Direction::kDispatch) = SettledGeometry{1, 64};
+      rank.settle(Direction::kDispatch, 1, 80);
+      CHECK_EQ(rank.settled(Direction::kDispatch).row_bytes, 80u);
       __atomic_store_n(&drained, 1, __ATOMIC_RELEASE);
       after = !world.aborted(0) && __atomic_load_n(&heads[1], __ATOMIC_ACQUIRE) == 3;
       return;
