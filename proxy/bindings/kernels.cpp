@@ -3,6 +3,13 @@
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
+#include <cstring>
+#include <functional>
+#include <map>
+#include <stdexcept>
+#include <string>
+#include <type_traits>
+
 #include "bindings/rank_tables.h"
 #include "bindings/register.h"
 #include "kernels/collective/barrier.h"
@@ -15,8 +22,8 @@
 #include "kernels/throughput/combine.h"
 #include "kernels/throughput/counts.h"
 #include "kernels/throughput/dispatch.h"
-#include "kernels/throughput/drain.h"
 #include "kernels/throughput/layout.h"
+#include "kernels/throughput/settle.h"
 
 namespace nb = nanobind;
 
@@ -27,20 +34,72 @@ struct Shape {
   u32 grid = 1, warps = 1, threads = 1;
 };
 
+// What a launch needs to know of a kernel besides its arguments' values: for devices that Python launches on itself.
+struct KernelEntry {
+  u64 argument_bytes;
+  std::function<u64(const void* args, u32 warps)> shared_bytes;
+  std::function<void(simt::Stream& stream, const void* args, const Shape& shape)> launch;
+};
+std::map<std::string, KernelEntry>& kernel_entries() {
+  static std::map<std::string, KernelEntry> entries;
+  return entries;
+}
+const KernelEntry& kernel_entry(const std::string& name, const nb::bytes& args) {
+  const auto found = kernel_entries().find(name);
+  if (found == kernel_entries().end()) throw std::invalid_argument("no kernel is named " + name);
+  if (args.size() != found->second.argument_bytes)
+    throw std::invalid_argument(name + " takes " + std::to_string(found->second.argument_bytes) +
+                                " bytes of arguments, not " + std::to_string(args.size()));
+  return found->second;
+}
+
+void register_entries(nb::module_& m) {
+  m.def(
+      "kernel_arguments",
+      [] {
+        nb::dict sizes;
+        for (const auto& [name, entry] : kernel_entries()) sizes[name.c_str()] = entry.argument_bytes;
+        return sizes;
+      },
+      nb::sig("def kernel_arguments() -> dict[str, int]"), "Every kernel and the bytes of its argument struct.");
+  m.def(
+      "shared_bytes",
+      [](const std::string& name, const nb::bytes& args, u32 warps) {
+        return kernel_entry(name, args).shared_bytes(args.data(), warps);
+      },
+      nb::arg("kernel"), nb::arg("args"), nb::arg("warps"),
+      "Shared memory of a block, for a kernel's argument struct as bytes.");
+  m.def(
+      "launch",
+      [](simt::Stream& stream, const std::string& name, const nb::bytes& args, const Shape& shape) {
+        kernel_entry(name, args).launch(stream, args.data(), shape);
+      },
+      nb::arg("stream"), nb::arg("kernel"), nb::arg("args"), nb::arg("shape"),
+      "Queues a kernel by name with its argument struct as bytes, as a GPU's driver does.");
+}
+
 // def launch_<name>(stream, args, shape): queues the kernel with a copy of its arguments.
 template <class Args, class Shared>
 void kernel(nb::module_& m, const char* name, void (*entry)(Args), Shared shared_bytes) {
-  m.def(
-      name,
-      [entry, shared_bytes](simt::Stream& stream, const Args& args, const Shape& shape) {
-        simt::LaunchConfig config;
-        config.grid = shape.grid;
-        config.block = shape.warps * simt::kWarp;
-        config.smem_bytes = static_cast<u32>(shared_bytes(args, shape.warps));
-        config.threads = shape.threads;
-        stream.enqueue([entry, args, config] { simt::launch(config, [&] { entry(args); }); });
-      },
-      nb::arg("stream"), nb::arg("args"), nb::arg("shape"));
+  static_assert(std::is_trivially_copyable_v<Args>);
+  const auto queue = [entry, shared_bytes](simt::Stream& stream, const Args& args, const Shape& shape) {
+    simt::LaunchConfig config;
+    config.grid = shape.grid;
+    config.block = shape.warps * simt::kWarp;
+    config.smem_bytes = static_cast<u32>(shared_bytes(args, shape.warps));
+    config.threads = shape.threads;
+    stream.enqueue([entry, args, config] { simt::launch(config, [&] { entry(args); }); });
+  };
+  const auto copy = [](const void* bytes) {
+    Args args;
+    std::memcpy(&args, bytes, sizeof args);
+    return args;
+  };
+  kernel_entries()[name] = KernelEntry{
+      sizeof(Args),
+      [shared_bytes, copy](const void* args, u32 warps) -> u64 { return shared_bytes(copy(args), warps); },
+      [queue, copy](simt::Stream& stream, const void* args, const Shape& shape) { queue(stream, copy(args), shape); }};
+  m.def(name, queue, nb::arg("stream"), nb::arg("args"), nb::arg("shape"));
 }
 
 template <class Args>
@@ -78,11 +137,13 @@ void register_rank(nb::module_& m) {
       .def(nb::init<>())
       .def_rw("rank", &RankTablesSettings::rank)
       .def_rw("node_of", &RankTablesSettings::node_of)
+      .def_rw("cell_of", &RankTablesSettings::cell_of)
       .def_rw("data", &RankTablesSettings::data)
       .def_rw("control", &RankTablesSettings::control)
       .def_rw("rings", &RankTablesSettings::rings)
       .def_rw("num_rings", &RankTablesSettings::num_rings)
       .def_rw("ring_capacity", &RankTablesSettings::ring_capacity)
+      .def_rw("ring_words", &RankTablesSettings::ring_words)
       .def_rw("mask", &RankTablesSettings::mask)
       .def_rw("peer_stats", &RankTablesSettings::peer_stats)
       .def_rw("shrink", &RankTablesSettings::shrink)
@@ -91,22 +152,32 @@ void register_rank(nb::module_& m) {
       .def_rw("num_channels", &RankTablesSettings::num_channels);
   nb::class_<RankTables>(m, "RankTables")
       .def(nb::init<const RankTablesSettings&>(), nb::arg("settings"))
-      .def_prop_ro("context", &RankTables::context, nb::rv_policy::copy);
+      .def_prop_ro("context", &RankTables::context, nb::rv_policy::copy)
+      .def(
+          "placed_at",
+          [](const RankTables& t, u64 address) {
+            auto [image, context] = t.placed_at(address);
+            return nb::make_tuple(nb::bytes(image.data(), image.size()), context);
+          },
+          nb::arg("address"), nb::sig("def placed_at(self, address: int) -> tuple[bytes, RankContext]"),
+          "The tables' bytes and the context that points at them once they lie at `address`.");
   m.attr("PEER_STATS") = kPeerStats;
+  m.attr("MAX_BLOCK_LANES") = kMaxBlockLanes;
 }
 
 void register_low_latency_call(nb::module_& m) {
   nb::class_<LowLatencyCall> call(m, "LowLatencyCall");
   call.def(nb::init<>())
       .def_rw("layout", &LowLatencyCall::layout)
-      .def_rw("epoch", &LowLatencyCall::epoch)
-      .def_rw("consumed_dispatch", &LowLatencyCall::consumed_dispatch)
-      .def_rw("consumed_combine", &LowLatencyCall::consumed_combine)
-      .def_rw("announce_epoch", &LowLatencyCall::announce_epoch)
       .def_rw("num_experts", &LowLatencyCall::num_experts)
       .def_rw("num_local_experts", &LowLatencyCall::num_local_experts);
+  address(call, "state", &LowLatencyCall::state);
+  address(call, "epoch", &LowLatencyCall::epoch);
   address(call, "ticket", &LowLatencyCall::ticket);
   address(call, "grid_barrier", &LowLatencyCall::grid_barrier);
+  m.def(
+      "low_latency_state_bytes", [](u32 num_ranks) { return LowLatencyState::bytes(num_ranks); }, nb::arg("num_ranks"),
+      "Bytes of what LowLatencyCall.state points at; zeroed once.");
 }
 
 void register_low_latency_dispatch(nb::module_& m) {
@@ -118,6 +189,7 @@ void register_low_latency_dispatch(nb::module_& m) {
   address(send, "x", &DispatchSendArgs::x);
   address(send, "topk_idx", &DispatchSendArgs::topk_idx);
   address(send, "num_writes", &DispatchSendArgs::num_writes);
+  address(send, "global_scale", &DispatchSendArgs::global_scale);
   kernel(m, "low_latency_dispatch_send", &low_latency_dispatch_send,
          [](const DispatchSendArgs&, u32) { return sizeof(DispatchSendShared); });
 
@@ -145,13 +217,16 @@ void register_low_latency_combine(nb::module_& m) {
   address(combine, "src_info", &CombineSendArgs::src_info);
   address(combine, "layout_range", &CombineSendArgs::layout_range);
   address(combine, "staging_ticket", &CombineSendArgs::staging_ticket);
+  address(combine, "signals", &CombineSendArgs::signals);
+  combine.def_rw("signals_per_expert", &CombineSendArgs::signals_per_expert);
+  combine.def_rw("signal_rows", &CombineSendArgs::signal_rows).def_rw("signal_value", &CombineSendArgs::signal_value);
   kernel(m, "low_latency_combine_send", &low_latency_combine_send,
          [](const CombineSendArgs&, u32) { return sizeof(CombineSendShared); });
 
   auto reduce = arguments<CombineReceiveArgs>(m, "CombineReceiveArgs");
   reduce.def_rw("rank", &CombineReceiveArgs::rank).def_rw("call", &CombineReceiveArgs::call);
   reduce.def_rw("num_tokens", &CombineReceiveArgs::num_tokens).def_rw("topk", &CombineReceiveArgs::topk);
-  reduce.def_rw("logfmt", &CombineReceiveArgs::logfmt);
+  reduce.def_rw("logfmt", &CombineReceiveArgs::logfmt).def_rw("zero_copy", &CombineReceiveArgs::zero_copy);
   address(reduce, "out", &CombineReceiveArgs::out);
   address(reduce, "topk_idx", &CombineReceiveArgs::topk_idx);
   address(reduce, "weights", &CombineReceiveArgs::weights);
@@ -179,9 +254,16 @@ void register_throughput_call(nb::module_& m) {
 
 void register_routing(nb::module_& m) {
   auto layout = arguments<LayoutArgs>(m, "LayoutArgs");
-  layout.def("set_topology", [](LayoutArgs& a, const RankContext& c) { a.topology = c.topology; }, nb::arg("rank"));
+  layout.def(
+      "set_topology",
+      [](LayoutArgs& a, const RankContext& c) {
+        a.topology = c.topology;
+        a.mask = c.mask;
+      },
+      nb::arg("rank"));
   layout.def_rw("num_tokens", &LayoutArgs::num_tokens).def_rw("topk", &LayoutArgs::topk);
   layout.def_rw("num_experts", &LayoutArgs::num_experts);
+  address(layout, "mask", &LayoutArgs::mask);
   address(layout, "topk_idx", &LayoutArgs::topk_idx);
   address(layout, "num_tokens_per_rank", &LayoutArgs::num_tokens_per_rank);
   address(layout, "num_tokens_per_node", &LayoutArgs::num_tokens_per_node);
@@ -191,12 +273,14 @@ void register_routing(nb::module_& m) {
 
   auto counts = arguments<CountsArgs>(m, "CountsArgs");
   counts.def_rw("rank", &CountsArgs::rank).def_rw("layout", &CountsArgs::layout).def_rw("shape", &CountsArgs::shape);
-  counts.def_rw("epoch", &CountsArgs::epoch).def_rw("num_tokens", &CountsArgs::num_tokens);
+  counts.def_rw("num_tokens", &CountsArgs::num_tokens);
+  address(counts, "epoch", &CountsArgs::epoch);
   counts.def_rw("num_channels", &CountsArgs::num_channels);
   counts.def_rw("num_local_experts", &CountsArgs::num_local_experts);
   counts.def_rw("expert_alignment", &CountsArgs::expert_alignment).def_rw("readers", &CountsArgs::readers);
   address(counts, "is_token_in_rank", &CountsArgs::is_token_in_rank);
   address(counts, "num_tokens_per_expert", &CountsArgs::num_tokens_per_expert);
+  address(counts, "taken", &CountsArgs::taken);
   address(counts, "channel_prefix", &CountsArgs::channel_prefix);
   address(counts, "node_rows", &CountsArgs::node_rows);
   address(counts, "recv_tokens", &CountsArgs::recv_tokens);
@@ -243,10 +327,12 @@ void register_streams_of_rows(nb::module_& m) {
   m.attr("PARTIAL_STATE_BYTES") = sizeof(PartialState);
   m.attr("MAX_PARTIALS") = kMaxPartials;
 
-  auto drain = arguments<DrainArgs>(m, "DrainArgs");
-  drain.def_rw("rank", &DrainArgs::rank).def_rw("direction", &DrainArgs::direction);
-  drain.def_rw("num_channels", &DrainArgs::num_channels);
-  kernel(m, "throughput_drain", &throughput_drain, [](const DrainArgs&, u32) { return 0u; });
+  auto settle = arguments<SettleArgs>(m, "SettleArgs");
+  settle.def_rw("rank", &SettleArgs::rank).def_rw("direction", &SettleArgs::direction);
+  settle.def_rw("num_channels", &SettleArgs::num_channels).def_rw("row_bytes", &SettleArgs::row_bytes);
+  address(settle, "last", &SettleArgs::last);
+  kernel(m, "throughput_settle", &throughput_settle, [](const SettleArgs&, u32) { return sizeof(SettleShared); });
+  m.attr("SETTLED_GEOMETRY_BYTES") = kNumDirections * sizeof(SettledGeometry);
 
   auto barrier = arguments<BarrierArgs>(m, "BarrierArgs");
   barrier.def_rw("rank", &BarrierArgs::rank).def_rw("round", &BarrierArgs::round);
@@ -257,6 +343,7 @@ void register_streams_of_rows(nb::module_& m) {
 
 void register_kernels(nb::module_& m) {
   register_streams(m);
+  register_entries(m);
   register_rank(m);
   register_low_latency_call(m);
   register_low_latency_dispatch(m);

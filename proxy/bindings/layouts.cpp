@@ -18,7 +18,12 @@ void register_words(nb::module_& m) {
       .def_rw("num_channels", &ControlLayout::num_channels)
       .def("bytes", &ControlLayout::bytes)
       .def("departed", &ControlLayout::departed, nb::arg("peer"))
+      .def(
+          "flag",
+          [](const ControlLayout& c, u32 phase, u32 source) { return c.flag(static_cast<Phase>(phase), source); },
+          nb::arg("phase"), nb::arg("source"))
       .def("flag_time", &ControlLayout::flag_time, nb::arg("source"))
+      .def("excluded", &ControlLayout::excluded, nb::arg("peer"))
       .def(
           "progress",
           [](const ControlLayout& c, u32 phase, u32 source) { return c.progress(static_cast<Phase>(phase), source); },
@@ -84,7 +89,7 @@ void register_throughput(nb::module_& m) {
       .def(nb::init<>())
       .def_rw("base", &ThroughputLayout::base)
       .def_rw("num_ranks", &ThroughputLayout::num_ranks)
-      .def_rw("num_nodes", &ThroughputLayout::num_nodes)
+      .def_rw("num_cells", &ThroughputLayout::num_cells)
       .def_rw("num_hosted", &ThroughputLayout::num_hosted)
       .def_rw("max_readers", &ThroughputLayout::max_readers)
       .def_rw("max_local_experts", &ThroughputLayout::max_local_experts)

@@ -3,6 +3,8 @@
 #include "wire/limits.h"
 
 NB_MODULE(_native, m) {
+  // A rank that ends by an exception keeps objects: its error is what is to be read, not a list of them.
+  nanobind::set_leak_warnings(false);
   m.doc() = "Native core of uccl_ep: memory segments, the proxy engine, and the kernels' CPU build.";
   m.attr("MAX_RANKS") = uccl::kMaxRanks;
   m.attr("MAX_EXPERTS") = uccl::kMaxExperts;
@@ -17,4 +19,7 @@ NB_MODULE(_native, m) {
   uccl::register_proxy(m);
   uccl::register_layouts(m);
   uccl::register_kernels(m);
+  uccl::register_simulation(m);
+  uccl::register_probe(m);
+  uccl::register_diag(m);
 }

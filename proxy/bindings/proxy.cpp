@@ -1,4 +1,5 @@
 // The proxy, its rings and its counters for Python.
+#include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
@@ -7,6 +8,8 @@
 
 #include "bindings/proxy_host.h"
 #include "bindings/register.h"
+#include "engine/faults.h"
+#include "engine/words.h"
 #include "ring/producer.h"
 
 namespace nb = nanobind;
@@ -50,6 +53,9 @@ nb::dict peer_dict(PeerCounters& c) {
   d["in_flight_bytes"] = relaxed(c.in_flight_bytes);
   d["last_arrival_ns"] = relaxed(c.last_arrival_ns);
   d["lost"] = relaxed(c.lost);
+  d["sending_ns"] = relaxed(c.sending_ns);
+  d["arriving_ns"] = relaxed(c.arriving_ns);
+  d["parked"] = relaxed(c.parked);
   return d;
 }
 
@@ -100,12 +106,37 @@ nb::object read_fault(std::uintptr_t address) {
 
 namespace {
 
+void register_fabric(nb::module_& m) {
+  nb::class_<NicSettings>(m, "NicSettings")
+      .def(nb::init<>())
+      .def_rw("device", &NicSettings::device)
+      .def_rw("port", &NicSettings::port)
+      .def_rw("gid_index", &NicSettings::gid_index);
+  nb::class_<FabricSettings>(m, "FabricSettings")
+      .def(nb::init<>())
+      .def_rw("nics", &FabricSettings::nics)
+      .def_rw("provider", &FabricSettings::provider)
+      .def_rw("queue_pairs", &FabricSettings::queue_pairs)
+      .def_rw("service_level", &FabricSettings::service_level)
+      .def_rw("traffic_class", &FabricSettings::traffic_class)
+      .def_rw("hop_limit", &FabricSettings::hop_limit)
+      .def_rw("mtu", &FabricSettings::mtu)
+      .def_rw("udp_source_port", &FabricSettings::udp_source_port)
+      .def_rw("timeout", &FabricSettings::timeout)
+      .def_rw("retries", &FabricSettings::retries)
+      .def_rw("relaxed_ordering", &FabricSettings::relaxed_ordering);
+  m.def("explain_network_code", &explain_code, nb::arg("family"), nb::arg("code"),
+        "A network family's error code in words; empty for 0.");
+}
+
 void register_settings(nb::module_& m) {
   nb::class_<SpanSettings>(m, "SpanSettings")
       .def(nb::init<>())
       .def_rw("offset", &SpanSettings::offset)
       .def_rw("bytes", &SpanSettings::bytes)
-      .def_rw("fd", &SpanSettings::fd);
+      .def_rw("fd", &SpanSettings::fd)
+      .def_rw("dmabuf_fd", &SpanSettings::dmabuf_fd)
+      .def_rw("address", &SpanSettings::address);
   nb::class_<ProxySettings>(m, "ProxySettings")
       .def(nb::init<>())
       .def_rw("rank", &ProxySettings::rank)
@@ -118,6 +149,9 @@ void register_settings(nb::module_& m) {
       .def_rw("num_rings", &ProxySettings::num_rings)
       .def_rw("ring_capacity", &ProxySettings::ring_capacity)
       .def_rw("counters_fd", &ProxySettings::counters_fd)
+      .def_rw("events_fd", &ProxySettings::events_fd)
+      .def_rw("event_capacity", &ProxySettings::event_capacity)
+      .def_rw("trace", &ProxySettings::trace)
       .def_rw("family", &ProxySettings::family)
       .def_rw("session", &ProxySettings::session)
       .def_prop_rw(
@@ -128,13 +162,12 @@ void register_settings(nb::module_& m) {
       .def_rw("max_in_flight_bytes", &ProxySettings::max_in_flight_bytes)
       .def_rw("shuffle_seed", &ProxySettings::shuffle_seed)
       .def_rw("connect_timeout_ns", &ProxySettings::connect_timeout_ns)
-      .def_rw("cpus", &ProxySettings::cpus);
+      .def_rw("cpus", &ProxySettings::cpus)
+      .def_rw("losses_are_absences", &ProxySettings::losses_are_absences)
+      .def_rw("fabric", &ProxySettings::fabric);
 }
 
-}  // namespace
-
-void register_proxy(nb::module_& m) {
-  register_settings(m);
+void register_host(nb::module_& m) {
   nb::class_<ProxyHost>(m, "Proxy", "The proxy of one rank: transport and engine threads.")
       .def(nb::init<ProxySettings>(), nb::arg("settings"))
       .def("local_address",
@@ -154,7 +187,15 @@ void register_proxy(nb::module_& m) {
           nb::arg("addresses"), nb::arg("peer_bytes"), nb::arg("peer_pids"))
       .def("start", &ProxyHost::start)
       .def("stop", &ProxyHost::stop, nb::arg("drain_ns"), nb::call_guard<nb::gil_scoped_release>())
-      .def("dismiss_peer", &ProxyHost::dismiss_peer, nb::arg("peer"));
+      .def("dismiss_peer", &ProxyHost::dismiss_peer, nb::arg("peer"))
+      .def(
+          "notes",
+          [](const ProxyHost& p) {
+            std::vector<std::pair<std::string, std::string>> pairs;
+            for (const Note& n : p.notes()) pairs.emplace_back(n.choice, n.reason);
+            return pairs;
+          },
+          "(choice, why) of what the transport chose at run time.");
   nb::class_<ProxyGuard>(m, "ProxyGuard", "Makes the end of a rank's proxy process a fault of the rank.")
       .def(
           "__init__",
@@ -163,12 +204,36 @@ void register_proxy(nb::module_& m) {
           },
           nb::arg("pid"), nb::arg("control"), nb::arg("rank"))
       .def("stop", &ProxyGuard::stop, nb::call_guard<nb::gil_scoped_release>());
+}
+
+}  // namespace
+
+void register_proxy(nb::module_& m) {
+  register_fabric(m);
+  register_settings(m);
+  register_host(m);
   m.def("ring_bytes", &ring_bytes, nb::arg("capacity"));
   m.def("counters_bytes", &counters_bytes, nb::arg("num_workers"), nb::arg("num_ranks"));
   m.def("read_counters", &read_counters, nb::arg("address"), nb::arg("num_workers"), nb::arg("num_ranks"),
         nb::sig("def read_counters(address: int, num_workers: int, num_ranks: int) -> "
                 "tuple[list[dict[str, int]], list[dict[str, int]]]"));
   m.def("rings_idle", &rings_idle, nb::arg("address"), nb::arg("num_rings"), nb::arg("capacity"));
+  m.def(
+      "report_lost_peer",
+      [](std::uintptr_t control, u32 peer) {
+        Faults(reinterpret_cast<u8*>(control), nullptr, 0).raise({.kind = FaultKind::kPeerLost, .peer = peer});
+      },
+      nb::arg("control"), nb::arg("peer"),
+      "Makes the loss of a peer the rank's fault, unless it has one; ends every wait of the rank.");
+  m.def(
+      "exclude_peer",
+      [](std::uintptr_t control, const ControlLayout& layout, u32 peer, bool out) {
+        auto* base = reinterpret_cast<u8*>(control);
+        publish_word(base, layout.excluded(peer), out);
+        std::atomic_ref<u64>(control_word(base, ControlLayout::kExclusions)).fetch_add(1, std::memory_order_release);
+      },
+      nb::arg("control"), nb::arg("layout"), nb::arg("peer"), nb::arg("out"),
+      "Tells a rank's proxy that the rank leaves a peer out, or no longer does.");
   m.def("read_fault", &read_fault, nb::arg("control"),
         nb::sig("def read_fault(control: int) -> dict[str, int] | None"));
 }

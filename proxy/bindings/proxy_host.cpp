@@ -2,11 +2,14 @@
 #include "bindings/proxy_host.h"
 
 #include <fcntl.h>
+#include <sys/mman.h>
 #include <unistd.h>
 
+#include <bit>
 #include <cerrno>
 #include <stdexcept>
 #include <system_error>
+#include <utility>
 
 namespace uccl {
 namespace {
@@ -27,12 +30,18 @@ u64 counters_bytes(u32 num_workers, u32 num_ranks) {
 ProxyHost::ProxyHost(ProxySettings settings) : settings_(std::move(settings)) {
   TransportSettings t;
   for (const SpanSettings& s : settings_.spans) {
-    segments_.push_back(map(s.fd, s.bytes));
-    local_.add(Span{s.offset, s.bytes, static_cast<u8*>(segments_.back()->data())});
-    t.span_fds.push_back(segments_.back()->fd());
+    local_.add(Span{s.offset, s.bytes, place(s)});
+    t.span_fds.push_back(s.fd < 0 ? -1 : segments_.back()->fd());
+    t.span_dmabuf_fds.push_back(s.dmabuf_fd);
   }
   rings_ = map(settings_.rings_fd, settings_.num_rings * ring_bytes(settings_.ring_capacity));
   counters_ = map(settings_.counters_fd, counters_bytes(settings_.num_workers, settings_.num_ranks));
+  if (settings_.events_fd >= 0) {
+    if (!std::has_single_bit(settings_.event_capacity))
+      throw std::invalid_argument("event_capacity is " + std::to_string(settings_.event_capacity) +
+                                  ", allowed: a power of two");
+    events_ = map(settings_.events_fd, settings_.num_workers * event_stride(settings_.event_capacity));
+  }
   t.rank = settings_.rank;
   t.num_ranks = settings_.num_ranks;
   t.num_lanes = settings_.num_workers;
@@ -43,10 +52,34 @@ ProxyHost::ProxyHost(ProxySettings settings) : settings_(std::move(settings)) {
   t.max_in_flight = settings_.max_in_flight;
   t.shuffle_seed = settings_.shuffle_seed;
   t.connect_timeout_ns = settings_.connect_timeout_ns;
+  t.fabric = settings_.fabric;
   transport_ = make_transport(settings_.family, t);
 }
 
 ProxyHost::~ProxyHost() { stop(0); }
+
+u8* ProxyHost::place(const SpanSettings& s) {
+  if (s.fd >= 0) {
+    segments_.push_back(map(s.fd, s.bytes));
+    return static_cast<u8*>(segments_.back()->data());
+  }
+  if (s.dmabuf_fd < 0 && s.address == 0) throw std::invalid_argument("a span has neither memory nor a device's");
+  if (s.dmabuf_fd < 0) return reinterpret_cast<u8*>(s.address);
+  reservations_.emplace_back(s.bytes);
+  return reservations_.back().base();
+}
+
+Reservation::Reservation(u64 bytes)
+    : base_(mmap(nullptr, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0)), bytes_(bytes) {
+  if (base_ == MAP_FAILED) throw std::system_error(errno, std::generic_category(), "reserve addresses for a dma-buf");
+}
+
+Reservation::Reservation(Reservation&& other) noexcept
+    : base_(std::exchange(other.base_, MAP_FAILED)), bytes_(other.bytes_) {}
+
+Reservation::~Reservation() {
+  if (base_ != MAP_FAILED) munmap(base_, bytes_);
+}
 
 std::string ProxyHost::local_address() {
   if (!transport_) throw std::logic_error("local_address: the proxy is already connected");
@@ -57,6 +90,7 @@ void ProxyHost::connect(const std::vector<std::string>& addresses, const std::ve
                         const std::vector<int>& peer_pids) {
   if (!transport_) throw std::logic_error("connect: the proxy is already connected");
   transport_->connect(addresses);
+  notes_ = transport_->notes();
   EngineSettings e;
   e.rank = settings_.rank;
   e.num_ranks = settings_.num_ranks;
@@ -72,6 +106,11 @@ void ProxyHost::connect(const std::vector<std::string>& addresses, const std::ve
   e.max_in_flight = settings_.max_in_flight;
   e.max_in_flight_bytes = settings_.max_in_flight_bytes;
   e.cpus = settings_.cpus;
+  e.losses_are_absences = settings_.losses_are_absences;
+  if (events_)
+    for (u32 w = 0; w < settings_.num_workers; ++w)
+      e.events.emplace_back(static_cast<u8*>(events_->data()) + w * event_stride(settings_.event_capacity),
+                            settings_.event_capacity, settings_.trace);
   auto* workers = static_cast<WorkerCounters*>(counters_->data());
   auto* peers = reinterpret_cast<PeerCounters*>(workers + settings_.num_workers);
   engine_ = std::make_unique<Engine>(std::move(e), std::move(transport_), workers, peers);
@@ -89,6 +128,8 @@ void ProxyHost::stop(u64 drain_ns) {
 void ProxyHost::dismiss_peer(u32 peer) {
   if (engine_) engine_->dismiss_peer(peer);
 }
+
+std::vector<Note> ProxyHost::notes() const { return transport_ ? transport_->notes() : notes_; }
 
 ProxyGuard::ProxyGuard(int pid, u8* control, u32 rank)
     : faults_(control, nullptr, 0),

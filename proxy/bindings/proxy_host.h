@@ -14,7 +14,9 @@ namespace uccl {
 
 struct SpanSettings {
   u64 offset = 0, bytes = 0;
-  int fd = -1;
+  int fd = -1;  // -1: a device's memory, which nothing here may touch
+  int dmabuf_fd = -1;  // when the bytes are a device's: what a NIC registers them by
+  u64 address = 0;     // when they are, and there is no dma-buf: where they are in this process (peer memory)
 };
 
 struct ProxySettings {
@@ -25,6 +27,9 @@ struct ProxySettings {
   int rings_fd = -1;
   u32 num_rings = 1, ring_capacity = 1024;
   int counters_fd = -1;
+  int events_fd = -1;      // the flight recorder's rings (event_segment_bytes); -1: nothing is recorded
+  u32 event_capacity = 0;  // events of each, a power of two
+  bool trace = false;      // record every command
   std::string family;
   u64 session = 0;
   std::string secret, interface_address;
@@ -33,10 +38,28 @@ struct ProxySettings {
   u64 shuffle_seed = 0;
   u64 connect_timeout_ns = 30ull * 1000 * 1000 * 1000;
   std::vector<int> cpus;
+  bool losses_are_absences = false;
+  FabricSettings fabric;
 };
 
 // Counters segment: num_workers WorkerCounters, then num_ranks PeerCounters.
 u64 counters_bytes(u32 num_workers, u32 num_ranks);
+
+// Events segment: an event ring (diag/event_ring.h) a worker, each from a cache line on.
+constexpr u64 event_stride(u32 capacity) { return align_up(event_ring_bytes(capacity), 64); }
+
+// Addresses that name a device's bytes where no CPU can see them: unique in this process, and a fault if touched.
+class Reservation {
+ public:
+  explicit Reservation(u64 bytes);
+  Reservation(Reservation&& other) noexcept;
+  ~Reservation();
+  u8* base() const { return static_cast<u8*>(base_); }
+
+ private:
+  void* base_;
+  u64 bytes_;
+};
 
 class ProxyHost {
  public:
@@ -50,13 +73,18 @@ class ProxyHost {
   void start();
   void stop(u64 drain_ns);
   void dismiss_peer(u32 peer);
+  std::vector<Note> notes() const;
 
  private:
+  u8* place(const SpanSettings& span);
+
   ProxySettings settings_;
+  std::vector<Reservation> reservations_;
   std::vector<std::shared_ptr<Segment>> segments_;
-  std::shared_ptr<Segment> rings_, counters_;
+  std::shared_ptr<Segment> rings_, counters_, events_;
   AddressSpace local_;
-  std::unique_ptr<Transport> transport_;
+  std::unique_ptr<Transport> transport_;  // until it is connected and the engine has it
+  std::vector<Note> notes_;               // what it said by then
   std::unique_ptr<Engine> engine_;
 };
 

@@ -1,4 +1,4 @@
-// Node numbering, member lists and views of a rank's rings, checked and laid out for kernels.
+// Node and cell numbering, member lists and views of a rank's rings, checked and laid out for kernels.
 #include "bindings/rank_tables.h"
 
 #include <algorithm>
@@ -12,42 +12,82 @@ namespace {
 
 void refuse(const std::string& what) { throw std::invalid_argument("RankTables: " + what); }
 
+// Appends a table to the image, 8-byte aligned, and returns where it will lie.
+template <class T>
+T* place(std::string* image, u64 address, const std::vector<T>& table) {
+  image->resize(align_up(image->size(), 8));
+  T* const there = reinterpret_cast<T*>(address + image->size());
+  image->append(reinterpret_cast<const char*>(table.data()), table.size() * sizeof(T));
+  return there;
+}
+
 }  // namespace
 
-RankTables::RankTables(const RankTablesSettings& s) : node_of_(s.node_of) {
-  const u32 ranks = static_cast<u32>(node_of_.size());
+// Ranks by group: which ranks a node or a cell has, and where in it a rank is.
+RankTables::Grouping RankTables::group(const std::vector<u32>& of, const char* what) {
+  Grouping g;
+  g.of = of;
+  u32 count = 0;
+  for (const u32 one : of) {
+    if (one != kNoNode && one >= of.size()) refuse(std::string("a ") + what + " without ranks");
+    if (one != kNoNode) count = std::max(count, one + 1);
+  }
+  g.index.resize(of.size());
+  g.begin.assign(count + 1, 0);
+  for (u32 r = 0; r < of.size(); ++r)
+    if (of[r] != kNoNode) g.index[r] = g.begin[of[r] + 1]++;
+  g.largest = *std::max_element(g.begin.begin(), g.begin.end());
+  g.smallest = *std::min_element(g.begin.begin() + 1, g.begin.end());
+  if (g.smallest == 0) refuse(std::string("a ") + what + " without ranks");
+  for (u32 n = 0; n < count; ++n) g.begin[n + 1] += g.begin[n];
+  g.members.resize(g.begin[count]);
+  for (u32 r = 0; r < of.size(); ++r)
+    if (of[r] != kNoNode) g.members[g.begin[of[r]] + g.index[r]] = r;
+  return g;
+}
+
+RankTables::RankTables(const RankTablesSettings& s) {
+  const u32 ranks = static_cast<u32>(s.node_of.size());
   if (ranks == 0 || ranks > kMaxRanks) refuse("node_of needs 1 to 4096 entries");
   if (s.rank >= ranks) refuse("rank is beyond node_of");
-  const u32 nodes = *std::max_element(node_of_.begin(), node_of_.end()) + 1;
-  local_of_.resize(ranks);
-  node_begin_.assign(nodes + 1, 0);
-  for (u32 r = 0; r < ranks; ++r) local_of_[r] = node_begin_[node_of_[r] + 1]++;
-  const u32 largest = *std::max_element(node_begin_.begin(), node_begin_.end());
-  const u32 smallest = *std::min_element(node_begin_.begin() + 1, node_begin_.end());
-  if (smallest == 0) refuse("a node without ranks");
-  if (largest > kMaxRanksPerNode) refuse("more than 64 ranks on one node");
-  for (u32 n = 0; n < nodes; ++n) node_begin_[n + 1] += node_begin_[n];
-  members_.resize(ranks);
-  for (u32 r = 0; r < ranks; ++r) members_[node_begin_[node_of_[r]] + local_of_[r]] = r;
+  if (s.node_of[s.rank] == kNoNode) refuse("this rank is absent");
+  if (!s.cell_of.empty() && s.cell_of.size() != ranks) refuse("cell_of needs no entry or one a rank");
+  nodes_ = group(s.node_of, "node");
+  cells_ = group(s.cell_of.empty() ? s.node_of : s.cell_of, "cell");
+  if (nodes_.largest > kMaxRanksPerNode) refuse("more than 64 ranks on one node");
+  for (u32 r = 0; r < ranks; ++r) {
+    const u32 cell = cells_.of[r];
+    if ((cell == kNoNode) != (nodes_.of[r] == kNoNode)) refuse("a rank is absent from nodes or from cells only");
+    if (cell != kNoNode && nodes_.of[r] != nodes_.of[cells_.members[cells_.begin[cell]]]) refuse("a cell on two nodes");
+    if (nodes_.of[r] == nodes_.of[s.rank]) mates_.push_back(r);
+  }
   for (u64 a : s.data) data_.push_back(reinterpret_cast<u8*>(a));
   for (u64 a : s.control) control_.push_back(reinterpret_cast<u8*>(a));
   for (u32 i = 0; i < s.num_rings; ++i)
     rings_.push_back(ring_view(reinterpret_cast<void*>(s.rings + i * ring_bytes(s.ring_capacity)), s.ring_capacity));
+  for (u32 i = 0; s.ring_words != 0 && i < s.num_rings; ++i) {
+    rings_[i].head = reinterpret_cast<u64*>(s.ring_words) + 2 * i;
+    rings_[i].cached_tail = rings_[i].head + 1;
+  }
 
   TopologyView& t = context_.topology;
-  t = TopologyView{node_of_.data(),
-                   local_of_.data(),
-                   node_begin_.data(),
-                   members_.data(),
-                   ranks,
-                   nodes,
-                   s.rank,
-                   node_of_[s.rank],
-                   local_of_[s.rank],
-                   0,
-                   static_cast<u32>(ceil_div(largest, smallest)),
-                   0};
-  t.local_size = t.size_of(t.node);
+  t.node_of = nodes_.of.data();
+  t.local_of = nodes_.index.data();
+  t.cell_of = cells_.of.data();
+  t.place_of = cells_.index.data();
+  t.cell_begin = cells_.begin.data();
+  t.members = cells_.members.data();
+  t.mates = mates_.data();
+  t.num_ranks = ranks;
+  t.num_nodes = nodes_.count();
+  t.num_cells = cells_.count();
+  t.rank = s.rank;
+  t.node = nodes_.of[s.rank];
+  t.local = nodes_.index[s.rank];
+  t.local_size = static_cast<u32>(mates_.size());
+  t.cell = cells_.of[s.rank];
+  t.place = cells_.index[s.rank];
+  t.fan = static_cast<u32>(ceil_div(nodes_.largest, cells_.smallest));
   if (data_.size() != t.local_size || control_.size() != t.local_size)
     refuse("data and control need one address a node rank");
   context_.data = data_.data();
@@ -61,8 +101,24 @@ RankTables::RankTables(const RankTablesSettings& s) : node_of_(s.node_of) {
   context_.control_offset = s.control_offset;
   context_.signals.num_ranks = ranks;
   context_.signals.num_channels = s.num_channels;
-  context_.signals.max_readers = largest;
+  context_.signals.max_readers = nodes_.largest;
   context_.control_layout = ControlLayout{ranks, s.num_channels};
+}
+
+std::pair<std::string, RankContext> RankTables::placed_at(u64 address) const {
+  std::string image;
+  RankContext context = context_;
+  context.topology.node_of = place(&image, address, nodes_.of);
+  context.topology.local_of = place(&image, address, nodes_.index);
+  context.topology.cell_of = place(&image, address, cells_.of);
+  context.topology.place_of = place(&image, address, cells_.index);
+  context.topology.cell_begin = place(&image, address, cells_.begin);
+  context.topology.members = place(&image, address, cells_.members);
+  context.topology.mates = place(&image, address, mates_);
+  context.data = place(&image, address, data_);
+  context.control = place(&image, address, control_);
+  context.rings = place(&image, address, rings_);
+  return {std::move(image), context};
 }
 
 }  // namespace uccl

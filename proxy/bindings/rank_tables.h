@@ -1,6 +1,9 @@
-// Owns the host tables that a RankContext points at (CPU build; a GPU's tables are device arrays made in Python).
+// Owns the tables that a RankContext points at: in its own memory for the CPU, or as an image that the caller copies to
+// where a GPU reads it.
 #pragma once
 #include <memory>
+#include <string>
+#include <utility>
 #include <vector>
 
 #include "kernels/layout/rank_context.h"
@@ -9,11 +12,14 @@ namespace uccl {
 
 struct RankTablesSettings {
   u32 rank = 0;
-  std::vector<u32> node_of;            // [num_ranks] node of every rank; nodes numbered by their lowest rank
-  std::vector<u64> data, control;      // addresses of the regions of this node's ranks, by local index
-  u64 rings = 0;                       // address of num_rings rings, back to back
+  std::vector<u32> node_of;  // [num_ranks] node of every rank, by lowest rank; kNoNode = absent
+  std::vector<u32> cell_of;  // likewise cells, each within a node; empty: a cell is a node
+  std::vector<u64> data, control;  // addresses of the regions of this node's ranks, by local index
+  u64 rings = 0;  // address of num_rings rings, back to back
   u32 num_rings = 1, ring_capacity = 1024;
-  u64 mask = 0, peer_stats = 0;        // addresses; u32 [num_ranks], u64 [num_ranks * kPeerStats]
+  u64 ring_words = 0;  // address of u64 [num_rings][2], zeroed: each ring's head and cached tail, where
+  // producers have them near; 0 = in the rings' own headers
+  u64 mask = 0, peer_stats = 0;  // addresses; u32 [num_ranks], u64 [num_ranks * kPeerStats]
   bool shrink = false;
   u64 timeout_ns = 0;
   u64 control_offset = 0;
@@ -26,9 +32,19 @@ class RankTables {
   RankTables(const RankTables&) = delete;
   RankTables& operator=(const RankTables&) = delete;
   const RankContext& context() const { return context_; }
+  // (the tables' bytes, the context that points at them once they lie at `address`, which is 8-byte aligned).
+  std::pair<std::string, RankContext> placed_at(u64 address) const;
 
  private:
-  std::vector<u32> node_of_, local_of_, node_begin_, members_;
+  struct Grouping {
+    std::vector<u32> of, index, begin, members;
+    u32 smallest = 0, largest = 0;
+    u32 count() const { return static_cast<u32>(begin.size() - 1); }
+  };
+  static Grouping group(const std::vector<u32>& of, const char* what);
+
+  Grouping nodes_, cells_;
+  std::vector<u32> mates_;
   std::vector<u8*> data_, control_;
   std::vector<RingView> rings_;
   RankContext context_{};

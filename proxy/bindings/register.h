@@ -10,6 +10,9 @@ void register_memory(nanobind::module_& m);
 void register_proxy(nanobind::module_& m);
 void register_layouts(nanobind::module_& m);
 void register_kernels(nanobind::module_& m);
+void register_simulation(nanobind::module_& m);
+void register_probe(nanobind::module_& m);
+void register_diag(nanobind::module_& m);
 
 // A pointer field as an integer address.
 template <class C, class P>

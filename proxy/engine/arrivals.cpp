@@ -7,8 +7,11 @@
 
 namespace uccl {
 
-Arrivals::Arrivals(u8* control, const ControlLayout& layout)
-    : control_(control), layout_(layout), counters_(static_cast<std::size_t>(kNumPhases) * layout.num_ranks) {
+Arrivals::Arrivals(u8* control, const ControlLayout& layout, EventLog events)
+    : control_(control),
+      layout_(layout),
+      counters_(static_cast<std::size_t>(kNumPhases) * layout.num_ranks),
+      events_(events) {
   for (u32 phase = 0; phase < kNumPhases; ++phase)
     for (u32 r = 0; r < layout.num_ranks; ++r)
       counters_[phase * layout.num_ranks + r].published =
@@ -32,9 +35,9 @@ Verdict Arrivals::arrive(u32 source, u32 key, u64 now_ns) {
   Epoch& e = counter.window[epoch % kEpochWindow];
   // Complete but not published (an earlier epoch is open): one write more than announced.
   if (e.counted == e.expected) return {Outcome::kRefused, e.expected, e.counted + 1};
+  if (e.counted == 0 && e.expected == kUnknown) e.first_ns = now_ns;
   ++e.counted;
-  settle(counter, epoch, source, key_phase(key), now_ns);
-  return {};
+  return {.arriving_ns = settle(counter, epoch, source, key_phase(key), now_ns)};
 }
 
 Verdict Arrivals::expect(u32 source, u32 key, u64 now_ns) {
@@ -46,42 +49,52 @@ Verdict Arrivals::expect(u32 source, u32 key, u64 now_ns) {
   // overwrite from being a data race.
   auto* header = reinterpret_cast<ExpectHeader*>(control_ + layout_.expect(key_phase(key), epoch, source));
   const u64 header_epoch = read_word(header->epoch), num_writes = read_word(header->num_writes);
-  if (header_epoch != epoch) return {Outcome::kRefused, epoch, header_epoch};
+  // Nobody waits for an announcement of what was read to be looked at before the next ones are sent, so a newer one may
+  // have landed in its place: it expects no write either, and says all that this one said.
+  const bool replaced = key_phase(key) == Phase::kSpare && header_epoch > epoch && header_epoch - epoch <= kEpochWindow;
+  if (header_epoch != epoch && !replaced) return {Outcome::kRefused, epoch, header_epoch};
   Epoch& e = counter.window[epoch % kEpochWindow];
   if (e.expected != kUnknown) return {Outcome::kRefused, e.expected, num_writes};  // announced twice
   if (num_writes == kUnknown || e.counted > num_writes) return {Outcome::kRefused, num_writes, e.counted};
+  if (e.counted == 0) e.first_ns = now_ns;
   e.expected = num_writes;
   // Both phases carry both words, and the phases may be on different workers: hence raised, not stored.
   raise_word(control_, layout_.consumed(Phase::kDispatch, source), read_word(header->consumed_dispatch));
   raise_word(control_, layout_.consumed(Phase::kCombine, source), read_word(header->consumed_combine));
-  settle(counter, epoch, source, key_phase(key), now_ns);
-  return {};
+  return {.arriving_ns = settle(counter, epoch, source, key_phase(key), now_ns)};
 }
 
-// After a change of `epoch`: raises the flag when it can be raised, and notes how far the next one is.
-void Arrivals::settle(Counter& counter, u64 epoch, u32 source, Phase phase, u64 now_ns) {
-  if (epoch != counter.published + 1) return;
+// After a change of `epoch`: raises the flag when it can be raised, and notes how far the next one is. Returns what
+// publish returns.
+u64 Arrivals::settle(Counter& counter, u64 epoch, u32 source, Phase phase, u64 now_ns) {
+  if (epoch != counter.published + 1) return 0;
   const Epoch& changed = counter.window[epoch % kEpochWindow];
-  if (changed.counted == changed.expected) publish(counter, source, phase, now_ns);
-  if (phase == Phase::kSpare) return;  // its words tell of barriers (barrier.cpp)
+  const u64 took_ns = changed.counted == changed.expected ? publish(counter, source, phase, now_ns) : 0;
+  if (phase == Phase::kSpare) return 0;  // its words tell of barriers (barrier.cpp), and nobody waits for its calls
   // For reports only, hence relaxed. `due` is 0 until it is announced.
   const Epoch& next = counter.window[(counter.published + 1) % kEpochWindow];
   const u64 due = next.expected == kUnknown ? 0 : std::min(next.expected, low_bits(32));
   const u64 arrived = std::min(next.counted, low_bits(32));
   write_word(control_word(control_, layout_.progress(phase, source)), due << 32 | arrived);
+  return took_ns;
 }
 
-void Arrivals::publish(Counter& counter, u32 source, Phase phase, u64 now_ns) {
+// Returns how long the epochs that it publishes took from their first sign on.
+u64 Arrivals::publish(Counter& counter, u32 source, Phase phase, u64 now_ns) {
   const u64 before = counter.published;
+  u64 took_ns = 0;
   for (;;) {
     Epoch& e = counter.window[(counter.published + 1) % kEpochWindow];
     if (e.counted != e.expected) break;
+    took_ns += now_ns - e.first_ns;
     e = Epoch{};
     ++counter.published;
   }
-  if (counter.published == before) return;
+  if (counter.published == before) return 0;
   write_word(control_word(control_, layout_.flag_time(source)), now_ns);
   publish_word(control_, layout_.flag(phase, source), counter.published);  // pairs with the kernel's wait
+  events_.record({now_ns, EventKind::kPublished, source, static_cast<u64>(phase), counter.published});
+  return took_ns;
 }
 
 }  // namespace uccl

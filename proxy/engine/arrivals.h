@@ -8,6 +8,7 @@
 #pragma once
 #include <vector>
 
+#include "diag/event_ring.h"
 #include "engine/verdict.h"
 #include "wire/control.h"
 
@@ -19,7 +20,7 @@ class Arrivals {
   static constexpr u32 kEpochWindow = 4;
 
   // Goes on from the flags that `control` holds.
-  Arrivals(u8* control, const ControlLayout& layout);
+  Arrivals(u8* control, const ControlLayout& layout, EventLog events = {});
 
   // `source` is a rank of the group; `now_ns` stamps a flag that is raised.
   Verdict arrive(u32 source, u32 key, u64 now_ns);
@@ -30,6 +31,7 @@ class Arrivals {
   struct Epoch {
     u64 counted = 0;
     u64 expected = kUnknown;
+    u64 first_ns = 0;  // when the first write or the announcement was taken
   };
   struct Counter {
     u64 published = 0;
@@ -37,12 +39,13 @@ class Arrivals {
   };
   Counter& at(u32 source, u32 key) { return counters_[static_cast<u32>(key_phase(key)) * layout_.num_ranks + source]; }
   Verdict place(const Counter& counter, u32 key, u64* epoch) const;
-  void settle(Counter& counter, u64 epoch, u32 source, Phase phase, u64 now_ns);
-  void publish(Counter& counter, u32 source, Phase phase, u64 now_ns);
+  u64 settle(Counter& counter, u64 epoch, u32 source, Phase phase, u64 now_ns);
+  u64 publish(Counter& counter, u32 source, Phase phase, u64 now_ns);
 
   u8* control_;
   ControlLayout layout_;
   std::vector<Counter> counters_;
+  EventLog events_;
 };
 
 }  // namespace uccl

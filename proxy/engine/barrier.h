@@ -28,7 +28,7 @@ class Barrier {
 
  private:
   void note(u32 peer);
-  bool skip(u32 peer) const { return !ledger_.is_peer(peer) || ledger_.gone(peer); }
+  bool skip(u32 peer) const { return !ledger_.is_peer(peer) || ledger_.gone(peer) || ledger_.excluded(peer); }
 
   const EngineSettings& settings_;
   Lane& lane_;

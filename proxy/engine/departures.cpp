@@ -17,6 +17,10 @@ bool Departures::connection_ended(u32 peer, PeerFault fault, int code) noexcept 
   return true;
 }
 
+void Departures::lost(u32 peer) noexcept {
+  if (peer < layout_.num_ranks) raise_word(control_, layout_.departed(peer), kLeft);
+}
+
 // Its connections are left to the lanes: they may hold arrivals that have not been applied.
 bool Departures::process_ended(u32 peer) noexcept {
   if (peer >= layout_.num_ranks || !said(peer)) return false;

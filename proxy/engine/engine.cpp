@@ -45,7 +45,12 @@ Engine::Shared::Shared(EngineSettings s, std::unique_ptr<Transport> t, WorkerCou
       membership(settings.num_ranks, peer_counters, faults),
       departures(settings.control, settings.control_layout),
       watch(settings.peer_pids, [this](u32 peer) {
-        if (!departures.process_ended(peer)) membership.lose(peer, PeerFault::kLost, 0);
+        if (departures.process_ended(peer)) return;
+        if (settings.losses_are_absences) {
+          departures.lost(peer);
+          membership.dismiss(peer);
+        }
+        membership.lose(peer, PeerFault::kLost, 0);
       }) {
   if (!transport) throw std::invalid_argument("engine: transport is null, allowed: a connected transport");
   for (u32 w = 0; w < settings.num_workers; ++w)

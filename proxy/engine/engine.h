@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "diag/event_ring.h"
 #include "memory/address_space.h"
 #include "ring/layout.h"
 #include "transport/transport.h"
@@ -26,9 +27,11 @@ struct EngineSettings {
   std::vector<int> peer_pids;      // pid to watch per rank on this host, 0 = none
   u32 max_in_flight = 64;          // writes per peer that are posted and not complete
   u64 max_in_flight_bytes = 8ull << 20;
+  bool losses_are_absences = false; // a lost peer is no fault: its `departed` word says so, and kernels mask it
   std::vector<int> cpus;           // pin worker w to cpus[w % size]; empty = not pinned
   bool nap_when_idle = true;       // after a while without work, sleep in short naps (at most nap_ns)
   u64 nap_ns = 50 * 1000;
+  std::vector<EventLog> events;    // the flight recorder's, one a worker; empty = nothing is recorded
 };
 
 // One per worker, in a shared segment so that other processes can read it while the job runs. Written by the worker
@@ -46,6 +49,9 @@ struct alignas(64) WorkerCounters {
 // Per peer: bytes out and in, stalls, open writes. Written by workers (relaxed adds).
 struct alignas(64) PeerCounters {
   u64 writes, write_bytes, arrivals, stalls, in_flight, in_flight_bytes, last_arrival_ns, lost;
+  u64 sending_ns;   // with writes open towards it, up to the last change, added up over workers
+  u64 arriving_ns;  // from the first sign of a call of its to that call's flag, added up over calls
+  u64 parked;       // arrivals of its that wait now for their turn
 };
 
 class Engine {

@@ -44,6 +44,7 @@ void PeerLedger::forget(u32 peer) {
   in_flight_ -= p.in_flight;
   p.in_flight = 0;
   p.in_flight_bytes = 0;
+  p.parked = 0;
   p.gone = true;
 }
 
@@ -58,16 +59,20 @@ void PeerLedger::publish(u64 now_ns) {
       add_shared(out.arrivals, p.arrivals);
       write_word(out.last_arrival_ns, now_ns);
     }
+    if (p.arriving_ns) add_shared(out.arriving_ns, p.arriving_ns);
+    if (p.published_in_flight) add_shared(out.sending_ns, now_ns - p.published_ns);  // open then, and until now
     // Differences wrap: adding 2^64 - 1 is taking one away.
     if (p.in_flight != p.published_in_flight) add_shared(out.in_flight, u64{p.in_flight} - p.published_in_flight);
     if (p.in_flight_bytes != p.published_bytes) add_shared(out.in_flight_bytes, p.in_flight_bytes - p.published_bytes);
+    if (p.parked != p.published_parked) add_shared(out.parked, p.parked - p.published_parked);
     p.published_in_flight = p.in_flight;
     p.published_bytes = p.in_flight_bytes;
-    p.writes = p.write_bytes = p.arrivals = p.stalls = 0;
+    p.published_parked = p.parked;
+    p.published_ns = now_ns;
+    p.writes = p.write_bytes = p.arrivals = p.stalls = p.arriving_ns = 0;
     p.dirty = false;
   }
   dirty_.clear();
-  heard_ = false;
 }
 
 }  // namespace uccl

@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "engine/engine.h"
+#include "engine/verdict.h"
 
 namespace uccl {
 
@@ -13,6 +14,10 @@ class PeerLedger {
 
   bool is_peer(u32 rank) const { return rank < peers_.size() && peers_[rank].is_peer; }
   bool gone(u32 peer) const { return peers_[peer].gone; }
+  // Left out by kernels or Python, for the time being: they push nothing new for it.
+  bool excluded(u32 peer) const { return peers_[peer].excluded; }
+  void exclude(u32 peer, bool out) { peers_[peer].excluded = out; }
+  u32 in_flight_to(u32 peer) const { return peers_[peer].in_flight; }
 
   // A write larger than the byte limit goes out alone; an immediate without bytes needs no bytes of room.
   bool has_room(u32 peer, u64 bytes) const {
@@ -23,9 +28,12 @@ class PeerLedger {
   void opened(u32 peer, u64 bytes);
   void completed(u32 peer, u64 bytes);
   void stalled(u32 peer) { ++touch(peer).stalls; }
-  void arrived(u32 peer) {
-    ++touch(peer).arrivals;
-    heard_ = true;
+  void arrived(u32 peer) { ++touch(peer).arrivals; }
+  // What an arrival that was applied says of its sender.
+  void took(u32 peer, const Verdict& verdict) {
+    Peer& p = touch(peer);
+    p.arriving_ns += verdict.arriving_ns;
+    p.parked += static_cast<u64>(verdict.parked);
   }
 
   // The peer is lost or dismissed: nothing of it is in flight any more.
@@ -33,19 +41,21 @@ class PeerLedger {
 
   u64 in_flight() const { return in_flight_; }  // of all peers
 
-  // Adds what has changed since the last call to the shared counters. `now_ns` stamps peers that were heard.
+  // Adds what has changed since the last call to the shared counters. `now_ns` stamps peers that were heard, and ends
+  // or begins the time that writes are open.
   void publish(u64 now_ns);
   bool changed() const { return !dirty_.empty(); }
-  bool heard() const { return heard_; }  // an arrival waits for its stamp
 
  private:
   struct Peer {
-    bool is_peer = false, gone = false, dirty = false;
+    bool is_peer = false, gone = false, excluded = false, dirty = false;
     u32 in_flight = 0;
     u64 in_flight_bytes = 0;
-    u64 writes = 0, write_bytes = 0, arrivals = 0, stalls = 0;  // since the last publish
+    u64 writes = 0, write_bytes = 0, arrivals = 0, stalls = 0, arriving_ns = 0;  // since the last publish
+    u64 parked = 0;
     u32 published_in_flight = 0;
-    u64 published_bytes = 0;
+    u64 published_bytes = 0, published_parked = 0;
+    u64 published_ns = 0;  // when
   };
   Peer& touch(u32 peer);
 
@@ -55,7 +65,6 @@ class PeerLedger {
   u32 max_in_flight_;
   u64 max_in_flight_bytes_;
   u64 in_flight_ = 0;
-  bool heard_ = false;
 };
 
 }  // namespace uccl

@@ -21,7 +21,10 @@ Poster::Poster(const WorkerContext& context, Barrier& barrier)
       ledger_(context.ledger),
       faults_(context.faults),
       barrier_(barrier),
-      credit_gate_(settings_.num_ranks, settings_.control_layout.num_channels) {
+      credit_gate_(settings_.num_ranks, settings_.control_layout.num_channels),
+      events_(context.events),
+      traced_(events_.traced()),
+      recording_(events_.enabled()) {
   const u32 capacity = settings_.ring_capacity;
   for (std::size_t i = worker_; i < settings_.rings.size(); i += settings_.num_workers) {
     Ring& ring = rings_.emplace_back();
@@ -33,12 +36,14 @@ Poster::Poster(const WorkerContext& context, Barrier& barrier)
 
 u32 Poster::turn() {
   u32 moved = 0;
+  now_ns_ = 0;
   const u32 n = static_cast<u32>(rings_.size());
   for (u32 i = 0; i < n; ++i) {
     const u32 index = first_ + i < n ? first_ + i : first_ + i - n;
     moved += turn(rings_[index], index);
   }
   if (++first_ >= n) first_ = 0;
+  quiet_ = moved == 0;
   return moved;
 }
 
@@ -62,6 +67,7 @@ u32 Poster::turn(Ring& ring, u32 index) {
   }
   moved -= ring.staged_end - ring.staged_begin;
   if (ring.done != ring.published_done) ring.consumer.publish_done(ring.published_done = ring.done);
+  if (ring.stall_told != kNobody && ring.done == ring.consumer.next_ticket()) ring.stall_told = kNobody;
   return moved;
 }
 
@@ -95,13 +101,18 @@ Poster::Step Poster::take_barrier(Ring& ring, const Command& command) {
     }
     barrier_ring_ = &ring;
     barrier_.begin(round);
+    if (recording_) events_.record({now(), EventKind::kBarrier, kNobody, 0, round});
   }
   if (!barrier_.progress()) return Step::kWait;
+  const u64 over = read_word(control_word(settings_.control, ControlLayout::kBarrier));
+  if (recording_) events_.record({now(), EventKind::kBarrier, kNobody, 1, over});
   finish(ring);
   return Step::kTaken;
 }
 
 Poster::Step Poster::take_write(Ring& ring, u32 index, const Command& command) {
+  // Not for one that is only left out: what was pushed before that is owed to it, and it may be taken back. A worker
+  // parts with it, and comes here again, when it reads nothing (Worker::follow_exclusions).
   if (ledger_.is_peer(command.peer) && ledger_.gone(command.peer)) {
     finish(ring);
     return Step::kTaken;
@@ -128,6 +139,7 @@ Poster::Step Poster::take_write(Ring& ring, u32 index, const Command& command) {
       WriteRequest{command.peer,  pack(Immediate{kind_of(command.op), settings_.rank, command.key}),
                    source,        command.remote_offset,
                    command.bytes, make_token(index, ticket)};
+  if (recording_ && (traced_ || quiet_ || command.op == Op::kCount)) record_popped(ring.staged[ring.staged_end - 1]);
   ledger_.opened(command.peer, command.bytes);
   bump(counters_.writes);
   bump(counters_.write_bytes, command.bytes);
@@ -176,13 +188,33 @@ void Poster::stall(Ring& ring, u32 peer) {
   ring.stalled_ticket = ring.consumer.next_ticket();
   bump(counters_.stalls);
   ledger_.stalled(peer);
+  if (!recording_ || (!traced_ && ring.stall_told == peer)) return;
+  ring.stall_told = peer;  // a ring that is always full would otherwise leave nothing else to read
+  const u64 index = static_cast<u64>(&ring - rings_.data());
+  events_.record({now(), EventKind::kStalled, peer, index, ring.stalled_ticket});
+}
+
+void Poster::record_popped(const WriteRequest& request) {
+  quiet_ = false;
+  events_.record({now(), EventKind::kPopped, request.peer, request.bytes << 32 | request.immediate, request.token});
+}
+
+// The lane has accepted what was staged since `from`. A clock read of its own: the lane may have copied all the bytes.
+void Poster::record_posted(const Ring& ring, u32 from) {
+  const u64 now_ns = steady_ns();
+  for (u32 i = from; i < ring.staged_begin; ++i) {
+    const WriteRequest& r = ring.staged[i];
+    events_.record({now_ns, EventKind::kPosted, r.peer, r.bytes << 32 | r.immediate, r.token});
+  }
 }
 
 // True when nothing is left over. The lane takes from the front, so ring order is kept.
 bool Poster::push_staged(Ring& ring) {
   if (ring.staged_begin != ring.staged_end) {
     const std::span<const WriteRequest> left(&ring.staged[ring.staged_begin], ring.staged_end - ring.staged_begin);
+    const u32 from = ring.staged_begin;
     ring.staged_begin += static_cast<u32>(lane_.post(left));
+    if (traced_) record_posted(ring, from);
     if (ring.staged_begin != ring.staged_end) {
       stall(ring, ring.staged[ring.staged_begin].peer);
       return false;
@@ -202,6 +234,7 @@ void Poster::settle(Ring& ring, u64 ticket) {
 }
 
 void Poster::complete(std::span<const u64> tokens) {
+  const u64 now_ns = traced_ ? steady_ns() : 0;
   for (const u64 token : tokens) {
     if (token & Barrier::kToken) {
       const u32 peer = static_cast<u32>(token & ~Barrier::kToken);
@@ -215,6 +248,7 @@ void Poster::complete(std::span<const u64> tokens) {
     // A completion of a lost peer may come late: its ticket was settled when the peer was dropped.
     if (slot.state != SlotState::kOpen || ((slot.ticket ^ token) & low_bits(kTicketBits)) != 0) continue;
     ledger_.completed(slot.peer, slot.bytes);
+    if (traced_) events_.record({now_ns, EventKind::kCompleted, slot.peer, u64{slot.bytes} << 32, token});
     settle(ring, slot.ticket);
   }
   bump(counters_.completions, tokens.size());

@@ -12,6 +12,7 @@
 #include "engine/barrier.h"
 #include "engine/credit_gate.h"
 #include "engine/faults.h"
+#include "engine/words.h"
 #include "ring/consumer.h"
 
 namespace uccl {
@@ -24,6 +25,7 @@ struct WorkerContext {
   WorkerCounters& counters;
   PeerLedger& ledger;
   Faults& faults;
+  EventLog events = {};
 };
 
 class Poster {
@@ -54,6 +56,7 @@ class Poster {
     std::vector<Slot> slots;  // as many as the ring has
     u64 done = 0, published_done = 0;
     u64 stalled_ticket = ~0ull;  // counted once, however often it is looked at
+    u32 stall_told = kNobody;  // whom the last recorded stall was for, since the ring was last empty
     u32 staged_begin = 0, staged_end = 0;
     std::array<WriteRequest, kBatch> staged;  // taken, and not yet accepted by the lane
   };
@@ -67,6 +70,9 @@ class Poster {
   void refuse(Ring& ring, const Command& command, CommandError error);
   void finish(Ring& ring);  // takes the next ticket as complete
   void stall(Ring& ring, u32 peer);
+  void record_popped(const WriteRequest& request);
+  void record_posted(const Ring& ring, u32 from);
+  u64 now() { return now_ns_ != 0 ? now_ns_ : now_ns_ = steady_ns(); }  // one clock read a turn, when one is needed
   bool push_staged(Ring& ring);
   void settle(Ring& ring, u64 ticket);
   bool in_window(const Ring& ring, const Command& command) const;
@@ -82,6 +88,10 @@ class Poster {
   Ring* barrier_ring_ = nullptr;
   std::vector<Ring> rings_;
   u32 first_ = 0;  // the ring whose turn is first: rotates, so rings share a peer's room
+  EventLog events_;
+  bool traced_, recording_;
+  bool quiet_ = true;  // the last turn moved nothing: the next command begins a burst
+  u64 now_ns_ = 0;
 };
 
 }  // namespace uccl

@@ -35,12 +35,13 @@ Verdict Sequences::chunk(u32 source, u32 key) {
     flip(s, n);
     bump(counters_.parked);
     if (++s.waiting > read_word(counters_.deepest_reorder)) write_word(counters_.deepest_reorder, s.waiting);
-    return {};
+    return {.parked = 1};
   }
+  const i64 waited = static_cast<i64>(s.waiting);
   ++s.next;
   for (; s.waiting != 0 && test(s, s.next); ++s.next, --s.waiting) flip(s, s.next);
   publish_word(control_, layout_.tail(direction, source, channel), s.next);  // pairs with the reading kernel's wait
-  return {};
+  return {.parked = static_cast<i64>(s.waiting) - waited};
 }
 
 Verdict Sequences::credit(u32 source, u32 key) {

@@ -14,6 +14,8 @@ struct Verdict {
   Outcome outcome = Outcome::kApplied;
   u64 expected = 0;
   u64 seen = 0;
+  u64 arriving_ns = 0;  // of the calls whose flag it raised: how long ago their first sign was, added up
+  i64 parked = 0;       // how many more arrivals of its sender now wait for their turn than before
 };
 
 }  // namespace uccl

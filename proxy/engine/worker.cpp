@@ -13,13 +13,15 @@ Worker::Worker(const WorkerShared& shared, u32 index, Lane& lane, WorkerCounters
       counters_(counters),
       membership_(shared.membership),
       faults_(shared.faults),
+      events_(index < settings_.events.size() ? settings_.events[index] : EventLog()),
       departures_(settings_.control, settings_.control_layout),
       ledger_(settings_, shared.peer_counters),
       barrier_(settings_, lane, ledger_, counters),
-      poster_(WorkerContext{settings_, index, lane, counters, ledger_, faults_}, barrier_),
-      arrivals_(settings_.control, settings_.control_layout),
+      poster_(WorkerContext{settings_, index, lane, counters, ledger_, faults_, events_}, barrier_),
+      arrivals_(settings_.control, settings_.control_layout, events_),
       sequences_(settings_.control, settings_.control_layout, counters),
-      idle_(settings_.nap_when_idle, settings_.nap_ns) {}
+      idle_(settings_.nap_when_idle, settings_.nap_ns),
+      traced_(events_.traced()) {}
 
 void Worker::run(const std::atomic<u64>& stop_at_ns) {
   IdleLadder::prepare_thread();
@@ -43,9 +45,13 @@ bool Worker::turn() {
     worked = true;
   }
   worked |= poll_arrivals();
-  if (turns_++ % kTurnsPerEventPoll == 0) poll_events();
+  if (turns_++ % kTurnsPerEventPoll == 0) {
+    poll_events();
+    follow_exclusions();
+    follow_fault();
+  }
   if (membership_.version() != membership_seen_) follow_membership();
-  if (ledger_.changed()) ledger_.publish(ledger_.heard() ? steady_ns() : 0);
+  if (ledger_.changed()) ledger_.publish(steady_ns());
   return worked;
 }
 
@@ -57,7 +63,10 @@ bool Worker::poll_completions() {
 
 bool Worker::poll_arrivals() {
   const std::size_t n = lane_.poll_arrivals(incoming_);
-  if (n == 0) return false;
+  if (n == 0) {
+    quiet_ = true;
+    return false;
+  }
   const u64 now_ns = steady_ns();  // one clock read a batch stamps every flag it raises
   for (std::size_t i = 0; i < n; ++i) apply(incoming_[i], now_ns);
   bump(counters_.arrivals, n);
@@ -71,10 +80,40 @@ void Worker::poll_events() {
       const PeerEvent& e = events[i];
       // A goodbye ends this lane only: another may still hold arrivals of the peer.
       if (departures_.connection_ended(e.peer, e.fault, e.code))
-        part(e.peer);
+        part(e.peer, PartReason::kGoodbye);
       else
-        membership_.lose(e.peer, e.fault, e.code);
+        lose(e);
     }
+}
+
+void Worker::lose(const PeerEvent& event) {
+  const u64 code = static_cast<u64>(static_cast<i64>(event.code));
+  events_.record({steady_ns(), EventKind::kParted, event.peer, static_cast<u64>(PartReason::kConnection), code});
+  if (settings_.losses_are_absences && event.fault == PeerFault::kLost) {
+    departures_.lost(event.peer);
+    membership_.dismiss(event.peer);
+  }
+  membership_.lose(event.peer, event.fault, event.code);
+}
+
+// Takes over which peers kernels or Python leave out. What is on its way to one of them may never be read: it is given
+// kPatienceNs, then the peer is parted with, so that nobody waits for it behind the same ring.
+void Worker::follow_exclusions() {
+  std::atomic_ref<u64> changes(control_word(settings_.control, ControlLayout::kExclusions));
+  const u64 seen = changes.load(std::memory_order_acquire);  // pairs with whoever changed a word and then added here
+  if (seen != exclusions_seen_) {
+    exclusions_seen_ = seen;
+    num_excluded_ = 0;
+    for (u32 peer = 0; peer < settings_.num_ranks; ++peer) {
+      const bool out = read_word(control_word(settings_.control, settings_.control_layout.excluded(peer))) != 0;
+      ledger_.exclude(peer, out);
+      num_excluded_ += out;
+    }
+    excluded_at_ns_ = steady_ns();
+  }
+  if (num_excluded_ == 0 || steady_ns() - excluded_at_ns_ < kPatienceNs) return;
+  for (u32 peer = 0; peer < settings_.num_ranks; ++peer)
+    if (ledger_.excluded(peer) && ledger_.in_flight_to(peer) != 0) part(peer, PartReason::kLeftOut);
 }
 
 // Closes, on this lane, every peer that has gone since the last look. Arrivals that were already here have been
@@ -82,11 +121,23 @@ void Worker::poll_events() {
 void Worker::follow_membership() {
   membership_seen_ = membership_.version();  // first: a change during the scan is seen again
   for (u32 peer = 0; peer < settings_.num_ranks; ++peer)
-    if (membership_.gone(peer)) part(peer);
+    if (membership_.gone(peer)) part(peer, PartReason::kEnded);
 }
 
-void Worker::part(u32 peer) {
+// The rank's fault, whoever has raised it, which kernels do too: for the flight recorder only.
+void Worker::follow_fault() {
+  if (fault_told_ || index_ != 0 || !events_.enabled()) return;
+  auto& record = *reinterpret_cast<FaultRecord*>(settings_.control + ControlLayout::kFault);
+  // Acquire: pairs with the release of whoever has filled the record.
+  if (std::atomic_ref<u32>(record.ready).load(std::memory_order_acquire) == 0) return;
+  fault_told_ = true;
+  const u64 what = u64{record.phase} << 32 | record.kind;
+  events_.record({steady_ns(), EventKind::kFault, record.peer, what, record.seen});
+}
+
+void Worker::part(u32 peer, PartReason reason) {
   if (!ledger_.is_peer(peer) || ledger_.gone(peer)) return;
+  events_.record({steady_ns(), EventKind::kParted, peer, static_cast<u64>(reason), 0});
   lane_.close_peer(peer);  // before its writes count as complete: from here on nothing reads their sources
   poster_.drop_peer(peer);
 }
@@ -99,6 +150,7 @@ bool Worker::plausible(const Arrival& arrival, const Immediate& immediate) const
 void Worker::apply(const Arrival& arrival, u64 now_ns) {
   const Immediate immediate = unpack_immediate(arrival.immediate);
   Verdict verdict{Outcome::kRefused, arrival.peer, immediate.source};
+  record_arrival(arrival, immediate.kind, now_ns);
   if (plausible(arrival, immediate)) {
     ledger_.arrived(arrival.peer);
     if (ledger_.gone(arrival.peer)) {
@@ -107,7 +159,11 @@ void Worker::apply(const Arrival& arrival, u64 now_ns) {
       verdict = dispatch(immediate, now_ns);
     }
   }
-  if (verdict.outcome == Outcome::kApplied) return;
+  if (verdict.outcome == Outcome::kApplied) {
+    if (verdict.arriving_ns != 0 || verdict.parked != 0) ledger_.took(arrival.peer, verdict);
+    if (traced_ && immediate.kind == ImmediateKind::kSequence) record_tail(immediate, now_ns);
+    return;
+  }
   if (verdict.outcome == Outcome::kStale) {
     bump(counters_.stale);
     return;
@@ -119,6 +175,19 @@ void Worker::apply(const Arrival& arrival, u64 now_ns) {
                  .channel = stream ? key_channel(immediate.key) : ~0u,
                  .expected = verdict.expected,
                  .seen = verdict.seen});
+}
+
+void Worker::record_arrival(const Arrival& arrival, ImmediateKind kind, u64 now_ns) {
+  if (!traced_ && !quiet_ && kind != ImmediateKind::kExpect && kind != ImmediateKind::kBarrier) return;
+  quiet_ = false;
+  events_.record({now_ns, EventKind::kArrival, arrival.peer, arrival.immediate, read_word(counters_.arrivals)});
+}
+
+void Worker::record_tail(const Immediate& immediate, u64 now_ns) {
+  const u64 offset =
+      settings_.control_layout.tail(key_direction(immediate.key), immediate.source, key_channel(immediate.key));
+  const u64 tail = read_word(control_word(settings_.control, offset));
+  events_.record({now_ns, EventKind::kPublished, immediate.source, 1ull << 32 | immediate.key, tail});
 }
 
 Verdict Worker::dispatch(const Immediate& immediate, u64 now_ns) {

@@ -40,15 +40,21 @@ class alignas(64) Worker {
  private:
   static constexpr u32 kBatch = 64;           // completions and arrivals a turn, so neither starves the rings
   static constexpr u32 kTurnsPerEventPoll = 16;
+  static constexpr u64 kPatienceNs = 1'000'000'000;  // with what is on its way to a peer that was left out
 
   bool poll_completions();
   bool poll_arrivals();
   void poll_events();
+  void lose(const PeerEvent& event);
+  void follow_exclusions();
   void follow_membership();
-  void part(u32 peer);
+  void follow_fault();
+  void part(u32 peer, PartReason reason);
   void apply(const Arrival& arrival, u64 now_ns);
   bool plausible(const Arrival& arrival, const Immediate& immediate) const;
   Verdict dispatch(const Immediate& immediate, u64 now_ns);
+  void record_arrival(const Arrival& arrival, ImmediateKind kind, u64 now_ns);
+  void record_tail(const Immediate& immediate, u64 now_ns);
 
   const EngineSettings& settings_;
   u32 index_;
@@ -56,6 +62,7 @@ class alignas(64) Worker {
   WorkerCounters& counters_;
   Membership& membership_;
   Faults& faults_;
+  EventLog events_;
   Departures departures_;
   PeerLedger ledger_;
   Barrier barrier_;
@@ -64,8 +71,13 @@ class alignas(64) Worker {
   Sequences sequences_;
   IdleLadder idle_;
   u64 membership_seen_ = 0;
+  u64 exclusions_seen_ = 0, excluded_at_ns_ = 0;
+  u32 num_excluded_ = 0;
   u64 barrier_sent_ = 0;
   u32 turns_ = 0;
+  bool traced_;
+  bool quiet_ = true;  // nothing came when it last looked: the next arrival begins a burst
+  bool fault_told_ = false;
   std::array<u64, kBatch> tokens_;
   std::array<Arrival, kBatch> incoming_;
 };

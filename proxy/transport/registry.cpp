@@ -1,10 +1,17 @@
 // The families, by name.
+#include <cstring>
 #include <stdexcept>
 
+#include "transport/efa/transport.h"
+#include "transport/libfabric/codes.h"
+#include "transport/libfabric/transport.h"
 #include "transport/loopback/transport.h"
 #include "transport/shared_memory/transport.h"
+#include "transport/simulated/transport.h"
 #include "transport/tcp/transport.h"
 #include "transport/transport.h"
+#include "transport/verbs/errors.h"
+#include "transport/verbs/transport.h"
 #include "wire/limits.h"
 
 namespace uccl {
@@ -33,8 +40,19 @@ std::unique_ptr<Transport> make_transport(const std::string& family, const Trans
   validate(settings);
   if (family == "loopback") return std::make_unique<LoopbackTransport>(settings);
   if (family == "shared_memory") return std::make_unique<SharedMemoryTransport>(settings);
+  if (family == "simulated") return std::make_unique<SimulatedTransport>(settings);
   if (family == "tcp") return std::make_unique<TcpTransport>(settings);
-  throw std::invalid_argument("no transport family '" + family + "'; there are: loopback, shared_memory, tcp");
+  if (family == "libfabric") return std::make_unique<LibfabricTransport>(settings);
+  if (family == "efa") return std::make_unique<EfaTransport>(settings);
+  if (family == "verbs") return std::make_unique<VerbsTransport>(settings);
+  throw std::invalid_argument("no transport family '" + family +
+                              "'; there are: efa, libfabric, loopback, shared_memory, simulated, tcp, verbs");
+}
+
+std::string explain_code(const std::string& family, int code) {
+  if (family == "libfabric") return libfabric_code_text(code);
+  if (family == "verbs" || family == "efa") return verbs_explain(code);
+  return code == 0 ? "" : std::strerror(code);
 }
 
 }  // namespace uccl

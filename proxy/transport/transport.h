@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "memory/address_space.h"
+#include "transport/fabric.h"
 #include "wire/types.h"
 
 namespace uccl {
@@ -82,9 +83,12 @@ struct TransportSettings {
   AddressSpace local;            // where incoming writes may land; everything else is refused
   std::vector<int> span_fds;     // shared_memory: memfd that holds local.spans()[i] from its byte 0 on, -1 = not
                                  // mappable (peers' writes are refused). Stay open until every peer has connected
+  std::vector<int> span_dmabuf_fds;  // verbs, efa: dma-buf that holds local.spans()[i] from its byte 0 on (a GPU's
+                                     // memory), -1 or absent: plain memory of this process
+  FabricSettings fabric;         // verbs, efa, libfabric
   std::string interface_address; // tcp: the one address to listen on, "" = 127.0.0.1
   u32 max_in_flight = 256;       // writes per peer and lane that may be open; sizes every queue
-  u64 shuffle_seed = 0;          // loopback: deliver in a random order derived from this; 0 = as posted
+  u64 shuffle_seed = 0;          // loopback, simulated: a random order derived from this; 0 = as posted
   u64 connect_timeout_ns = 30ull * 1000 * 1000 * 1000;
 };
 
@@ -99,9 +103,15 @@ class Transport {
   // std::runtime_error naming the rank, what was tried and what happened.
   virtual void connect(const std::vector<std::string>& addresses) = 0;
   virtual Lane& lane(u32 index) = 0;
+  // What was chosen at run time and why, for people: memory registration, queue pairs, device features.
+  virtual std::vector<Note> notes() const { return {}; }
 };
 
-// family: "loopback" | "shared_memory" | "tcp". Throws std::invalid_argument that lists the families.
+// family: "libfabric" | "loopback" | "shared_memory" | "simulated" | "tcp" | ... Throws std::invalid_argument that lists
+// the families.
 std::unique_ptr<Transport> make_transport(const std::string& family, const TransportSettings& settings);
+
+// A PeerEvent's code in words: what happened and what it usually means; "" for 0.
+std::string explain_code(const std::string& family, int code);
 
 }  // namespace uccl

@@ -43,7 +43,8 @@ enum class WaitPhase : u32 {
   kBarrier,
   kStart,
   kStagingReuse,
-  kTeardown
+  kTeardown,
+  kComputeSignal  // of an expert whose rows a combine sends; the record's channel is the local expert
 };
 
 // First fault of a rank wins the compare-and-swap on `state`; the rest of the record is then written and `ready`
@@ -72,6 +73,7 @@ struct ControlLayout {
   static constexpr u64 kFault = 64;       // FaultRecord
   static constexpr u64 kBarrier = 128;    // u64: rounds of barrier with remote peers completed (proxy)
   static constexpr u64 kLocalBarrier = 192;  // u64: rounds this rank has entered (its kernel; read by node peers)
+  static constexpr u64 kExclusions = 200;  // u64: changes of the `excluded` words so far (kernels, Python)
   static constexpr u64 kTables = 256;
 
   // Arrival flags: flag(phase, src) = last epoch of which everything from src has arrived. Writer: the proxy for remote
@@ -93,7 +95,8 @@ struct ControlLayout {
   constexpr u64 credit(Direction direction, u32 peer, u32 channel) const {
     return tails_end() + ((static_cast<u64>(direction) * num_ranks + peer) * num_channels + channel) * 8;
   }
-  // Low-latency epochs that `reader` has finished reading, as its ExpectHeaders said (proxy; Phase kDispatch, kCombine).
+  // Low-latency epochs that `reader` has finished reading, as its ExpectHeaders said (proxy; Phase kDispatch,
+  // kCombine).
   constexpr u64 consumed(Phase phase, u32 reader) const {
     return tails_end() + streams_bytes() + (static_cast<u64>(phase) * num_ranks + reader) * 8;
   }
@@ -104,7 +107,10 @@ struct ControlLayout {
   constexpr u64 progress(Phase phase, u32 source) const {
     return departed(num_ranks) + (static_cast<u64>(phase) * num_ranks + source) * 8;
   }
-  constexpr u64 bytes() const { return align_up(progress(static_cast<Phase>(kNumPhases), 0), 4096); }
+  // Non-zero while this rank leaves `peer` out (RankContext::mask): nothing more is sent to it, and no barrier waits
+  // for it. A change is released through kExclusions.
+  constexpr u64 excluded(u32 peer) const { return progress(static_cast<Phase>(kNumPhases), 0) + peer * 8ull; }
+  constexpr u64 bytes() const { return align_up(excluded(num_ranks), 4096); }
 
  private:
   constexpr u64 flags_end() const { return kTables + static_cast<u64>(kNumPhases) * num_ranks * 8; }

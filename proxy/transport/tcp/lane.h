@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "transport/peer_book.h"
+#include "transport/peer_ring.h"
 #include "transport/tcp/connection.h"
 #include "transport/transport.h"
 
@@ -26,30 +27,6 @@ class TcpLane final : public Lane {
   const LaneCounters& counters() const override { return counters_; }
 
  private:
-  // Peers that wait for one kind of attention; each at most once, so its size is fixed.
-  class Queue {
-   public:
-    explicit Queue(u32 num_ranks) : ranks_(num_ranks), waiting_(num_ranks, 0) {}
-    std::size_t size() const { return size_; }
-    void push(u32 rank) {
-      if (waiting_[rank]) return;
-      waiting_[rank] = 1;
-      ranks_[(head_ + size_++) % ranks_.size()] = rank;
-    }
-    u32 pop() {
-      const u32 rank = ranks_[head_];
-      head_ = (head_ + 1) % ranks_.size();
-      --size_;
-      waiting_[rank] = 0;
-      return rank;
-    }
-
-   private:
-    std::vector<u32> ranks_;
-    std::vector<u8> waiting_;
-    std::size_t head_ = 0, size_ = 0;
-  };
-
   void wait_events();
   void receive(u32 peer);
   void send(u32 peer);
@@ -67,7 +44,7 @@ class TcpLane final : public Lane {
   Socket epoll_;
   std::vector<std::unique_ptr<TcpConnection>> connections_;  // by rank; null = never connected
   TcpInbox inbox_;
-  Queue readable_, unsent_, unacked_, completed_;
+  PeerRing readable_, unsent_, unacked_, completed_;
   u32 num_blocked_ = 0;  // connections whose socket was full
   u32 skipped_waits_ = 0;
 };

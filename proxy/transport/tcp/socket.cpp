@@ -19,6 +19,7 @@ namespace {
 
 constexpr int kBacklog = 4096;
 constexpr int kKeepIdleSeconds = 10, kKeepIntervalSeconds = 5, kKeepProbes = 4;
+constexpr std::size_t kMostQuoted = 128;  // longer than any address with a port and a zone
 constexpr int kUserTimeoutMs = 30 * 1000;  // sent data that nobody acknowledges for this long ends the connection
 
 [[noreturn]] void fail(const std::string& what) {
@@ -94,33 +95,49 @@ Socket tcp_listen(const std::string& interface_address, const TcpTuning& tuning)
   return s;
 }
 
-std::string tcp_local_address(int fd) {
-  sockaddr_storage a{};
-  socklen_t length = sizeof(a);
-  if (getsockname(fd, reinterpret_cast<sockaddr*>(&a), &length) != 0) fail("getsockname");
+std::string tcp_text(const TcpEndpoint& e) {
   char host[NI_MAXHOST], port[NI_MAXSERV];
-  const int rc = getnameinfo(reinterpret_cast<sockaddr*>(&a), length, host, sizeof(host), port, sizeof(port),
-                             NI_NUMERICHOST | NI_NUMERICSERV);
+  const int rc = getnameinfo(reinterpret_cast<const sockaddr*>(&e.address), e.length, host, sizeof(host), port,
+                             sizeof(port), NI_NUMERICHOST | NI_NUMERICSERV);
   if (rc != 0) throw std::runtime_error(std::string("tcp: getnameinfo: ") + gai_strerror(rc));
-  return a.ss_family == AF_INET6 ? "[" + std::string(host) + "]:" + port : std::string(host) + ":" + port;
+  return e.address.ss_family == AF_INET6 ? "[" + std::string(host) + "]:" + port : std::string(host) + ":" + port;
+}
+
+std::string tcp_local_address(int fd) {
+  TcpEndpoint e;
+  e.length = sizeof(e.address);
+  if (getsockname(fd, reinterpret_cast<sockaddr*>(&e.address), &e.length) != 0) fail("getsockname");
+  return tcp_text(e);
+}
+
+TcpEndpoint tcp_read_address(const std::string& text) {
+  const auto refuse = [&text](const char* why) {
+    throw std::runtime_error("tcp: address '" + text.substr(0, kMostQuoted) +
+                             (text.size() > kMostQuoted ? "...' " : "' ") + why);
+  };
+  const std::size_t colon = text.rfind(':');
+  if (text.size() > kMostQuoted || text.find('\0') != std::string::npos || colon == std::string::npos)
+    refuse("is not ip:port");
+  const std::string port = text.substr(colon + 1);
+  const bool digits = !port.empty() && port.size() <= 5 && port.find_first_not_of("0123456789") == std::string::npos;
+  if (!digits || std::stoi(port) == 0 || std::stoi(port) > 65535) refuse("has no port of 1 to 65535");
+  std::string host = text.substr(0, colon);
+  if (host.size() >= 2 && host.front() == '[' && host.back() == ']') host = host.substr(1, host.size() - 2);
+  const auto found = numeric_address(host, port);
+  TcpEndpoint e;
+  std::memcpy(&e.address, found->ai_addr, found->ai_addrlen);
+  e.length = found->ai_addrlen;
+  return e;
 }
 
 Socket tcp_connect(const std::string& address, const TcpTuning& tuning) {
-  const std::size_t colon = address.rfind(':');
-  if (colon == std::string::npos) throw std::runtime_error("tcp: address '" + address + "' is not ip:port");
-  const std::string port = address.substr(colon + 1);
-  const bool digits = !port.empty() && port.size() <= 5 && port.find_first_not_of("0123456789") == std::string::npos;
-  if (!digits || std::stoi(port) == 0 || std::stoi(port) > 65535) {
-    throw std::runtime_error("tcp: address '" + address + "' has no port of 1 to 65535");
-  }
-  std::string host = address.substr(0, colon);
-  if (host.size() >= 2 && host.front() == '[' && host.back() == ']') host = host.substr(1, host.size() - 2);
-  const auto to = numeric_address(host, port);
-  Socket s(socket(to->ai_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
+  const TcpEndpoint to = tcp_read_address(address);
+  Socket s(socket(to.address.ss_family, SOCK_STREAM | SOCK_NONBLOCK | SOCK_CLOEXEC, 0));
   if (!s) fail("socket");
   set_buffers(s.fd(), tuning);
   if (!set_stream_options(s.fd())) fail("setsockopt");
-  if (connect(s.fd(), to->ai_addr, to->ai_addrlen) != 0 && errno != EINPROGRESS) fail("connect to " + address);
+  if (connect(s.fd(), reinterpret_cast<const sockaddr*>(&to.address), to.length) != 0 && errno != EINPROGRESS)
+    fail("connect to " + address);
   return s;
 }
 

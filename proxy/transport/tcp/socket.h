@@ -1,5 +1,7 @@
 // Non-blocking tcp sockets: owning handle, listen, connect, options. Control path; throws std::system_error.
 #pragma once
+#include <sys/socket.h>
+
 #include <string>
 
 #include "wire/types.h"
@@ -41,6 +43,14 @@ class Socket {
 Socket tcp_listen(const std::string& interface_address, const TcpTuning& tuning);
 // "ip:port" or "[ip6]:port" of a bound socket.
 std::string tcp_local_address(int fd);
+// What such a text stands for, and the text again. Numeric addresses only: nothing is asked of anybody. Reading throws
+// std::runtime_error that quotes the text's beginning.
+struct TcpEndpoint {
+  sockaddr_storage address{};
+  socklen_t length = 0;
+};
+TcpEndpoint tcp_read_address(const std::string& text);
+std::string tcp_text(const TcpEndpoint& endpoint);
 // Starts to connect; the socket becomes writable when it is done. Throws std::runtime_error on an unreadable address.
 Socket tcp_connect(const std::string& address, const TcpTuning& tuning);
 // Takes one connection from a listener; empty when none waits. Sets `*error` when accepting itself failed.

@@ -98,13 +98,13 @@ def test_layouts_stream_geometry_stays_inside_its_unit(unit: int, channels: int,
 
 def test_layouts_throughput_units() -> None:
     def layout(**fields: int) -> Any:
-        base = {"num_ranks": 4, "num_nodes": 1, "num_hosted": 0, "max_readers": 4, "max_local_experts": 64}
+        base = {"num_ranks": 4, "num_cells": 1, "num_hosted": 0, "max_readers": 4, "max_local_experts": 64}
         return made(_native.ThroughputLayout, **{**base, "base": 8192, "unit_bytes": 1 << 16, **fields})
 
     one = layout()
-    two = layout(num_nodes=2, num_hosted=2)
+    two = layout(num_cells=2, num_hosted=2)
     assert two.num_units() > one.num_units() >= 1
     for each in (one, two):
         assert each.bytes() >= each.num_units() * (1 << 16)
-        bigger = layout(num_nodes=each.num_nodes, num_hosted=each.num_hosted, unit_bytes=1 << 17)
+        bigger = layout(num_cells=each.num_cells, num_hosted=each.num_hosted, unit_bytes=1 << 17)
         assert bigger.bytes() - each.bytes() == each.num_units() * (1 << 16)

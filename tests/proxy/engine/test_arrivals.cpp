@@ -210,3 +210,24 @@ TEST(engine_arrivals_progress_is_that_of_the_next_epoch) {
   for (const u32 source : {0u, 1u, 3u}) CHECK_EQ(rank.word(rank.layout.progress(Phase::kCombine, source)), 0ull);
   CHECK_EQ(rank.word(rank.layout.progress(Phase::kDispatch, 2)), 0ull);
 }
+
+TEST(engine_arrivals_tell_how_long_a_call_took_from_its_first_sign) {
+  RankMemory rank(Shape{});
+  Arrivals arrivals(rank.control(), rank.layout);
+  const auto key = [](u64 epoch) { return epoch_key(Phase::kDispatch, epoch); };
+  // A write first, the announcement last; between them the next epoch, whole.
+  CHECK_EQ(arrivals.arrive(1, key(1), 1000).arriving_ns, 0ull);
+  rank.land_header(Phase::kDispatch, 2, 1, 1);
+  CHECK_EQ(arrivals.expect(1, key(2), 1300).arriving_ns, 0ull);
+  CHECK_EQ(arrivals.arrive(1, key(2), 1400).arriving_ns, 0ull);
+  rank.land_header(Phase::kDispatch, 1, 1, 1);
+  CHECK_EQ(arrivals.expect(1, key(1), 2000).arriving_ns, 1000ull + 700);  // raises both flags
+  // The announcement first; the window's entry is used anew.
+  rank.land_header(Phase::kDispatch, 3, 1, 2);
+  CHECK_EQ(arrivals.expect(1, key(3), 5000).arriving_ns, 0ull);
+  CHECK_EQ(arrivals.arrive(1, key(3), 5100).arriving_ns, 0ull);
+  CHECK_EQ(arrivals.arrive(1, key(3), 5250).arriving_ns, 250ull);
+  // Nobody waits for an announcement of what was read.
+  rank.land_header(Phase::kSpare, 1, 1, 0);
+  CHECK_EQ(arrivals.expect(1, epoch_key(Phase::kSpare, 1), 6000).arriving_ns, 0ull);
+}

@@ -72,14 +72,56 @@ TEST(engine_ledger_stamps_only_peers_that_were_heard) {
   RankMemory rank(Shape{});
   PeerLedger ledger(rank.settings, rank.peer_counters.data());
   ledger.stalled(1);
-  CHECK(ledger.changed() && !ledger.heard());
+  CHECK(ledger.changed());
   ledger.publish(5);
   CHECK_EQ(rank.peer_counters[1].stalls, 1ull);
   CHECK_EQ(rank.peer_counters[1].last_arrival_ns, 0ull);
   ledger.arrived(1);
-  CHECK(ledger.heard());
   ledger.publish(77);
-  CHECK(!ledger.heard());
   CHECK_EQ(rank.peer_counters[1].arrivals, 1ull);
   CHECK_EQ(rank.peer_counters[1].last_arrival_ns, 77ull);
+}
+
+TEST(engine_ledger_sums_the_time_with_writes_open) {
+  RankMemory rank(Shape{});
+  PeerLedger ledger(rank.settings, rank.peer_counters.data());
+  const u64& sending_ns = rank.peer_counters[1].sending_ns;
+  ledger.opened(1, 32);
+  ledger.publish(1000);
+  CHECK_EQ(sending_ns, 0ull);
+  ledger.opened(1, 32);
+  ledger.publish(1500);
+  CHECK_EQ(sending_ns, 500ull);  // one was open all the time
+  ledger.completed(1, 32);
+  ledger.publish(1600);
+  ledger.completed(1, 32);
+  ledger.publish(1800);
+  CHECK_EQ(sending_ns, 800ull);
+  ledger.stalled(1);  // nothing is open any more
+  ledger.publish(9000);
+  ledger.opened(1, 32);
+  ledger.publish(9100);
+  ledger.forget(1);
+  ledger.publish(9150);
+  CHECK_EQ(sending_ns, 850ull);
+  CHECK_EQ(rank.peer_counters[2].sending_ns, 0ull);
+}
+
+TEST(engine_ledger_shows_what_arrivals_say_of_their_sender) {
+  RankMemory rank(Shape{});
+  PeerLedger a(rank.settings, rank.peer_counters.data()), b(rank.settings, rank.peer_counters.data());
+  const PeerCounters& peer = rank.peer_counters[2];
+  a.took(2, {.arriving_ns = 70, .parked = 3});
+  b.took(2, {.arriving_ns = 30, .parked = 2});
+  a.publish(1);
+  b.publish(1);
+  CHECK_EQ(peer.arriving_ns, 100ull);
+  CHECK_EQ(peer.parked, 5ull);
+  a.took(2, {.parked = -3});
+  a.publish(2);
+  CHECK_EQ(peer.parked, 2ull);
+  b.forget(2);
+  b.publish(3);
+  CHECK_EQ(peer.parked, 0ull);  // what waited there is dropped with the peer
+  CHECK_EQ(peer.arriving_ns, 100ull);
 }

@@ -117,3 +117,29 @@ TEST(engine_sequences_credits_only_go_forward) {
     CHECK_EQ(rank.credit(Direction::kCombine, 2, 1), 0ull);
   }
 }
+
+TEST(engine_sequences_tell_how_many_chunks_wait_for_their_turn) {
+  RankMemory rank(Shape{});
+  WorkerCounters counters{};
+  Sequences sequences(rank.control(), rank.layout, counters);
+  const auto parked = [&](u32 channel, u64 n) {
+    return sequences.chunk(1, stream_key(Direction::kDispatch, channel, n)).parked;
+  };
+  CHECK_EQ(parked(0, 2), 1);
+  CHECK_EQ(parked(0, 1), 1);
+  CHECK_EQ(parked(0, 4), 1);
+  CHECK_EQ(parked(0, 4), 0);   // a duplicate waits for nothing
+  CHECK_EQ(parked(1, 0), 0);   // another channel
+  CHECK_EQ(parked(0, 0), -2);  // 1 and 2 follow, 4 goes on waiting for 3
+  CHECK_EQ(parked(0, 3), -1);
+  std::mt19937 random(5);
+  std::vector<u64> order(500);
+  for (u64 i = 0; i < order.size(); ++i) order[i] = i;
+  for (u64 i = 0; i + 8 <= order.size(); i += 8) std::shuffle(order.begin() + i, order.begin() + i + 8, random);
+  i64 sum = 0;
+  for (const u64 n : order) {
+    sum += parked(2, n);
+    CHECK(sum >= 0 && sum < 8);
+  }
+  CHECK_EQ(sum, 0);
+}

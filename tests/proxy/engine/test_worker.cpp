@@ -74,6 +74,28 @@ TEST(engine_worker_drops_what_comes_from_the_gone) {
   CHECK_EQ(rank.aborted(), 0ull);
 }
 
+// A mask may be taken away again, and a call that has ended here may have pushed rows that are still in the ring.
+TEST(engine_worker_sends_what_was_pushed_before_a_peer_was_left_out) {
+  Stepper rank(Shape{});
+  rank.push(0, write_command(1));
+  rank.set_word(rank.layout.excluded(1), 1);
+  rank.set_word(ControlLayout::kExclusions, 1);
+  rank.step(64);  // the words are looked at every few turns
+  rank.push(0, write_command(1, 1));
+  rank.step(64);
+  CHECK_EQ(rank.lane().posted().size(), 2u);
+  CHECK_EQ(rank.aborted(), 0ull);
+
+  // It reads nothing: after a while it is parted with, and nobody waits behind it.
+  const u64 limit = steady_ns() + 20'000'000'000ull;
+  while (rank.lane().closed().empty() && steady_ns() < limit) rank.step();
+  CHECK_EQ(rank.lane().closed().size(), 1u);
+  rank.push(0, write_command(1, 2));
+  rank.step(64);
+  CHECK_EQ(rank.done(0), 3ull);
+  CHECK_EQ(rank.aborted(), 0ull);
+}
+
 TEST(engine_worker_batches_longer_than_its_own) {
   Stepper rank(Shape{});
   for (u64 n = 0; n < 1000; ++n) rank.deliver(ImmediateKind::kSequence, 1, stream_key(Direction::kDispatch, 0, n));

@@ -33,6 +33,11 @@ const u8* random_bytes() {
   return bytes.data();
 }
 
+u8* source_bytes() {
+  static std::vector<u8> bytes(kSourceBytes);
+  return bytes.data();
+}
+
 bool poll_until(const std::function<bool()>& done) {
   const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(10);
   while (!done()) {
@@ -234,7 +239,8 @@ void random_writes(const Family& family, const Shape& given, u32 writes_per_pair
     out += w->counters().write_bytes;
     in += w->counters().arrival_bytes;
   }
-  if (family.name != "shared_memory") CHECK_EQ(in, out);  // there the receiver never learns the sizes
+  // Elsewhere the receiver never learns the sizes, or (libfabric) only from some providers.
+  if (family.name != "shared_memory" && family.name != "libfabric") CHECK_EQ(in, out);
 }
 
 }  // namespace contract

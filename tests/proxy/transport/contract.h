@@ -51,6 +51,9 @@ std::vector<std::string> connect_all(std::vector<std::unique_ptr<uccl::Transport
 u64 mix(u64 a, u64 b);         // a hash
 const u8* random_bytes();      // kRandomBytes of them, always the same
 inline constexpr u64 kRandomBytes = 1 << 21;
+// Memory to write from that lives as long as the process: families that drive a NIC register it (and random_bytes()).
+u8* source_bytes();
+inline constexpr u64 kSourceBytes = (1 << 24) + 4096;
 
 // Polls both ends of a pair until `done`; false after ten seconds.
 bool poll_until(const std::function<bool()>& done);

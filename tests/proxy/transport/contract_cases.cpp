@@ -83,20 +83,20 @@ void largest_write(const Family& family) {
   Shape shape;
   shape.region_bytes = kMaxWriteBytes + 5;
   Group g(family, shape);
-  std::vector<u8> source(kMaxWriteBytes);
-  for (u64 i = 0; i < source.size(); i += 8) {
+  u8* const source = source_bytes();
+  for (u64 i = 0; i < kMaxWriteBytes; i += 8) {
     const u64 r = mix(i, 9);
     std::memcpy(&source[i], &r, 8);
   }
   Seen a(g.lane(0)), b(g.lane(1));
-  WriteRequest r{1, 3, source.data(), Group::kBase + 5, kMaxWriteBytes, 11};  // ends on the region's last byte
+  WriteRequest r{1, 3, source, Group::kBase + 5, kMaxWriteBytes, 11};  // ends on the region's last byte
   CHECK_EQ(post_one(g.lane(0), r), 1u);
   CHECK(poll_until([&] {
     a.poll();
     b.poll();
     return !b.arrivals.empty() && !a.tokens.empty();
   }));
-  CHECK(std::memcmp(g.memory(1) + 5, source.data(), source.size()) == 0);
+  CHECK(std::memcmp(g.memory(1) + 5, source, kMaxWriteBytes) == 0);
   for (int i = 0; i < 5; ++i) CHECK_EQ(static_cast<int>(g.memory(1)[i]), 0);
   CHECK(a.events.empty() && b.events.empty());
 
@@ -200,13 +200,12 @@ void peer_destroyed(const Family& family) {
   shape.num_ranks = 3;
   Group g(family, shape);
   std::vector<std::string> errors(2);
-  std::vector<u8> source(1 << 20, 7);  // freed only after the writers have been told
   std::vector<std::thread> threads;
   for (u32 r = 0; r < 2; ++r) {
     threads.emplace_back([&, r] {
       Seen s(g.lane(r));
       const bool told = poll_until([&] {
-        WriteRequest w{2, 1, source.data(), Group::kBase, 1ull << (r * 10), 5};
+        WriteRequest w{2, 1, source_bytes(), Group::kBase, 1ull << (r * 10), 5};
         post_one(g.lane(r), w);
         s.poll();
         return !s.events.empty();

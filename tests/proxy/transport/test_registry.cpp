@@ -23,8 +23,8 @@ std::string refusal(const std::string& family, const std::function<void(Transpor
 
 }  // namespace
 
-TEST(transport_registry_knows_three_families) {
-  for (const std::string family : {"loopback", "shared_memory", "tcp"}) {
+TEST(transport_registry_knows_its_families) {
+  for (const std::string family : {"loopback", "shared_memory", "simulated", "tcp"}) {
     CHECK_EQ(refusal(family, [](TransportSettings&) {}), std::string());
     TransportSettings s;
     s.secret = std::string(32, 'x');
@@ -34,7 +34,8 @@ TEST(transport_registry_knows_three_families) {
     CHECK_THROWS(std::out_of_range, t->lane(1));
   }
   const std::string e = refusal("ucx", [](TransportSettings&) {});
-  for (const char* name : {"'ucx'", "loopback", "shared_memory", "tcp"}) CHECK(e.find(name) != std::string::npos);
+  for (const char* name : {"'ucx'", "efa", "loopback", "shared_memory", "simulated", "tcp", "verbs"})
+    CHECK(e.find(name) != std::string::npos);
 }
 
 TEST(transport_registry_refuses_impossible_settings) {

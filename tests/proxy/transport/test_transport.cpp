@@ -19,6 +19,15 @@ Family shuffled() {
             return make_transport("loopback", s);
           }};
 }
+Family simulated() {
+  return {"simulated", [](TransportSettings s) {
+            s.shuffle_seed = 7;
+            return make_transport("simulated", s);
+          }};
+}
+Family simulated_ordered() {
+  return {"simulated", [](const TransportSettings& s) { return make_transport("simulated", s); }};
+}
 Family shared_memory() {
   return {"shared_memory", [](const TransportSettings& s) { return make_transport("shared_memory", s); }, true};
 }
@@ -45,26 +54,34 @@ Family tcp_zerocopy() {
 
 }  // namespace
 
-#define OVER_FAMILIES(name, call)        \
-  TEST(transport_loopback_##name) {      \
-    const Family f = loopback();         \
-    call;                                \
-  }                                      \
-  TEST(transport_shuffled_##name) {      \
-    const Family f = shuffled();         \
-    call;                                \
-  }                                      \
-  TEST(transport_shared_memory_##name) { \
-    const Family f = shared_memory();    \
-    call;                                \
-  }                                      \
-  TEST(transport_tcp_##name) {           \
-    const Family f = tcp();              \
-    call;                                \
-  }                                      \
-  TEST(transport_tcp_tiny_##name) {      \
-    const Family f = tcp_tiny();         \
-    call;                                \
+#define OVER_FAMILIES(name, call)         \
+  TEST(transport_loopback_##name) {       \
+    const Family f = loopback();          \
+    call;                                 \
+  }                                       \
+  TEST(transport_shuffled_##name) {       \
+    const Family f = shuffled();          \
+    call;                                 \
+  }                                       \
+  TEST(transport_simulated_##name) {      \
+    const Family f = simulated();         \
+    call;                                 \
+  }                                       \
+  TEST(transport_simulated_rc_##name) {   \
+    const Family f = simulated_ordered(); \
+    call;                                 \
+  }                                       \
+  TEST(transport_shared_memory_##name) {  \
+    const Family f = shared_memory();     \
+    call;                                 \
+  }                                       \
+  TEST(transport_tcp_##name) {            \
+    const Family f = tcp();               \
+    call;                                 \
+  }                                       \
+  TEST(transport_tcp_tiny_##name) {       \
+    const Family f = tcp_tiny();          \
+    call;                                 \
   }
 
 OVER_FAMILIES(random_small_writes_of_two, contract::random_writes(f, Shape{.num_ranks = 2}, 4000, 64, 1))

@@ -76,6 +76,17 @@ TEST(transport_tcp_socket_refuses_addresses_it_cannot_use) {
                           "1.2.3.4:0", "1.2.3.4:-1", "[::1:80"}) {
     CHECK_THROWS(std::runtime_error, tcp_connect(bad, tuning));
   }
+  CHECK_THROWS(std::runtime_error, tcp_connect(std::string("127.0.0.1\0.9:80", 15), tuning));
+}
+
+TEST(transport_tcp_socket_reads_addresses_and_quotes_only_their_beginning) {
+  for (const char* text : {"127.0.0.1:80", "[::1]:65535", "[2001:db8::7]:1"})
+    CHECK_EQ(tcp_text(tcp_read_address(text)), std::string(text));
+  std::string refused;
+  try {
+    tcp_read_address(std::string(1 << 20, '1') + ":80");
+  } catch (const std::runtime_error& e) { refused = e.what(); }
+  CHECK(refused.find("is not ip:port") != std::string::npos && refused.size() < 200);
 }
 
 TEST(transport_tcp_socket_reports_a_refused_connection) {

@@ -1,0 +1,48 @@
+// The transports' probe for Python's benchmark of networks (uccl_ep/bench/transport.py).
+#include "transport/probe.h"
+
+#include <nanobind/stl/pair.h>
+#include <nanobind/stl/string.h>
+#include <nanobind/stl/vector.h>
+
+#include "bindings/register.h"
+
+namespace nb = nanobind;
+
+namespace uccl {
+namespace {
+
+std::vector<std::pair<std::string, std::string>> note_pairs(const TransportProbe& probe) {
+  std::vector<std::pair<std::string, std::string>> pairs;
+  for (const Note& n : probe.notes()) pairs.emplace_back(n.choice, n.reason);
+  return pairs;
+}
+
+}  // namespace
+
+void register_probe(nb::module_& m) {
+  nb::class_<ProbeSettings>(m, "ProbeSettings")
+      .def(nb::init<>())
+      .def_rw("family", &ProbeSettings::family)
+      .def_rw("provider", &ProbeSettings::provider)
+      .def_rw("rank", &ProbeSettings::rank)
+      .def_rw("session", &ProbeSettings::session)
+      .def_prop_rw(
+          "secret", [](const ProbeSettings& s) { return nb::bytes(s.secret.data(), s.secret.size()); },
+          [](ProbeSettings& s, nb::bytes secret) { s.secret = std::string(secret.c_str(), secret.size()); })
+      .def_rw("most_bytes", &ProbeSettings::most_bytes)
+      .def_rw("timeout_ns", &ProbeSettings::timeout_ns);
+  using Unlocked = nb::call_guard<nb::gil_scoped_release>;
+  nb::class_<TransportProbe>(m, "TransportProbe", "Measures one network family between two processes.")
+      .def(nb::init<const ProbeSettings&>(), nb::arg("settings"), Unlocked())
+      .def("local_address", &TransportProbe::local_address)
+      .def("connect", &TransportProbe::connect, nb::arg("addresses"), Unlocked())
+      .def("notes", &note_pairs, "(what was chosen, why) of everything that the family chose at run time.")
+      .def(
+          "stream", &TransportProbe::stream, nb::arg("bytes"), nb::arg("count"), Unlocked(),
+          "Seconds that rank 0 takes to write `count` times `bytes` to rank 1 and to hear that all is there and right.")
+      .def("round_trips", &TransportProbe::round_trips, nb::arg("bytes"), nb::arg("count"), Unlocked(),
+           "Seconds of `count` writes of `bytes` there and back, one at a time.");
+}
+
+}  // namespace uccl

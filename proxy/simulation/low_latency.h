@@ -1,0 +1,51 @@
+// Drives the four low-latency kernels for one simulated rank: arguments as uccl_ep/low_latency.py fills them, calls in
+// the orders that Buffer allows, results against low_latency_oracle.h.
+#pragma once
+#include "kernels/low_latency/common.h"
+#include "simulation/driver.h"
+#include "simulation/low_latency_oracle.h"
+
+namespace uccl::simulation {
+
+class LowLatencyRank {
+ public:
+  LowLatencyRank(Driver& driver, World& world, Attendance& attendance, LowLatencyOracle& oracle, const Case& c,
+                 u32 rank);
+
+  // Every round, without anything between them that would keep ranks in step; adds to *rows what it compared. Throws
+  // RankFailed, RankLeft, or Violation for what must not be.
+  void run(u64* rows);
+
+ private:
+  // Of one dispatch and the combine that answers it; two may be outstanding.
+  struct Call {
+    Buffer<u8> x;
+    Buffer<u32> scales, counts;
+    Buffer<i32> count, src_info;
+    Buffer<i64> layout_range;
+    Buffer<u16> rows, out;
+    u64 dispatch_epoch = 0, combine_epoch = 0;
+  };
+  LowLatencyCall call(u64* epoch, u32 which);
+  simt::LaunchConfig shape(u64 smem_bytes) const;
+  void dispatch_send(u64 round, Call& c);
+  void dispatch_recv(u64 round, Call& c);
+  void combine_send(u64 round, Call& c);
+  void combine_recv(u64 round, Call& c);
+  void round_trip(u64 round, u64 count, bool combine);
+  Received received(const Call& c) const;
+
+  Driver& driver_;
+  World& world_;
+  Attendance& attendance_;
+  const Case& case_;
+  LowLatencyOracle& oracle_;
+  u32 rank_;
+  u64 combines_ = 0, rows_ = 0;
+  std::vector<u64> state_;
+  std::vector<u32> tickets_, grid_barriers_, num_writes_;
+  std::vector<u64> staging_tickets_;
+  Call calls_[2];
+};
+
+}  // namespace uccl::simulation

@@ -1,0 +1,56 @@
+// Drives the throughput kernels for one simulated rank: arguments as uccl_ep/throughput.py fills them, results against
+// throughput_oracle.h.
+#pragma once
+#include "kernels/throughput/settle.h"
+#include "simulation/driver.h"
+#include "simulation/throughput_oracle.h"
+
+namespace uccl::simulation {
+
+class ThroughputRank {
+ public:
+  ThroughputRank(Driver& driver, World& world, Attendance& attendance, ThroughputOracle& oracle, const Case& c,
+                 u32 rank);
+
+  // Every round (layout, counts, dispatch, sometimes a cached dispatch, combine), without anything between rounds that
+  // would keep ranks in step. Throws RankFailed, RankLeft, or Violation for what must not be.
+  void run(u64* rows);
+
+ private:
+  // The tables between the kernels of one round (uccl_ep/throughput.py, Routing).
+  struct Routing {
+    u32 channels = 1;
+    Buffer<u32> tokens_per_rank, tokens_per_node, tokens_per_expert, channel_prefix, node_rows, recv_tokens, recv_begin,
+        stream_rows, reducer_tokens, rank_prefix, expert_counts, recv_total;
+    Buffer<u8> is_token_in_rank, taken;
+  };
+  struct Dispatched {
+    Buffer<u16> x;
+    Buffer<u32> scales;
+    Buffer<i64> topk_idx;
+    Buffer<float> topk_weights;
+    Buffer<i32> src_idx;
+  };
+  simt::LaunchConfig shape(u32 grid, u64 smem_bytes) const;
+  void layout(u64 round);
+  void counts(u64 round);
+  u64 dispatch(u64 round, bool again, Dispatched* out);
+  u64 combine(u64 round);
+  ThroughputCall call(const RowShape& shape, u32 num_tokens, Direction direction);
+
+  Driver& driver_;
+  World& world_;
+  Attendance& attendance_;
+  const Case& case_;
+  ThroughputOracle& oracle_;
+  u32 rank_;
+  u64 epoch_;
+  SettledGeometry settled_[kNumDirections]{};
+  Routing routing_;
+  Dispatched first_, again_;
+  Buffer<u16> out_, scratch_;
+  Buffer<float> out_weights_;
+  Buffer<u64> partials_;
+};
+
+}  // namespace uccl::simulation

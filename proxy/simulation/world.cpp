@@ -1,0 +1,202 @@
+// Offsets, tables and engines of the simulated ranks.
+#include "simulation/world.h"
+
+#include <algorithm>
+
+#include "engine/departures.h"
+#include "engine/settings.h"
+#include "engine/words.h"
+
+namespace uccl::simulation {
+
+World::Rank::Rank(World& w, u32, Arena& arena)
+    : data(arena.take(w.data_bytes_)),
+      control(arena.take(w.control_layout_.bytes())),
+      rings(arena.take(w.shape_.num_rings * ring_bytes(w.shape_.ring_capacity))),
+      zero_copy(arena.take(w.shape_.zero_copy_bytes)),
+      worker_counters(w.shape_.num_workers, WorkerCounters{}),
+      peer_counters(w.num_ranks(), PeerCounters{}),
+      faults(control, peer_counters.data(), w.num_ranks()),
+      membership(w.num_ranks(), peer_counters.data(), faults) {}
+
+World::World(const WorldShape& shape, std::shared_ptr<SimulatedNetwork> network, Arena& arena)
+    : shape_(shape), network_(std::move(network)) {
+  plan();
+  for (u32 r = 0; r < num_ranks(); ++r) ranks_.push_back(std::make_unique<Rank>(*this, r, arena));
+  for (auto& rank : ranks_) age(*rank);
+  for (u32 r = 0; r < num_ranks(); ++r) make_tables(r, arena);
+  for (u32 r = 0; num_nodes > 1 && r < num_ranks(); ++r) make_engine(r);
+}
+
+World::~World() { network_->end_all(); }
+
+// Signals, throughput part, low-latency part; then control; then zero copy (memory.py's MemoryPlan).
+void World::plan() {
+  const u32 ranks = num_ranks();
+  num_nodes = shape_.num_nodes();
+  num_cells = shape_.num_cells();
+  const auto size = [](const std::vector<u32>& of, u32 n) {
+    return static_cast<u32>(std::count(of.begin(), of.end(), n));
+  };
+  u32 smallest = ~0u;
+  for (u32 n = 0; n < num_nodes; ++n) max_readers = std::max(max_readers, size(shape_.node_of, n));
+  for (u32 n = 0; n < num_cells; ++n) smallest = std::min(smallest, size(shape_.cells(), n));
+  const u32 num_hosted = num_nodes > 1 ? num_nodes * static_cast<u32>(ceil_div(max_readers, smallest)) : 0;
+  signals_.num_ranks = ranks;
+  signals_.num_channels = shape_.num_channels;
+  signals_.max_readers = max_readers;
+  control_layout_ = ControlLayout{ranks, shape_.num_channels};
+  u64 end = align_up(signals_.bytes(), 4096);
+  if (shape_.unit_bytes != 0) {
+    throughput.base = end;
+    throughput.num_ranks = ranks;
+    throughput.num_cells = num_cells;
+    throughput.num_hosted = num_hosted;
+    throughput.max_readers = max_readers;
+    throughput.max_local_experts = shape_.max_local_experts;
+    throughput.unit_bytes = shape_.unit_bytes;
+    end = align_up(end + throughput.bytes(), 128);
+  }
+  if (shape_.hidden != 0) {
+    low_latency.max_tokens = shape_.max_tokens;
+    low_latency.hidden = shape_.hidden;
+    low_latency.max_topk = shape_.max_topk;
+    low_latency.num_hosted = num_hosted;
+    low_latency.staging_rows = num_nodes > 1 ? shape_.staging_rows : 0;
+    low_latency.num_ranks = ranks;
+    low_latency.base = end;
+    end += low_latency.bytes();
+  }
+  data_bytes_ = align_up(end, 16) + kRegionSlackBytes;
+  control_offset_ = align_up(data_bytes_, 4096);
+  zero_copy_offset_ = align_up(control_offset_ + control_layout_.bytes(), 4096);
+}
+
+// A rank that has been at it for long: all its words are counters, but for the fault and for who has left.
+void World::age(Rank& rank) {
+  if (shape_.age == 0) return;
+  for (u64 at = 0; at < signals_.bytes(); at += 8) *reinterpret_cast<u64*>(rank.data + at) = shape_.age;
+  const u64 tables_end = control_layout_.departed(0);
+  for (u64 at = ControlLayout::kTables; at < tables_end; at += 8) control_word(rank.control, at) = shape_.age;
+  control_word(rank.control, ControlLayout::kBarrier) = shape_.age;
+  control_word(rank.control, ControlLayout::kLocalBarrier) = shape_.age;
+  // Empty slots say "lap before an even one", so a ring is as old as a multiple of two laps.
+  const u64 tickets = shape_.age / (2 * shape_.ring_capacity) * (2 * shape_.ring_capacity);
+  for (u32 i = 0; i < shape_.num_rings; ++i) {
+    auto* header = reinterpret_cast<RingHeader*>(rank.rings + i * ring_bytes(shape_.ring_capacity));
+    header->tail = header->done = header->head = header->cached_tail = tickets;
+  }
+}
+
+AddressSpace World::flat_space(const Rank& rank) const {
+  AddressSpace space;
+  space.add(Span{0, data_bytes_, rank.data});
+  space.add(Span{control_offset_, control_layout_.bytes(), rank.control});
+  if (shape_.zero_copy_bytes != 0) space.add(Span{zero_copy_offset_, shape_.zero_copy_bytes, rank.zero_copy});
+  return space;
+}
+
+void World::make_tables(u32 rank, Arena& arena) {
+  Rank& me = *ranks_[rank];
+  RankTablesSettings s;
+  s.rank = rank;
+  s.node_of = shape_.node_of;
+  s.cell_of = shape_.cell_of;
+  s.shrink = shape_.shrink;
+  for (u32 r = 0; r < num_ranks(); ++r) {
+    if (shape_.node_of[r] != shape_.node_of[rank]) continue;
+    s.data.push_back(reinterpret_cast<u64>(data(r)));
+    s.control.push_back(reinterpret_cast<u64>(control(r)));
+  }
+  s.rings = reinterpret_cast<u64>(me.rings);
+  s.num_rings = shape_.num_rings;
+  s.ring_capacity = shape_.ring_capacity;
+  s.mask = reinterpret_cast<u64>(arena.take(num_ranks() * sizeof(u32)));
+  s.peer_stats = reinterpret_cast<u64>(arena.take(u64{num_ranks()} * kPeerStats * sizeof(u64)));
+  s.timeout_ns = shape_.timeout_ns;
+  s.control_offset = control_offset_;
+  s.num_channels = shape_.num_channels;
+  me.tables = std::make_unique<RankTables>(s);
+}
+
+void World::make_engine(u32 rank) {
+  Rank& me = *ranks_[rank];
+  EngineSettings& e = me.settings;
+  e.rank = rank;
+  e.num_ranks = num_ranks();
+  e.num_workers = shape_.num_workers;
+  for (u32 i = 0; i < shape_.num_rings; ++i) e.rings.push_back(me.rings + i * ring_bytes(shape_.ring_capacity));
+  e.ring_capacity = shape_.ring_capacity;
+  e.local = flat_space(me);
+  e.peer_bytes.assign(num_ranks(), 0);
+  for (u32 r = 0; r < num_ranks(); ++r)
+    if (shape_.node_of[r] != shape_.node_of[rank]) e.peer_bytes[r] = zero_copy_offset_ + shape_.zero_copy_bytes;
+  e.control = me.control;
+  e.control_layout = control_layout_;
+  e.losses_are_absences = shape_.shrink;
+  e.max_in_flight = shape_.max_in_flight;
+  e.max_in_flight_bytes = shape_.max_in_flight_bytes;
+  check_settings(e, me.worker_counters.data(), me.peer_counters.data());
+  for (u32 w = 0; w < shape_.num_workers; ++w) {
+    const u32 end = rank * shape_.num_workers + w;
+    network_->set_local(end, e.local);
+    for (u32 r = 0; r < num_ranks(); ++r)
+      if (e.peer_bytes[r] != 0) network_->open(end, r);
+    me.lanes.push_back(std::make_unique<SimulatedLane>(network_, end));
+    me.workers.push_back(
+        std::make_unique<Worker>(WorkerShared{me.settings, me.peer_counters.data(), me.membership, me.faults}, w,
+                                 *me.lanes[w], me.worker_counters[w]));
+  }
+}
+
+FaultRecord World::fault(u32 rank) const {
+  auto& record = *reinterpret_cast<FaultRecord*>(control(rank) + ControlLayout::kFault);
+  // Pairs with the release of whoever filled the record.
+  return std::atomic_ref<u32>(record.ready).load(std::memory_order_acquire) != 0 ? record : FaultRecord{};
+}
+
+bool World::aborted(u32 rank) const { return read_word(control_word(control(rank), ControlLayout::kAbort)) != 0; }
+void World::raise_abort(u32 rank) { publish_word(control(rank), ControlLayout::kAbort, 1); }
+
+void World::raise_timeout(u32 rank) {
+  if (!aborted(rank)) ranks_[rank]->faults.raise({.kind = FaultKind::kTimeout, .phase = WaitPhase::kRing});
+}
+
+bool World::masked(u32 rank, u32 peer) const {
+  return __atomic_load_n(&context(rank).mask[peer], __ATOMIC_ACQUIRE) != 0;
+}
+
+void World::leave_out(u32 rank, u32 peer) {
+  __atomic_store_n(&context(rank).mask[peer], 1u, __ATOMIC_RELEASE);
+  publish_word(control(rank), control_layout_.excluded(peer), 1);
+  std::atomic_ref<u64>(control_word(control(rank), ControlLayout::kExclusions)).fetch_add(1, std::memory_order_release);
+}
+
+u64 World::exclusions(u32 rank) const { return read_word(control_word(control(rank), ControlLayout::kExclusions)); }
+
+bool World::departed(u32 rank, u32 peer) const {
+  return read_word(control_word(control(rank), control_layout_.departed(peer))) != 0;
+}
+
+// As engine.cpp's watch has it.
+void World::lose_process(u32 rank, u32 peer) {
+  if (shape_.shrink) {
+    Departures(control(rank), control_layout_).lost(peer);
+    membership(rank).dismiss(peer);
+  }
+  membership(rank).lose(peer, PeerFault::kLost, 0);
+}
+
+u64 World::commands(u32 rank) const {
+  u64 sum = 0;
+  for (u32 i = 0; i < shape_.num_rings; ++i) sum += read_word(*context(rank).rings[i].head);
+  return sum;
+}
+
+bool World::rings_idle(u32 rank) const {
+  for (u32 i = 0; i < shape_.num_rings; ++i)
+    if (read_word(*context(rank).rings[i].done) != read_word(*context(rank).rings[i].head)) return false;
+  return true;
+}
+
+}  // namespace uccl::simulation

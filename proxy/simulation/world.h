@@ -1,0 +1,82 @@
+// The ranks of one simulated run: their memory, the tables that kernels are told about, and the real engine's parts.
+// No thread: workers are stepped (driver.h). Built the way uccl_ep/session.py and uccl_ep/memory.py build a rank.
+#pragma once
+#include <memory>
+#include <vector>
+
+#include "bindings/rank_tables.h"
+#include "engine/worker.h"
+#include "kernels/layout/throughput.h"
+#include "simulation/arena.h"
+#include "simulation/case.h"
+#include "transport/simulated/lane.h"
+
+namespace uccl::simulation {
+
+class World {
+ public:
+  // Memory comes from `arena`, which outlives the world; the network's time is every clock.
+  World(const WorldShape& shape, std::shared_ptr<SimulatedNetwork> network, Arena& arena);
+  ~World();
+  World(const World&) = delete;
+  World& operator=(const World&) = delete;
+
+  const WorldShape& shape() const { return shape_; }
+  u32 num_ranks() const { return shape_.num_ranks(); }
+  u32 num_workers() const { return num_nodes > 1 ? shape_.num_workers : 0; }
+  SimulatedNetwork& network() { return *network_; }
+  const RankContext& context(u32 rank) const { return ranks_[rank]->tables->context(); }
+  u8* data(u32 rank) const { return ranks_[rank]->data; }
+  u8* control(u32 rank) const { return ranks_[rank]->control; }
+  u8* zero_copy(u32 rank) const { return ranks_[rank]->zero_copy; }
+  u64 zero_copy_offset() const { return zero_copy_offset_; }
+  Worker& worker(u32 rank, u32 index) { return *ranks_[rank]->workers[index]; }
+  Membership& membership(u32 rank) { return ranks_[rank]->membership; }
+  const std::vector<WorkerCounters>& worker_counters(u32 rank) const { return ranks_[rank]->worker_counters; }
+  const std::vector<PeerCounters>& peer_counters(u32 rank) const { return ranks_[rank]->peer_counters; }
+
+  // The rank's fault record; `kind` is kNone while there is none.
+  FaultRecord fault(u32 rank) const;
+  bool aborted(u32 rank) const;
+  void raise_abort(u32 rank);
+  void raise_timeout(u32 rank);  // a host-side wait of the rank expired; nothing when it has failed before
+  u64 commands(u32 rank) const;   // tickets that producers of the rank's rings have taken
+  bool masked(u32 rank, u32 peer) const;
+  void leave_out(u32 rank, u32 peer);  // as uccl_ep/session.py: for its kernels and its proxy
+  u64 exclusions(u32 rank) const;      // changes of whom the rank leaves out
+  bool departed(u32 rank, u32 peer) const;  // the rank knows that nothing more will come
+  void lose_process(u32 rank, u32 peer);  // its process watch says so
+  bool rings_idle(u32 rank) const;  // every command so far is complete at its receiver
+
+  LowLatencyLayout low_latency;
+  ThroughputLayout throughput;
+  u32 num_nodes = 0, num_cells = 0, max_readers = 0;
+
+ private:
+  struct Rank {
+    Rank(World& world, u32 index, Arena& arena);
+    u8 *data, *control, *rings, *zero_copy;
+    std::vector<WorkerCounters> worker_counters;
+    std::vector<PeerCounters> peer_counters;
+    EngineSettings settings;
+    Faults faults;
+    Membership membership;
+    std::unique_ptr<RankTables> tables;
+    std::vector<std::unique_ptr<SimulatedLane>> lanes;
+    std::vector<std::unique_ptr<Worker>> workers;  // end before the lanes, which they use
+  };
+  void plan();
+  void make_tables(u32 rank, Arena& arena);
+  void make_engine(u32 rank);
+  void age(Rank& rank);
+  AddressSpace flat_space(const Rank& rank) const;
+
+  WorldShape shape_;
+  std::shared_ptr<SimulatedNetwork> network_;
+  SignalLayout signals_;
+  ControlLayout control_layout_;
+  u64 data_bytes_ = 0, control_offset_ = 0, zero_copy_offset_ = 0;
+  std::vector<std::unique_ptr<Rank>> ranks_;
+};
+
+}  // namespace uccl::simulation

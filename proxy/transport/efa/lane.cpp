@@ -1,0 +1,365 @@
+// Posting, completions and arrivals of EFA. Nothing here allocates, locks or throws once the lane is connected.
+#include "transport/efa/lane.h"
+
+#include <arpa/inet.h>
+#include <sched.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <chrono>
+
+#include "transport/verbs/errors.h"
+
+namespace uccl {
+namespace {
+
+constexpr u32 kPollsPerLook = 1024;
+constexpr u32 kControlCode = 0xffff;
+constexpr auto kFarewellTime = std::chrono::seconds(1);
+
+u64 source_key(u32 handle, u32 queue_pair) { return static_cast<u64>(handle) << 32 | queue_pair; }
+
+}  // namespace
+
+const EfaLane::RemoteSpan* EfaLane::find_span(const Peer& peer, const WriteRequest& r) const {
+  for (const RemoteSpan& s : peer.spans) {
+    if (r.remote_offset >= s.offset && r.bytes <= s.bytes && r.remote_offset - s.offset <= s.bytes - r.bytes) return &s;
+  }
+  return nullptr;
+}
+
+u32 EfaLane::least_outstanding(const Peer& peer) const {
+  u32 best = 0;
+  for (u32 i = 1; i < peer.paths.size(); ++i) {
+    if (rails_[peer.paths[i].nic]->outstanding < rails_[peer.paths[best].nic]->outstanding) best = i;
+  }
+  return best;
+}
+
+EfaLane::Cut EfaLane::cut(const Peer& peer, const EfaPath& path, const RemoteSpan& span, const WriteRequest& r,
+                          u64 at) const {
+  const VerbsMemory::Piece local = memories_[path.nic]->find(r.source + at);
+  const u64 there = r.remote_offset - span.offset + at;
+  const u64 chunk_end = (there / peer.chunk_bytes + 1) * peer.chunk_bytes;
+  return {std::min({r.bytes - at, local.bytes, chunk_end - there, devices_[path.nic].largest}), local.lkey};
+}
+
+u32 EfaLane::count_pieces(const Peer& peer, const EfaPath& path, const RemoteSpan& span, const WriteRequest& r) const {
+  u32 pieces = 0;
+  for (u64 at = 0; at < r.bytes; ++pieces) {
+    const u64 bytes = cut(peer, path, span, r, at).bytes;
+    if (bytes == 0) return 0;  // not registered
+    at += bytes;
+  }
+  return pieces;
+}
+
+std::size_t EfaLane::post(std::span<const WriteRequest> requests) {
+  std::size_t n = 0;
+  for (; n < requests.size(); ++n) {
+    const WriteRequest& r = requests[n];
+    int code = 0;
+    const PeerBook::Verdict verdict = book_.judge(r, &code);
+    if (verdict == PeerBook::Verdict::kRefuse) refuse(r.peer, code);
+    if (verdict != PeerBook::Verdict::kPost) continue;
+    Peer& p = peers_[r.peer];
+    if (p.open == settings_.max_in_flight || free_.size() <= kControls) break;
+    const u32 path = least_outstanding(p);
+    Rail& rail = *rails_[p.paths[path].nic];
+    const bool empty = r.bytes == 0;
+    const RemoteSpan* span = empty ? nullptr : find_span(p, r);
+    const u32 pieces = empty ? 1 : span == nullptr ? 0 : count_pieces(p, p.paths[path], *span, r);
+    if (pieces == 0 || pieces > rail.depth) {
+      refuse(r.peer, pieces != 0 ? EMSGSIZE : span == nullptr ? ERANGE : EFAULT);
+      continue;
+    }
+    if (rail.outstanding + pieces > rail.depth) break;
+    const u32 index = free_.back();
+    free_.pop_back();
+    requests_[index] = Request{r, 0, path, 0, Kind::kLast};
+    start_request(index, span);
+    ++p.open;
+    ++counters_.writes;
+    counters_.write_bytes += r.bytes;
+  }
+  return n;
+}
+
+// All pieces but the last; that one, with the immediate, when they are complete.
+void EfaLane::start_request(u32 index, const RemoteSpan* span) {
+  Request& q = requests_[index];
+  Peer& p = peers_[q.write.peer];
+  const EfaPath& path = p.paths[q.path];
+  for (u64 bytes; q.write.bytes != 0; q.at += bytes) {
+    bytes = cut(p, path, *span, q.write, q.at).bytes;
+    if (q.at + bytes == q.write.bytes) break;
+    emit_piece(index, q.at, span, false);
+  }
+  if (q.left == 0) emit_piece(index, q.at, span, true);
+}
+
+ibv::QpEx* EfaLane::begin(u32 index, Kind kind, const EfaPath& path) {
+  Rail& rail = *rails_[path.nic];
+  ibv::QpEx* x = rail.pair->extended();
+  if (!rail.started) x->wr_start(x);
+  rail.started = true;
+  x->wr_id = static_cast<u64>(index) << 8 | static_cast<u8>(kind);
+  x->wr_flags = ibv::kSendSignaled;
+  ++rail.outstanding;
+  ++peers_[requests_[index].write.peer].outstanding;
+  ++requests_[index].left;
+  return x;
+}
+
+void EfaLane::emit_piece(u32 index, u64 at, const RemoteSpan* span, bool last) {
+  const Request& q = requests_[index];
+  const Peer& p = peers_[q.write.peer];
+  const EfaPath& path = p.paths[q.path];
+  ibv::QpEx* x = begin(index, last ? Kind::kLast : Kind::kPiece, path);
+  u64 address = path.greeting_address;  // of nothing, when there are no bytes
+  u32 rkey = path.greeting_rkey;
+  Cut c{0, 0};
+  if (span != nullptr) {
+    const u64 there = q.write.remote_offset - span->offset + at;
+    c = cut(p, path, *span, q.write, at);
+    address = span->base + there;
+    rkey = path.rkeys[span->first_chunk + there / p.chunk_bytes];
+  }
+  if (last)
+    x->wr_rdma_write_imm(x, rkey, address, htonl(q.write.immediate));
+  else
+    x->wr_rdma_write(x, rkey, address);
+  x->wr_set_sge(x, c.lkey, c.bytes == 0 ? 0 : reinterpret_cast<u64>(q.write.source + at), static_cast<u32>(c.bytes));
+  x->wr_set_ud_addr(x, path.handle, path.queue_pair, path.qkey);
+}
+
+bool EfaLane::send_control(u32 peer, u32 path_idx, u32 immediate) {
+  const EfaPath& path = peers_[peer].paths[path_idx];
+  if (free_.empty() || rails_[path.nic]->outstanding == rails_[path.nic]->depth) return false;
+  const u32 index = free_.back();
+  free_.pop_back();
+  requests_[index] = Request{WriteRequest{peer, immediate}, 0, path_idx, 0, Kind::kControl};
+  ibv::QpEx* x = begin(index, Kind::kControl, path);
+  x->wr_send_imm(x, htonl(immediate));
+  x->wr_set_sge(x, 0, 0, 0);
+  x->wr_set_ud_addr(x, path.handle, path.queue_pair, path.qkey);
+  return true;
+}
+
+bool EfaLane::greet(u32 peer, u32 path_idx, u64 token_address, u32 lkey) {
+  const EfaPath& path = peers_[peer].paths[path_idx];
+  if (free_.empty() || rails_[path.nic]->outstanding == rails_[path.nic]->depth) return false;
+  const u32 index = free_.back();
+  free_.pop_back();
+  requests_[index] = Request{WriteRequest{peer, 0}, 0, path_idx, 0, Kind::kGreeting};
+  ibv::QpEx* x = begin(index, Kind::kGreeting, path);
+  x->wr_rdma_write(x, path.greeting_rkey, path.greeting_address);
+  x->wr_set_sge(x, lkey, token_address, 32);
+  x->wr_set_ud_addr(x, path.handle, path.queue_pair, path.qkey);
+  return true;
+}
+
+void EfaLane::flush() {
+  for (u32 nic = 0; nic < rails_.size(); ++nic) {
+    Rail& rail = *rails_[nic];
+    if (!rail.started) continue;
+    rail.started = false;
+    const int error = rail.pair->extended()->wr_complete(rail.pair->extended());
+    for (u32 p = 0; error != 0 && p < peers_.size(); ++p) {  // the queue pair is shared, so is its end
+      if (!peers_[p].paths.empty() && peers_[p].paths[0].nic == nic) book_.fail(p, PeerFault::kNetwork, error);
+    }
+  }
+}
+
+std::size_t EfaLane::poll_completions(std::span<u64> tokens) {
+  for (auto& rail : rails_) {
+    Completion batch[kBatch];
+    const int n = rail->sends.poll(batch);
+    for (int i = 0; i < n; ++i) complete(batch[i]);
+  }
+  flush();  // last pieces and farewells that became possible
+  std::size_t n = 0;
+  while (num_complete_ != 0 && n < tokens.size()) {
+    const u32 index = complete_[complete_begin_];
+    complete_begin_ = (complete_begin_ + 1) % static_cast<u32>(complete_.size());
+    --num_complete_;
+    const WriteRequest& w = requests_[index].write;
+    --peers_[w.peer].open;
+    if (book_.is_open(w.peer)) tokens[n++] = w.token;
+    release(index);
+  }
+  return n;
+}
+
+void EfaLane::complete(const Completion& c) {
+  const u32 index = static_cast<u32>(c.wr_id >> 8);
+  const Kind kind = static_cast<Kind>(c.wr_id & 0xff);
+  Request& q = requests_[index];
+  Peer& p = peers_[q.write.peer];
+  --rails_[p.paths[q.path].nic]->outstanding;
+  --p.outstanding;
+  --q.left;
+  if (c.status != ibv::kWcSuccess && !p.leaving)
+    book_.fail(q.write.peer, verbs_fault(c.status), kVerbsStatus | static_cast<int>(c.status));
+  if (q.left == 0) {
+    if (c.status == ibv::kWcSuccess && book_.state(q.write.peer) < PeerState::kLost)
+      succeed(index, kind);
+    else
+      release(index);
+  }
+  if (p.leaving) say_farewells(q.write.peer);
+}
+
+void EfaLane::succeed(u32 index, Kind kind) {
+  const Request& q = requests_[index];
+  if (kind == Kind::kPiece) {
+    emit_piece(index, q.at, find_span(peers_[q.write.peer], q.write), true);  // into the place that just became free
+  } else if (kind == Kind::kLast) {
+    complete_[(complete_begin_ + num_complete_++) % complete_.size()] = index;
+  } else {
+    const u32 peer = q.write.peer, path = q.path;
+    peers_[peer].greetings_done += kind == Kind::kControl && q.write.immediate == kEfaGreeting;
+    release(index);
+    if (kind == Kind::kGreeting) send_control(peer, path, kEfaGreeting);  // its request and place were just given back
+  }
+}
+
+std::size_t EfaLane::poll_arrivals(std::span<Arrival> out) {
+  std::size_t n = 0;
+  for (; n < out.size() && stash_taken_ < stash_.size(); ++stash_taken_) {
+    const Arrival& a = stash_[stash_taken_];
+    if (book_.state(a.peer) != PeerState::kClosed) out[n++] = a;
+  }
+  receives_drained_ = stash_taken_ == stash_.size();
+  for (u32 nic = 0; nic < rails_.size(); ++nic) {
+    Rail& rail = *rails_[nic];
+    Completion batch[kBatch];
+    const std::size_t want = std::min<std::size_t>(kBatch, out.size() - n);
+    const int got = rail.arrivals.poll(std::span(batch, want));
+    for (int i = 0; i < got; ++i) n += arrive(batch[i], nic, &out[n]);
+    if (got >= 0 && static_cast<std::size_t>(got) == want) receives_drained_ = false;
+    refill(rail, got <= 0);
+  }
+  if (receives_drained_ && n == 0 && num_farewells_ != 0) report_farewells();
+  return n;
+}
+
+bool EfaLane::arrive(const Completion& c, u32 nic, Arrival* out) {
+  Rail& rail = *rails_[nic];
+  const bool write = c.opcode == ibv::kWcRecvRdmaWithImm;
+  if (c.status != ibv::kWcSuccess) return false;
+  rail.owed_receives += !(write && rail.unsolicited);
+  const auto found = sources_.find({nic, source_key(c.source_handle, c.source_queue_pair)});
+  if (found == sources_.end()) {  // nobody we know
+    ++counters_.refused;
+    return false;
+  }
+  Peer& p = peers_[found->second];
+  const PeerState state = book_.state(found->second);
+  if (!write && (c.immediate & ~kControlCode) == kEfaGreeting) ++p.greetings_heard;
+  if (!write && (c.immediate & ~kControlCode) == kEfaFarewell && !p.heard_farewell) {
+    p.heard_farewell = true;
+    p.farewell_code = c.immediate & kControlCode;
+    ++num_farewells_;
+  }
+  if (!write || state == PeerState::kClosed) return false;
+  ++counters_.arrivals;
+  counters_.arrival_bytes += c.bytes;
+  *out = Arrival{c.immediate, found->second};
+  return true;
+}
+
+// Data of a peer that has finished connecting may come before its greeting was seen here: any order.
+void EfaLane::poll_greetings() {
+  u64 none[1];
+  poll_completions(std::span(none, 0));
+  for (u32 nic = 0; nic < rails_.size(); ++nic) {
+    Completion batch[kBatch];
+    const int got = rails_[nic]->arrivals.poll(batch);
+    for (int i = 0; i < got; ++i) {
+      Arrival a{};
+      if (arrive(batch[i], nic, &a)) stash_.push_back(a);
+    }
+    refill(*rails_[nic], true);
+  }
+}
+
+void EfaLane::refill(Rail& rail, bool now) {
+  while (rail.owed_receives >= (now ? 1 : std::min(kBatch, rail.receives / 4 + 1))) {
+    const u32 n = std::min(rail.owed_receives, kBatch);
+    ibv::RecvWr* bad = nullptr;
+    if (rail.pair->post_receives(&blank_[kBatch - n], &bad) != 0) return;  // tried again at the next poll
+    rail.owed_receives -= n;
+  }
+}
+
+// Only when nothing more lies in the queues: a farewell may overtake what was written before it.
+void EfaLane::report_farewells() {
+  num_farewells_ = 0;
+  for (u32 p = 0; p < peers_.size(); ++p) {
+    if (peers_[p].heard_farewell) book_.fail(p, PeerFault::kLost, static_cast<int>(peers_[p].farewell_code));
+  }
+}
+
+std::size_t EfaLane::poll_events(std::span<PeerEvent> out) {
+  for (u32 nic = 0; ++polls_ % kPollsPerLook == 0 && nic < rails_.size(); ++nic) {
+    const int fault = rails_[nic]->nic.fault();
+    for (u32 p = 0; fault != 0 && p < peers_.size(); ++p) {
+      if (book_.is_open(p)) book_.fail(p, PeerFault::kNetwork, fault);
+    }
+  }
+  return receives_drained_ ? book_.take_events(out) : 0;
+}
+
+void EfaLane::refuse(u32 peer, int code) {
+  ++counters_.refused;
+  if (peer >= peers_.size()) return;
+  if (book_.fail(peer, PeerFault::kProtocol, code) && !peers_[peer].paths.empty()) part(peer, EPROTO);
+}
+
+void EfaLane::part(u32 peer, u32 code) {
+  peers_[peer].leaving = true;
+  peers_[peer].farewell_code = code;
+  say_farewells(peer);
+  flush();
+}
+
+// The queue pair is shared: what is on its way cannot be called back, only waited for.
+void EfaLane::say_farewells(u32 peer) {
+  Peer& p = peers_[peer];
+  if (p.outstanding == 0 && !p.farewell_sent) p.farewell_sent = send_control(peer, 0, kEfaFarewell | p.farewell_code);
+}
+
+void EfaLane::close_peer(u32 peer) {
+  if (peer >= peers_.size()) return;
+  if (book_.is_open(peer)) part(peer, 0);
+  book_.close(peer);
+}
+
+bool EfaLane::all_quiet() const {
+  return std::all_of(peers_.begin(), peers_.end(), [](const Peer& p) { return p.outstanding == 0; });
+}
+
+bool EfaLane::wait_until(bool (EfaLane::*done)() const) {
+  const auto deadline = std::chrono::steady_clock::now() + kFarewellTime;
+  u64 tokens[kBatch];
+  Arrival dropped[kBatch];
+  while (!(this->*done)()) {
+    poll_completions(tokens);
+    poll_arrivals(dropped);
+    if (std::chrono::steady_clock::now() > deadline) return false;
+    sched_yield();
+  }
+  return true;
+}
+
+void EfaLane::leave() {
+  flush();
+  wait_until(&EfaLane::all_quiet);
+  for (u32 p = 0; p < peers_.size(); ++p) close_peer(p);
+  wait_until(&EfaLane::all_quiet);
+}
+
+EfaLane::~EfaLane() { leave(); }
+
+}  // namespace uccl

@@ -1,0 +1,152 @@
+// The data path of EFA: one scalable-reliable-datagram queue pair a NIC for all peers. It delivers reliably and in any
+// order, also within a queue pair, so nothing here relies on any: the last piece of a request that had to be cut is
+// posted when the others are complete, and a farewell when everything before it is.
+#pragma once
+#include <map>
+#include <memory>
+#include <vector>
+
+#include "transport/efa/library.h"
+#include "transport/peer_book.h"
+#include "transport/verbs/address.h"
+#include "transport/verbs/memory.h"
+#include "transport/verbs/queue_pair.h"
+
+namespace uccl {
+
+struct EfaDevice {  // what both lanes and set-up know of a NIC beyond VerbsNic
+  efadv::DeviceAttr attr{};
+  u32 qkey = 0;
+  u64 largest = 0;  // bytes of one write
+};
+
+// Where a peer is, on one pair of NICs.
+struct EfaPath {
+  u32 nic = 0;  // ours
+  ibv::Ah* handle = nullptr;
+  u32 handle_number = 0;
+  u32 queue_pair = 0, qkey = 0;
+  const u32* rkeys = nullptr;
+  u64 greeting_address = 0;
+  u32 greeting_rkey = 0;
+};
+
+// Control messages are sends; their immediate says which.
+inline constexpr u32 kEfaGreeting = 1u << 16;  // the sender's token lies in the greeting area
+inline constexpr u32 kEfaFarewell = 2u << 16;  // | code
+
+class EfaLane final : public Lane {
+ public:
+  // Control path; throws std::runtime_error. Says in `notes` which features the device granted.
+  EfaLane(const TransportSettings& settings, const std::vector<std::unique_ptr<VerbsNic>>& nics,
+          const std::vector<std::unique_ptr<VerbsMemory>>& memories, const std::vector<EfaDevice>& devices,
+          const efadv::Functions& functions, std::vector<Note>& notes);
+  ~EfaLane() override;
+
+  std::size_t post(std::span<const WriteRequest> requests) override;
+  void flush() override;
+  std::size_t poll_completions(std::span<u64> tokens) override;
+  std::size_t poll_arrivals(std::span<Arrival> out) override;
+  std::size_t poll_events(std::span<PeerEvent> out) override;
+  void close_peer(u32 peer) override;
+  const LaneCounters& counters() const override { return counters_; }
+
+  // Control path.
+  u32 queue_pair_number(u32 nic) const { return rails_[nic]->pair->number(); }
+  void add_peer(u32 peer, const VerbsAddress& address, std::vector<EfaPath> paths);
+  // Writes the token, and sends a note once that is complete; false: no room now.
+  bool greet(u32 peer, u32 path, u64 token_address, u32 lkey);
+  bool greeted(u32 peer) const { return peers_[peer].greetings_done == peers_[peer].paths.size(); }
+  u32 greetings_heard(u32 peer) const { return peers_[peer].greetings_heard; }
+  void open_peer(u32 peer) { book_.open(peer); }
+  // One turn of the queues before the lane is in use: counts greetings, keeps early data.
+  void poll_greetings();
+
+ private:
+  struct RemoteSpan {
+    u64 offset, bytes, base;
+    u32 first_chunk;
+  };
+  struct Peer {
+    std::vector<EfaPath> paths;
+    std::vector<RemoteSpan> spans;
+    u64 chunk_bytes = 0;
+    u32 open = 0;         // requests taken whose tokens have not been handed out
+    u32 outstanding = 0;  // work requests on their way
+    u32 greetings_done = 0, greetings_heard = 0, farewell_code = 0;
+    bool leaving = false, farewell_sent = false, heard_farewell = false;
+  };
+  struct RailShape {
+    u32 depth, receives, arriving;
+    bool unsolicited;
+  };
+  struct Rail {  // a NIC's queue pair and queues
+    Rail(const VerbsNic& on, const RailShape& shape);
+    const VerbsNic& nic;
+    CompletionQueue sends, arrivals;
+    std::unique_ptr<QueuePair> pair;  // after its completion queues, so that it goes first
+    u32 depth, receives;
+    u32 outstanding = 0, owed_receives = 0;
+    bool unsolicited, started = false;
+  };
+  enum class Kind : u8 { kPiece, kLast, kGreeting, kControl };
+  struct Request {  // of one write, or of a control message; in use from post to its last completion
+    WriteRequest write;
+    u64 at = 0;  // where the last piece begins
+    u32 path = 0, left = 0;
+    Kind kind = Kind::kLast;
+  };
+  struct Cut {
+    u64 bytes;
+    u32 lkey;
+  };
+  static constexpr u32 kBatch = 64;
+  static constexpr u32 kControls = 64;  // requests beyond the in-flight bounds: greetings, farewells
+
+  // rails.cpp
+  RailShape shape_of(const VerbsNic& nic, const EfaDevice& device) const;
+  void make_queue_pair(Rail& rail, const efadv::Functions& functions, std::vector<Note>& notes) const;
+  void to_ready(ibv::Qp* qp, const VerbsNic& nic, u32 qkey, bool rnr_retries) const;
+  // lane.cpp
+  const RemoteSpan* find_span(const Peer& peer, const WriteRequest& r) const;
+  u32 count_pieces(const Peer& peer, const EfaPath& path, const RemoteSpan& span, const WriteRequest& r) const;
+  Cut cut(const Peer& peer, const EfaPath& path, const RemoteSpan& span, const WriteRequest& r, u64 at) const;
+  u32 least_outstanding(const Peer& peer) const;
+  void start_request(u32 index, const RemoteSpan* span);
+  void succeed(u32 index, Kind kind);
+  void release(u32 index) { free_.push_back(index); }
+  void emit_piece(u32 index, u64 at, const RemoteSpan* span, bool last);
+  ibv::QpEx* begin(u32 index, Kind kind, const EfaPath& path);
+  bool send_control(u32 peer, u32 path, u32 immediate);
+  void report_farewells();
+  bool wait_until(bool (EfaLane::*done)() const);
+  bool all_quiet() const;
+  void complete(const Completion& c);
+  bool arrive(const Completion& c, u32 nic, Arrival* out);
+  void refill(Rail& rail, bool now);
+  void refuse(u32 peer, int code);
+  void part(u32 peer, u32 code);
+  void say_farewells(u32 peer);
+  void leave();
+
+  const TransportSettings settings_;
+  const std::vector<std::unique_ptr<VerbsMemory>>& memories_;
+  const std::vector<EfaDevice>& devices_;
+  PeerBook book_;
+  LaneCounters counters_;
+  std::vector<std::unique_ptr<Rail>> rails_;
+  std::vector<Peer> peers_;
+  std::map<std::pair<u32, u64>, u32> sources_;  // (our NIC, their handle and queue pair) -> peer; fixed once connected
+  std::vector<Request> requests_;
+  std::vector<u32> free_;  // indices into requests_
+  std::vector<u32> complete_;  // requests whose token waits to be handed out, a ring
+  u32 complete_begin_ = 0, num_complete_ = 0;
+  u32 num_farewells_ = 0;  // heard, and not reported: arrivals may still lie in front of them
+  std::vector<Arrival> stash_;
+  std::size_t stash_taken_ = 0;
+  std::vector<ibv::RecvWr> blank_;
+  bool receives_drained_ = true;
+  u32 polls_ = 0;
+};
+
+}  // namespace uccl

@@ -1,0 +1,143 @@
+// The control path of an EFA lane: its queue pair on each NIC, and where its peers are.
+#include <algorithm>
+#include <cerrno>
+#include <stdexcept>
+
+#include "transport/efa/lane.h"
+#include "transport/verbs/errors.h"
+
+namespace uccl {
+namespace {
+
+constexpr u64 kSendOps = ibv::kExRdmaWrite | ibv::kExRdmaWriteWithImm | ibv::kExSendWithImm;
+constexpr u32 kOwnReceives = 2;      // greeting and farewell of every peer
+constexpr u8 kRnrRetriesForEver = 7;
+// A sender's window opens when our NIC has acknowledged, not when we have polled. Without receives to run out of, only
+// the size of the completion queue stands against a receiver that lags.
+constexpr u32 kWindowsOfLag = 16;
+constexpr u8 kLowLatencyLevel = 8;   // EFA's service level for short messages
+
+u32 at_most(u64 wanted, u64 most) { return static_cast<u32>(std::max<u64>(std::min(wanted, most), 1)); }
+
+}  // namespace
+
+EfaLane::Rail::Rail(const VerbsNic& on, const RailShape& shape)
+    : nic(on),
+      sends(on, shape.depth, true, true),
+      arrivals(on, shape.arriving, true, true),
+      depth(shape.depth),
+      receives(shape.receives),
+      unsolicited(shape.unsolicited) {}
+
+EfaLane::EfaLane(const TransportSettings& settings, const std::vector<std::unique_ptr<VerbsNic>>& nics,
+                 const std::vector<std::unique_ptr<VerbsMemory>>& memories, const std::vector<EfaDevice>& devices,
+                 const efadv::Functions& functions, std::vector<Note>& notes)
+    : settings_(settings),
+      memories_(memories),
+      devices_(devices),
+      book_(settings.num_ranks),
+      peers_(settings.num_ranks),
+      blank_(kBatch) {
+  for (u32 i = 0; i + 1 < kBatch; ++i) blank_[i].next = &blank_[i + 1];
+  u64 depth = 0;
+  for (u32 nic = 0; nic < nics.size(); ++nic) {
+    rails_.push_back(std::make_unique<Rail>(*nics[nic], shape_of(*nics[nic], devices[nic])));
+    make_queue_pair(*rails_.back(), functions, notes);
+    const bool rnr_retries = (devices[nic].attr.device_caps & efadv::kCapsRnrRetry) != 0;
+    to_ready(rails_.back()->pair->get(), *nics[nic], devices[nic].qkey, rnr_retries);
+    rails_.back()->owed_receives = rails_.back()->receives;
+    refill(*rails_.back(), true);
+    depth += rails_.back()->depth;
+  }
+  const u64 window = static_cast<u64>(settings.num_ranks - 1) * settings.max_in_flight;
+  requests_.resize(std::min(window, 4 * depth) + kControls + 1);
+  complete_.resize(requests_.size());
+  for (u32 i = 0; i < requests_.size(); ++i) free_.push_back(i);
+}
+
+EfaLane::RailShape EfaLane::shape_of(const VerbsNic& nic, const EfaDevice& device) const {
+  const u64 others = settings_.num_ranks - 1;
+  const u64 in_flight = others * settings_.max_in_flight;
+  const u64 own = others * kOwnReceives + kBatch;
+  const bool unsolicited = (device.attr.device_caps & efadv::kCapsUnsolicitedWriteReceive) != 0;
+  RailShape s{};
+  s.depth =
+      at_most(in_flight + kControls, std::min<u64>(device.attr.max_sq_wr, static_cast<u64>(nic.limits().max_cqe)));
+  s.receives = at_most(own + (unsolicited ? 0 : in_flight), device.attr.max_rq_wr);
+  s.arriving = at_most(own + kWindowsOfLag * in_flight, static_cast<u64>(nic.limits().max_cqe));
+  s.unsolicited = unsolicited;
+  return s;
+}
+
+// With the newest features first; a library that does not know them refuses, and is asked for less.
+void EfaLane::make_queue_pair(Rail& rail, const efadv::Functions& functions, std::vector<Note>& notes) const {
+  const u8 asked =
+      settings_.fabric.service_level == 0 ? kLowLatencyLevel : static_cast<u8>(settings_.fabric.service_level);
+  std::string refused;
+  const struct {
+    bool unsolicited;
+    u8 level;
+  } attempts[] = {{rail.unsolicited, asked}, {false, asked}, {false, 0}};
+  for (const auto& a : attempts) {
+    ibv::QpInitAttrEx x{};
+    x.send_cq = rail.sends.get();
+    x.recv_cq = rail.arrivals.get();
+    x.cap = {rail.depth, rail.receives, 1, 1, 0};
+    x.qp_type = ibv::kQptDriver;
+    x.pd = rail.nic.pd();
+    x.comp_mask = ibv::kQpInitPd | ibv::kQpInitSendOps;
+    x.send_ops_flags = kSendOps;
+    efadv::QpInitAttr e{};
+    e.driver_qp_type = efadv::kDriverTypeSrd;
+    e.flags = a.unsolicited ? efadv::kQpUnsolicitedWriteReceive : u16{0};
+    e.service_level = a.level;
+    errno = 0;
+    ibv::Qp* qp = functions.create_qp_ex(rail.nic.context(), &x, &e, sizeof(e));
+    if (qp != nullptr) {
+      rail.unsolicited = a.unsolicited;
+      rail.pair = std::make_unique<QueuePair>(rail.nic, qp, rail.nic.functions().qp_to_qp_ex(qp), 0);
+      notes.push_back({"SRD on " + rail.nic.name() + ", service level " + std::to_string(a.level),
+                       std::string(a.unsolicited ? "writes need no receive here" : "a write takes a posted receive") +
+                           (refused.empty() ? "" : "; after " + refused)});
+      return;
+    }
+    refused = verbs_errno(errno);
+  }
+  throw std::runtime_error("efa: " + rail.nic.name() + ": an SRD queue pair of " + std::to_string(rail.depth) +
+                           " writes: " + refused + "; is this an EFA device that can write (p4de, p5 and later), and " +
+                           "is its driver loaded?");
+}
+
+void EfaLane::to_ready(ibv::Qp* qp, const VerbsNic& nic, u32 qkey, bool rnr_retries) const {
+  auto step = [&](ibv::QpAttr& a, u32 mask, const char* name) {
+    const int e = nic.functions().modify_qp(qp, &a, static_cast<int>(mask));
+    if (e != 0)
+      throw std::runtime_error("efa: " + nic.name() + ": moving a queue pair to " + name + ": " + verbs_errno(e));
+  };
+  ibv::QpAttr a{};
+  a.qp_state = ibv::kQpsInit;
+  a.port_num = static_cast<u8>(nic.settings().port);
+  a.qkey = qkey;
+  step(a, ibv::kQpState | ibv::kQpPkeyIndex | ibv::kQpPort | ibv::kQpQkey, "INIT");
+  a = ibv::QpAttr{};
+  a.qp_state = ibv::kQpsRtr;
+  step(a, ibv::kQpState, "RTR");
+  a.qp_state = ibv::kQpsRts;
+  a.rnr_retry = kRnrRetriesForEver;
+  step(a, ibv::kQpState | ibv::kQpSqPsn | (rnr_retries ? u32{ibv::kQpRnrRetry} : 0u), "RTS");
+}
+
+void EfaLane::add_peer(u32 peer, const VerbsAddress& address, std::vector<EfaPath> paths) {
+  Peer& p = peers_[peer];
+  p.chunk_bytes = address.chunk_bytes;
+  u32 first_chunk = 0;
+  for (const VerbsSpanAddress& s : address.spans) {
+    p.spans.push_back({s.offset, s.bytes, s.base, first_chunk});
+    first_chunk += static_cast<u32>(num_chunks(s.bytes, address.chunk_bytes));
+  }
+  for (const EfaPath& path : paths)
+    sources_[{path.nic, static_cast<u64>(path.handle_number) << 32 | path.queue_pair}] = peer;
+  p.paths = std::move(paths);
+}
+
+}  // namespace uccl

@@ -1,0 +1,34 @@
+// What the families that drive a NIC (verbs, efa, libfabric) are told beyond TransportSettings: which NICs, how to
+// speak on them, and which memory is a device's. The choices are made in Python, with their reasons (uccl_ep/fabric).
+#pragma once
+#include <string>
+#include <vector>
+
+#include "wire/types.h"
+
+namespace uccl {
+
+struct NicSettings {
+  std::string device;  // as the family names it: "mlx5_0", "rdmap0s6", "rxe0"
+  u32 port = 1;
+  int gid_index = -1;  // verbs: which entry of the port's GID table; -1: a LID (InfiniBand)
+};
+
+struct FabricSettings {
+  std::vector<NicSettings> nics;  // this rank's, nearest first; the same number on every rank is not needed
+  std::string provider;           // libfabric: "tcp", "shm", "cxi", "efa", ...
+  u32 queue_pairs = 1;            // per peer, lane and NIC; the engine assumes no order across or inside them
+  u32 service_level = 0, traffic_class = 0, hop_limit = 64;
+  u32 mtu = 0;                    // bytes; 0: what the port is at
+  u32 udp_source_port = 0;        // first of a range, one a queue pair, so that paths differ; 0: the driver chooses
+  u32 timeout = 14;               // InfiniBand's 4.096 us * 2^timeout until a retry
+  u32 retries = 6;                // 7 means for ever on some devices: a dead peer would never be noticed
+  bool relaxed_ordering = true;   // of a write's bytes on PCIe; the immediate still comes after them
+};
+
+// A choice and why it was made; printed with UCCL_EP_EXPLAIN=1 and by `uccl-ep plan`.
+struct Note {
+  std::string choice, reason;
+};
+
+}  // namespace uccl

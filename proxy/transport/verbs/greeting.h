@@ -1,0 +1,98 @@
+// Proves every queue pair both ways before connect() returns, and with it that the peer knows the group's secret.
+//
+//   lower rank                                 higher rank
+//   writes its token into the greeting area -> token compared; a wrong one ends connect() with an error
+//                                           <- writes its own token: it has heard, and can be heard
+//   done: heard, and its own write completed   done: its answer completed
+//
+// Who speaks before the other side is there gets "retries exceeded": its queue pair is made anew and speaks again. That
+// loses nothing: the packet number begins where it began, so what had arrived already is recognised by the other NIC.
+#pragma once
+#include <chrono>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "transport/verbs/lane.h"
+#include "transport/verbs/token.h"
+
+namespace uccl {
+
+// A NIC's greeting area: a slot a queue pair that peers write, and one that we write from.
+class GreetingArea {
+ public:
+  // Throws std::runtime_error.
+  GreetingArea(const VerbsNic& nic, u32 num_slots);
+  ~GreetingArea();
+  GreetingArea(const GreetingArea&) = delete;
+  GreetingArea& operator=(const GreetingArea&) = delete;
+
+  u64 base() const { return reinterpret_cast<u64>(bytes_); }
+  u32 rkey() const { return mr_->rkey; }
+  u32 lkey() const { return mr_->lkey; }
+  const u8* heard(u32 slot) const { return bytes_ + static_cast<u64>(slot) * kGreetingBytes; }
+  u8* said(u32 slot) { return bytes_ + static_cast<u64>(num_slots_ + slot) * kGreetingBytes; }
+
+ private:
+  const VerbsNic& nic_;
+  u32 num_slots_;
+  std::vector<u8> storage_;
+  u8* bytes_ = nullptr;
+  ibv::Mr* mr_ = nullptr;
+};
+
+struct GreetingSetting {
+  const TransportSettings& settings;
+  const std::vector<std::unique_ptr<VerbsNic>>& nics;
+  const std::vector<std::unique_ptr<GreetingArea>>& areas;
+  const std::vector<std::unique_ptr<VerbsLane>>& lanes;
+  const std::vector<std::unique_ptr<VerbsAddress>>& addresses;  // by rank; null: not reached by this transport
+};
+
+// Which NICs of two ranks belong together when their numbers differ: both ranks compute the same pairs.
+struct NicPair {
+  u32 mine, theirs;
+};
+std::vector<NicPair> pair_nics(u32 rank, u32 num_nics, u32 peer, u32 num_peer_nics);
+
+class VerbsGreeting {
+ public:
+  explicit VerbsGreeting(const GreetingSetting& setting);
+  // Opens every peer on every lane, or throws std::runtime_error naming the ranks and what happened.
+  void run();
+  u32 num_restarts() const { return num_restarts_; }  // queue pairs made anew because the peer was not there yet
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  struct Link {
+    u32 lane, queue;  // the lane's index
+    u32 peer, number;  // which of the peer's queue pairs here: NIC pair and queue
+    u32 slot, nic;
+    VerbsPath path;
+    u32 begin_receive_psn;
+    Token expected;
+    bool spoken = false, arrived = false, heard = false, broken = false;
+    u32 after = 0;  // arrivals behind the greeting
+    bool proven() const { return arrived && heard; }
+  };
+  void make_links();
+  Link make_link(u32 lane, u32 peer, const NicPair& nics, u32 q, u32 pair_idx);
+  void speak(Link& link);
+  void poll(u32 lane, u32 endpoint);
+  void sent(const Completion& c, u32 lane);
+  void received(const Completion& c, u32 lane, u32 endpoint);
+  void restart_broken();
+  void open_all();
+  [[noreturn]] void give_up() const;
+  Link* link_of(u32 lane, u32 queue) {
+    return by_queue_[lane][queue] == ~0u ? nullptr : &links_[by_queue_[lane][queue]];
+  }
+
+  const GreetingSetting s_;
+  std::vector<Link> links_;
+  std::vector<std::vector<u32>> by_queue_;  // [lane][queue] -> link
+  std::vector<std::string> reasons_;  // by rank
+  u32 num_proven_ = 0, num_restarts_ = 0;
+};
+
+}  // namespace uccl

@@ -1,0 +1,49 @@
+// A rank's spans registered with one NIC, in chunks. Shared by all lanes, unchanged after construction.
+#pragma once
+#include <vector>
+
+#include "transport/transport.h"
+#include "transport/verbs/nic.h"
+
+namespace uccl {
+
+class VerbsMemory {
+ public:
+  struct Piece {
+    u64 bytes = 0;  // registered together from the address asked for on; 0: not registered
+    u32 lkey = 0;
+    bool readable = false;  // by the CPU, so that a small payload may be copied into the work request
+  };
+
+  // Throws std::runtime_error with every attempt and its errno when a span cannot be registered.
+  VerbsMemory(const VerbsNic& nic, const TransportSettings& settings, const VerbsTuning& tuning,
+              std::vector<Note>& notes);
+  ~VerbsMemory();
+  VerbsMemory(const VerbsMemory&) = delete;
+  VerbsMemory& operator=(const VerbsMemory&) = delete;
+
+  Piece find(const u8* address) const;
+  // Of every span's chunks, span after span.
+  const std::vector<u32>& rkeys() const { return rkeys_; }
+
+ private:
+  struct Chunks {
+    const u8* base;
+    u64 bytes;
+    bool readable;
+    std::vector<ibv::Mr*> mrs;
+  };
+  enum class Way { kDmaBuf, kAddress, kPlain };
+  ibv::Mr* attempt(Way way, const Span& span, u64 offset, u64 bytes, int fd) const;
+  bool register_all(Way way, const Span& span, int fd, std::vector<ibv::Mr*>& mrs) const;
+  void register_span(const Span& span, int fd, std::vector<Note>& notes);
+  void release();
+
+  const VerbsNic& nic_;
+  u64 chunk_bytes_;
+  bool relaxed_;
+  std::vector<Chunks> spans_;
+  std::vector<u32> rkeys_;
+};
+
+}  // namespace uccl

@@ -1,0 +1,76 @@
+// An EFA lane's own rules: a request that was cut keeps its immediate for last although pieces arrive in any order, an
+// error touches one peer only, and who is not known is not believed.
+#include <cstring>
+
+#include "native/check.h"
+#include "proxy/transport/contract.h"
+#include "proxy/transport/efa/fake_efa.h"
+#include "transport/efa/lane.h"
+#include "transport/verbs/errors.h"
+
+using namespace uccl;
+
+TEST(transport_efa_lane_a_cut_request_is_told_of_after_all_its_pieces) {
+  for (u64 seed = 1; seed <= 20; ++seed) {
+    fake::Options o;
+    o.seed = seed;
+    o.steps = 1;
+    efa_test::Device d;
+    d.largest = 10000;  // 300 kB: 30 pieces, cut at chunk borders as well
+    VerbsTuning tuning;
+    tuning.chunk_bytes = 64 << 10;
+    const contract::Family f = efa_test::on_fake(o, d, {}, tuning);
+    contract::Shape shape;
+    contract::Group g(f, shape);
+    const u64 bytes = 300000 + seed;
+    const WriteRequest r{1, 7, contract::random_bytes() + seed, g.kBase + 3 * seed, bytes, 5};
+    CHECK_EQ(g.lane(0).post(std::span(&r, 1)), 1u);
+    g.lane(0).flush();
+    Arrival a{};
+    CHECK(contract::poll_until([&] {
+      u64 token;
+      g.lane(0).poll_completions(std::span(&token, 1));
+      return g.lane(1).poll_arrivals(std::span(&a, 1)) == 1;
+    }));
+    CHECK_EQ(a.immediate, 7u);
+    CHECK(std::memcmp(g.memory(1) + 3 * seed, r.source, bytes) == 0);
+  }
+}
+
+TEST(transport_efa_lane_a_lost_peer_takes_nobody_along) {
+  fake::Options o;
+  o.num_devices = 3;
+  const contract::Family f =
+      efa_test::on_fake(o, {}, [](TransportSettings& s) { s.fabric.nics[0].device = "fake" + std::to_string(s.rank); });
+  contract::Shape shape;
+  shape.num_ranks = 3;
+  contract::Group g(f, shape);
+  fake::Fabric::the().cut_device(1, true);
+  const WriteRequest both[] = {{1, 1, contract::random_bytes(), g.kBase, 64, 1},
+                               {2, 2, contract::random_bytes(), g.kBase, 64, 2}};
+  CHECK_EQ(g.lane(0).post(both), 2u);
+  g.lane(0).flush();
+  PeerEvent e{};
+  u64 token = 0;
+  bool told = false, done = false;
+  CHECK(contract::poll_until([&] {
+    Arrival a;
+    g.lane(0).poll_arrivals(std::span(&a, 1));
+    g.lane(2).poll_arrivals(std::span(&a, 1));
+    done |= g.lane(0).poll_completions(std::span(&token, 1)) == 1;
+    told |= g.lane(0).poll_events(std::span(&e, 1)) == 1;
+    return told && done;
+  }));
+  CHECK_EQ(token, 2u);
+  CHECK_EQ(e.peer, 1u);
+  CHECK(e.fault == PeerFault::kLost);
+  CHECK_EQ(e.code, kVerbsStatus | static_cast<int>(ibv::kWcRetryExcErr));
+  fake::Fabric::the().cut_device(1, false);
+}
+
+TEST(transport_efa_lane_small_send_queue_is_shared_by_all_peers) {
+  efa_test::Device d;
+  d.send_entries = 5;
+  const contract::Family f = efa_test::on_fake({}, d);
+  contract::random_writes(f, contract::Shape{.num_ranks = 4, .max_in_flight = 16}, 100, 500, 9);
+}

@@ -1,0 +1,235 @@
+// How the fake fabric moves messages: packet numbers, receives, access checks, completions.
+#include "proxy/transport/verbs/fake_verbs.h"
+
+#include <arpa/inet.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+
+namespace fake {
+namespace {
+
+u64 now_ns() {
+  return static_cast<u64>(std::chrono::steady_clock::now().time_since_epoch() / std::chrono::nanoseconds(1));
+}
+
+ibv::Wc completion(const Qp& qp, const Wr& wr, u32 status) {
+  ibv::Wc wc{};
+  wc.wr_id = wr.wr_id;
+  wc.status = status;
+  wc.opcode = wr.opcode == ibv::kWrSendWithImm ? ibv::kWcSend : ibv::kWcRdmaWrite;
+  wc.qp_num = qp.base.qp_num;
+  return wc;
+}
+
+// Earlier fabrics stay: objects of theirs may end after the next one has begun.
+std::vector<std::unique_ptr<Fabric>> g_fabrics;
+
+}  // namespace
+
+Fabric& Fabric::begin(const Options& o) {
+  auto next = std::make_unique<Fabric>();
+  if (!g_fabrics.empty()) {  // numbers are not used again
+    next->next_number_ = g_fabrics.back()->next_number_;
+    next->next_key_ = g_fabrics.back()->next_key_;
+  }
+  g_fabrics.push_back(std::move(next));
+  Fabric& f = *g_fabrics.back();
+  f.options = o;
+  f.state_ = o.seed;
+  f.functions_ = control_functions();
+  f.cut_.resize(o.num_devices, false);
+  return f;
+}
+
+Fabric& Fabric::the() { return *g_fabrics.back(); }
+
+u64 Fabric::random() {  // splitmix64
+  u64 z = state_ += 0x9e3779b97f4a7c15ull;
+  z = (z ^ z >> 30) * 0xbf58476d1ce4e5b9ull;
+  z = (z ^ z >> 27) * 0x94d049bb133111ebull;
+  return z ^ z >> 31;
+}
+
+void Fabric::cut_device(u32 device, bool cut) {
+  std::lock_guard lock(mutex);
+  cut_[device] = cut;
+}
+
+void Fabric::push_event(u32 device, u32 type, int port) {
+  std::lock_guard lock(mutex);
+  for (Context* c : contexts_) {
+    if (c->device != device) continue;
+    ibv::AsyncEvent e{};
+    e.event_type = type;
+    e.element.port_num = port;
+    c->waiting.push_back(e);
+  }
+}
+
+void Fabric::break_queue_pair(u32 number) {
+  std::lock_guard lock(mutex);
+  flush(*qps_.at(number));
+}
+
+void Fabric::invalidate(u32 rkey) {
+  std::lock_guard lock(mutex);
+  regions_.erase(rkey);
+}
+
+void Fabric::hold_back_receives(bool hold) {
+  std::lock_guard lock(mutex);
+  hold_ = hold;
+}
+
+bool Fabric::covered(u32 key, u64 address, u64 bytes) const {
+  const auto it = regions_.find(key);
+  if (it == regions_.end()) return false;
+  const u64 base = reinterpret_cast<u64>(it->second->addr);
+  return address >= base && bytes <= it->second->length && address - base <= it->second->length - bytes;
+}
+
+void Fabric::push(Cq& cq, const ibv::Wc& wc) {
+  overruns_ += cq.entries.size() >= cq.capacity;
+  cq.entries.push_back(wc);
+}
+
+void Fabric::post(Qp& qp, Wr wr) {
+  wr.psn = qp.next_psn;
+  qp.next_psn = (qp.next_psn + 1) & 0xffffff;
+  signalled_ += (wr.flags & ibv::kSendSignaled) != 0;
+  if ((wr.flags & ibv::kSendInline) != 0) {
+    ++inlined_;
+    wr.inlined.assign(reinterpret_cast<const u8*>(wr.local), reinterpret_cast<const u8*>(wr.local) + wr.bytes);
+  }
+  qp.queue.push_back(std::move(wr));
+  if (qp.base.state == ibv::kQpsErr) flush(qp);
+}
+
+bool Fabric::take_receive(Qp& qp) {
+  u32& left = qp.base.srq != nullptr ? static_cast<Srq*>(qp.base.srq)->posted : qp.posted_receives;
+  if (left == 0 || hold_) return false;
+  --left;
+  return true;
+}
+
+// Everything still queued is answered with a flush, as the error state does.
+void Fabric::flush(Qp& qp) {
+  qp.base.state = ibv::kQpsErr;
+  for (const Wr& wr : qp.queue)
+    push(*static_cast<Cq*>(reinterpret_cast<ibv::CqEx*>(qp.base.send_cq)), completion(qp, wr, ibv::kWcWrFlushErr));
+  qp.queue.clear();
+  if (qp.base.srq != nullptr) return;
+  for (; qp.posted_receives != 0; --qp.posted_receives) {
+    ibv::Wc wc{};
+    wc.status = ibv::kWcWrFlushErr;
+    wc.qp_num = qp.base.qp_num;
+    push(*static_cast<Cq*>(reinterpret_cast<ibv::CqEx*>(qp.base.recv_cq)), wc);
+  }
+}
+
+// The oldest work request that was not delivered fails; what was delivered before it succeeds first. On a datagram queue
+// pair only the one fails.
+void Fabric::fail(Qp& qp, const Wr& wr, u32 status) {
+  if (qp.base.qp_type == ibv::kQptDriver) {
+    push(*static_cast<Cq*>(reinterpret_cast<ibv::CqEx*>(qp.base.send_cq)), completion(qp, wr, status));
+    std::erase_if(qp.queue, [&wr](const Wr& w) { return &w == &wr; });
+    return;
+  }
+  while (!qp.queue.empty() && qp.queue.front().delivered) retire(qp);
+  if (!qp.queue.empty()) {
+    push(*static_cast<Cq*>(reinterpret_cast<ibv::CqEx*>(qp.base.send_cq)), completion(qp, qp.queue.front(), status));
+    qp.queue.pop_front();
+  }
+  flush(qp);
+}
+
+void Fabric::retire(Qp& qp) {
+  auto wr = std::find_if(qp.queue.begin(), qp.queue.end(), [](const Wr& w) { return w.delivered; });
+  if (wr == qp.queue.end()) return;
+  if ((wr->flags & ibv::kSendSignaled) != 0)
+    push(*static_cast<Cq*>(reinterpret_cast<ibv::CqEx*>(qp.base.send_cq)), completion(qp, *wr, ibv::kWcSuccess));
+  qp.queue.erase(wr);
+}
+
+void Fabric::deliver(Qp& qp, Wr& wr) {
+  const auto found = qps_.find(wr.dest_qpn);
+  Qp* to = found == qps_.end() ? nullptr : found->second;
+  const bool srd = qp.base.qp_type == ibv::kQptDriver;
+  const bool reachable = to != nullptr && (to->base.state == ibv::kQpsRtr || to->base.state == ibv::kQpsRts) &&
+                         !cut_[device_of(qp.base.context)] && !cut_[device_of(to->base.context)] &&
+                         (srd ? to->qkey == wr.qkey : to->dest_qpn == qp.base.qp_num);
+  const u32 ahead = reachable && !srd ? (wr.psn - to->expected_psn) & 0xffffff : 0;
+  if (!reachable || (ahead != 0 && ahead < 0x800000)) {  // no answer, or one that asks for an earlier packet
+    if (wr.first_try_ns == 0) wr.first_try_ns = now_ns();
+    if (now_ns() - wr.first_try_ns > options.retry_ns) fail(qp, wr, ibv::kWcRetryExcErr);
+    return;
+  }
+  if (ahead != 0) {  // a duplicate: acknowledged, not executed
+    wr.delivered = true;
+    return;
+  }
+  if (wr.bytes != 0 && wr.inlined.empty() && !covered(wr.lkey, wr.local, wr.bytes))
+    return fail(qp, wr, ibv::kWcLocProtErr);
+  if (wr.bytes != 0 && !covered(wr.rkey, wr.remote, wr.bytes)) {
+    if (!srd) flush(*to);
+    return fail(qp, wr, ibv::kWcRemAccessErr);
+  }
+  const bool write = wr.opcode != ibv::kWrSendWithImm;
+  const bool told = wr.opcode != ibv::kWrRdmaWrite;
+  if (told && !(write && to->unsolicited) && !take_receive(*to)) {
+    ++not_ready_;
+    return;
+  }
+  if (wr.bytes != 0) {
+    const void* from = wr.inlined.empty() ? reinterpret_cast<const void*>(wr.local) : wr.inlined.data();
+    std::memcpy(reinterpret_cast<void*>(wr.remote), from, wr.bytes);
+  }
+  if (!srd) to->expected_psn = (to->expected_psn + 1) & 0xffffff;
+  wr.delivered = true;
+  if (!told) return;
+  ibv::Wc wc{};
+  wc.opcode = write ? u32{ibv::kWcRecvRdmaWithImm} : u32{ibv::kWcRecv};
+  wc.imm_data = wr.imm;
+  wc.wc_flags = ibv::kWcWithImm;
+  wc.byte_len = static_cast<u32>(wr.bytes);
+  wc.qp_num = to->base.qp_num;
+  wc.src_qp = qp.base.qp_num;
+  wc.slid = static_cast<u16>(device_of(qp.base.context) + 1);  // the receiver's handle for that device
+  push(*static_cast<Cq*>(reinterpret_cast<ibv::CqEx*>(to->base.recv_cq)), wc);
+}
+
+// A few steps of randomly chosen queue pairs: a message arrives, or the completion of one that has arrived shows.
+void Fabric::progress() {
+  if (qps_.empty()) return;
+  std::vector<Qp*> busy;
+  for (auto& [number, qp] : qps_) {
+    if (!qp->queue.empty() && qp->base.state == ibv::kQpsRts) busy.push_back(qp);
+  }
+  for (int i = 0; i < options.steps && !busy.empty(); ++i) {
+    Qp& qp = *busy[random() % busy.size()];
+    if (qp.queue.empty() || qp.base.state != ibv::kQpsRts) continue;
+    if (random() % 3 == 0) {
+      retire(qp);
+      continue;
+    }
+    const bool srd = qp.base.qp_type == ibv::kQptDriver;
+    if (srd) {
+      Wr& wr = qp.queue[random() % qp.queue.size()];
+      if (!wr.delivered) deliver(qp, wr);
+      continue;
+    }
+    const auto wr = std::find_if(qp.queue.begin(), qp.queue.end(), [](const Wr& w) { return !w.delivered; });
+    if (wr != qp.queue.end()) deliver(qp, *wr);
+  }
+}
+
+u32 device_of(const ibv::Context* context) {
+  for (const Context* c : Fabric::the().contexts_)
+    if (&c->verbs.context == context) return c->device;
+  return 0;
+}
+
+}  // namespace fake

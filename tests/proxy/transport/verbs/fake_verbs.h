@@ -1,0 +1,122 @@
+// A fabric in memory behind the table of libibverbs, for tests without a device. Reliable queue pairs keep their order
+// and their packet numbers; between queue pairs everything is delivered, and completed, in a random order and late.
+// Progress is made inside poll_cq, by whoever polls. One fabric a process, guarded by one mutex.
+#pragma once
+#include <deque>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "transport/verbs/library.h"
+
+namespace fake {
+
+using namespace uccl;
+
+struct Options {
+  u64 seed = 1;
+  int steps = 12;  // of progress a poll
+  u32 num_devices = 1;              // "fake0", "fake1", ...
+  bool extended = true;             // ibv_wr_*, extended polling
+  int max_srq = 1000, max_srq_wr = 1 << 15, max_qp = 100000, max_qp_wr = 1 << 14, max_cqe = 1 << 20;
+  u32 max_inline = 256;
+  u32 max_message = 1u << 30;
+  std::vector<u32> link_layers;     // by device; missing: Ethernet
+  std::vector<u32> mtus;            // by device, ibv::Mtu; missing: 4096 bytes
+  int dmabuf_errno = 0, address_errno = 0, plain_errno = 0;  // what a registration fails with, 0: it works
+  u64 largest_registration = ~0ull;
+  u64 retry_ns = 20'000'000;        // until a peer that does not answer counts as gone
+};
+
+struct Wr {
+  u64 wr_id;
+  u32 opcode, flags, imm, rkey, lkey, dest_qpn, psn, qkey;
+  u64 remote, local, bytes;
+  std::vector<u8> inlined;
+  bool delivered = false;
+  u64 first_try_ns = 0;
+};
+struct Cq : ibv::CqEx {
+  std::deque<ibv::Wc> entries;
+  ibv::Wc current;
+  u32 capacity;
+};
+struct Srq : ibv::Srq {
+  u32 posted, capacity;
+};
+struct Context {
+  ibv::VerbsContext verbs;
+  u32 device;
+  int events[2];
+  std::deque<ibv::AsyncEvent> waiting;
+};
+struct Qp : ibv::QpEx {
+  std::deque<Wr> queue;
+  std::vector<Wr> building;
+  u32 dest_qpn, next_psn, expected_psn, posted_receives, depth, max_inline, qkey;
+  bool unsolicited;
+};
+
+class Fabric {
+ public:
+  // Starts anew; objects of an earlier fabric may still be destroyed.
+  static Fabric& begin(const Options& options);
+  static Fabric& the();
+  const ibv::Functions& functions() const { return functions_; }
+
+  // What tests do to it.
+  void cut_device(u32 device, bool cut);     // its packets are lost, both ways
+  void push_event(u32 device, u32 type, int port);
+  void break_queue_pair(u32 number);         // moves it to the error state, as an event of its own
+  void invalidate(u32 rkey);
+  void hold_back_receives(bool hold);        // nobody's receives are found: receiver not ready
+  u32 num_overruns() const { return overruns_; }
+  u32 num_not_ready() const { return not_ready_; }
+  u32 num_doorbells() const { return doorbells_; }
+  u32 num_signalled() const { return signalled_; }
+  u32 num_inlined() const { return inlined_; }
+  u32 num_registrations() const { return static_cast<u32>(regions_.size()); }
+  u32 num_queue_pairs() const { return static_cast<u32>(qps_.size()); }
+  u64 last_access() const { return last_access_; }
+
+  // For the C functions. All are called with the mutex held.
+  std::mutex mutex;
+  Options options;
+  void progress();
+  void deliver(Qp& qp, Wr& wr);
+  void retire(Qp& qp);
+  void fail(Qp& qp, const Wr& wr, u32 status);
+  void flush(Qp& qp);
+  void push(Cq& cq, const ibv::Wc& wc);
+  void post(Qp& qp, Wr wr);
+  bool take_receive(Qp& qp);
+  bool covered(u32 key, u64 address, u64 bytes) const;
+  u64 random();
+  std::map<u32, Qp*> qps_;
+  std::map<u32, ibv::Mr*> regions_;
+  std::vector<Context*> contexts_;
+  std::vector<bool> cut_;
+  u32 next_number_ = 100, next_key_ = 1000;
+  u32 overruns_ = 0, not_ready_ = 0, doorbells_ = 0, signalled_ = 0, inlined_ = 0;
+  u64 last_access_ = 0;
+
+ private:
+  ibv::Functions functions_;
+  u64 state_ = 1;
+  bool hold_ = false;
+};
+
+// The C functions of objects, for tables of other libraries (efadv).
+ibv::Qp* make_queue_pair(ibv::Context* context, ibv::Pd* pd, const ibv::QpInitAttr& attr);
+ibv::CqEx* make_completion_queue(ibv::Context* context, u32 entries);
+inline Qp* of(ibv::Qp* qp) { return static_cast<Qp*>(reinterpret_cast<ibv::QpEx*>(qp)); }
+u32 device_of(const ibv::Context* context);
+ibv::Functions control_functions();  // fake_verbs_control.cpp
+void install_extended(Context& context);
+void install_polling(Cq& cq);  // fake_verbs_data.cpp
+void install_posting(Qp& qp);
+void install_posting(ibv::ContextOps& ops);
+
+}  // namespace fake

@@ -1,0 +1,52 @@
+// Queue pair numbers find their index; sizes follow the in-flight bound and the device's limits, which are said.
+#include <map>
+
+#include "native/check.h"
+#include "proxy/transport/contract.h"
+#include "proxy/transport/verbs/fake_verbs.h"
+#include "transport/verbs/endpoint.h"
+
+using namespace uccl;
+
+TEST(transport_verbs_endpoint_table_finds_what_was_added) {
+  for (const u32 size : {1u, 2u, 100u, 5000u}) {
+    QueuePairTable table(size);
+    std::map<u32, u32> expected;
+    for (u32 i = 0; expected.size() < size; ++i) {
+      const u32 number = static_cast<u32>(contract::mix(size, i)) & 0xffffff;
+      if (expected.count(number)) continue;
+      expected[number] = i;
+      table.add(number, i);
+    }
+    for (const auto& [number, index] : expected) CHECK_EQ(table.find(number), index);
+    for (u32 i = 0; i < 1000; ++i) {
+      const u32 number = static_cast<u32>(contract::mix(i, size)) & 0xffffff;
+      if (!expected.count(number)) CHECK_EQ(table.find(number), QueuePairTable::kNone);
+    }
+  }
+}
+
+TEST(transport_verbs_endpoint_sizes_and_limits) {
+  fake::Options o;
+  o.max_srq_wr = 1000;
+  o.max_qp_wr = 50;
+  o.max_cqe = 300;
+  fake::Fabric& f = fake::Fabric::begin(o);
+  std::vector<Note> notes;
+  const VerbsNic nic(f.functions(), {"fake0", 1, -1}, {}, notes);
+  notes.clear();
+  VerbsEndpoint small(nic, {2, 40, 80, 0, true}, notes);
+  CHECK(notes.empty());
+  CHECK_EQ(small.queue_depth(), 40u);
+  CHECK(small.has_room(80));
+  CHECK(!small.has_room(81));
+  small.take_room(79);
+  CHECK(small.has_room(1) && !small.has_room(2));
+  small.give_room(79);
+  VerbsEndpoint large(nic, {10, 60, 600, 0, true}, notes);
+  CHECK_EQ(large.queue_depth(), 50u);
+  CHECK(large.has_room(300) && !large.has_room(301));  // the completion queue's
+  CHECK_EQ(notes.size(), 2u);
+  CHECK(notes[0].choice.find("300 receives") != std::string::npos);
+  CHECK(notes[1].choice.find("50 writes") != std::string::npos);
+}

@@ -1,0 +1,77 @@
+// Which NICs of two ranks belong together, and what connect() refuses.
+#include <set>
+#include <stdexcept>
+#include <thread>
+
+#include "native/check.h"
+#include "proxy/transport/contract.h"
+#include "proxy/transport/verbs/family.h"
+#include "transport/verbs/greeting.h"
+
+using namespace uccl;
+
+TEST(transport_verbs_greeting_both_sides_pair_nics_alike) {
+  for (u32 mine = 1; mine <= 8; ++mine) {
+    for (u32 theirs = 1; theirs <= 8; ++theirs) {
+      for (u32 rank = 0; rank < 6; ++rank) {
+        const u32 peer = rank + 1 + mine % 3;
+        const auto here = pair_nics(rank, mine, peer, theirs), there = pair_nics(peer, theirs, rank, mine);
+        CHECK_EQ(here.size(), std::min(mine, theirs));
+        CHECK_EQ(here.size(), there.size());
+        std::set<u32> used_here, used_there;
+        for (std::size_t i = 0; i < here.size(); ++i) {
+          CHECK_EQ(here[i].mine, there[i].theirs);
+          CHECK_EQ(here[i].theirs, there[i].mine);
+          used_here.insert(here[i].mine);
+          used_there.insert(here[i].theirs);
+        }
+        CHECK_EQ(used_here.size(), here.size());
+        CHECK_EQ(used_there.size(), here.size());
+      }
+    }
+  }
+}
+
+TEST(transport_verbs_greeting_works_between_ranks_with_different_nics) {
+  fake::Options o;
+  o.num_devices = 3;
+  const contract::Family f = verbs_test::on_fake(o, [](TransportSettings& s) {
+    for (u32 i = 1; i <= s.rank; ++i) s.fabric.nics.push_back({"fake" + std::to_string(i), 1, -1});
+  });
+  contract::random_writes(f, contract::Shape{.num_ranks = 3, .num_lanes = 2}, 200, 2000, 8);
+}
+
+// The address says the right secret's fingerprint, but who uses it does not know the secret: the token tells.
+TEST(transport_verbs_greeting_a_wrong_token_is_refused) {
+  contract::Shape shape;
+  shape.connect_timeout_ns = 300'000'000;
+  const contract::Family f = verbs_test::on_fake({});
+  std::vector<std::shared_ptr<Segment>> segments;
+  std::vector<std::unique_ptr<Transport>> t;
+  std::vector<std::string> addresses;
+  for (u32 r = 0; r < 2; ++r) {
+    segments.push_back(Segment::create("greeting", shape.region_bytes));
+    TransportSettings s = contract::settings_for(shape, r, *segments.back());
+    if (r == 1) s.secret.back() = 't';
+    t.push_back(f.make(s));
+    addresses.push_back(t.back()->local_address());
+  }
+  std::vector<std::vector<std::string>> seen(2);
+  for (u32 r = 0; r < 2; ++r) {  // each is shown an address that claims its own fingerprint
+    VerbsAddress other = decode_address(addresses[1 - r]);
+    other.fingerprint = decode_address(addresses[r]).fingerprint;
+    seen[r] = {"", ""};
+    seen[r][1 - r] = encode_address(other);
+  }
+  std::string errors[2];
+  std::thread second([&] {
+    try {
+      t[1]->connect(seen[1]);
+    } catch (const std::runtime_error& e) { errors[1] = e.what(); }
+  });
+  try {
+    t[0]->connect(seen[0]);
+  } catch (const std::runtime_error& e) { errors[0] = e.what(); }
+  second.join();
+  for (const std::string& e : errors) CHECK(!e.empty());
+}

@@ -1,0 +1,162 @@
+// What goes wrong on a verbs lane is told once, with the first reason, about the right peer; the others live on.
+#include "native/check.h"
+#include "proxy/transport/contract.h"
+#include "proxy/transport/verbs/family.h"
+#include "transport/verbs/errors.h"
+
+using namespace uccl;
+
+namespace {
+
+constexpr u64 kBase = contract::Group::kBase;
+
+contract::Family three_devices(const VerbsTuning& tuning = {}) {
+  fake::Options o;
+  o.num_devices = 3;
+  return verbs_test::on_fake(
+      o, [](TransportSettings& s) { s.fabric.nics[0].device = "fake" + std::to_string(s.rank); }, tuning);
+}
+
+contract::Shape three() {
+  contract::Shape s;
+  s.num_ranks = 3;
+  return s;
+}
+
+VerbsTuning impatient() {
+  VerbsTuning t;
+  t.probe_ns = 10'000'000;
+  t.farewell_ns = 100'000'000;
+  return t;
+}
+
+PeerEvent wait_event(Lane& lane) {
+  PeerEvent e{};
+  CHECK(contract::poll_until([&] {
+    Arrival a[8];
+    u64 t[8];
+    lane.poll_arrivals(a);
+    lane.poll_completions(t);
+    return lane.poll_events(std::span(&e, 1)) == 1;
+  }));
+  return e;
+}
+
+void still_works(contract::Group& g, u32 from, u32 to) {
+  const WriteRequest w{to, 99, contract::random_bytes(), kBase, 64, 77};
+  CHECK_EQ(g.lane(from).post(std::span(&w, 1)), 1u);
+  g.lane(from).flush();
+  u64 token = 0;
+  CHECK(contract::poll_until([&] {
+    Arrival a[8];
+    g.lane(to).poll_arrivals(a);
+    return g.lane(from).poll_completions(std::span(&token, 1)) == 1;
+  }));
+  CHECK_EQ(token, 77u);
+}
+
+}  // namespace
+
+TEST(transport_verbs_lane_events_silent_peer_is_found_by_a_probe) {
+  contract::Group g(three_devices(impatient()), three());
+  fake::Fabric::the().cut_device(1, true);
+  const PeerEvent e = wait_event(g.lane(0));  // nothing was written to it
+  CHECK_EQ(e.peer, 1u);
+  CHECK(e.fault == PeerFault::kLost);
+  CHECK_EQ(e.code, kVerbsStatus | static_cast<int>(ibv::kWcRetryExcErr));
+  still_works(g, 0, 2);
+  CHECK_EQ(g.lane(0).counters().writes, 1u);  // a probe is none
+}
+
+TEST(transport_verbs_lane_events_a_lost_link_explains_retries) {
+  contract::Group g(three_devices(impatient()), three());
+  fake::Fabric::the().push_event(0, ibv::kEventPortErr, 1);
+  fake::Fabric::the().cut_device(0, true);
+  const PeerEvent e = wait_event(g.lane(0));
+  CHECK_EQ(e.code, kVerbsEvent | static_cast<int>(ibv::kEventPortErr));
+  CHECK(e.fault == PeerFault::kNetwork);
+}
+
+TEST(transport_verbs_lane_events_a_removed_device_ends_every_peer) {
+  contract::Group g(three_devices(), three());
+  fake::Fabric::the().push_event(0, ibv::kEventDeviceFatal, 0);
+  for (int i = 0; i < 2; ++i) {
+    const PeerEvent e = wait_event(g.lane(0));
+    CHECK_EQ(e.code, kVerbsEvent | static_cast<int>(ibv::kEventDeviceFatal));
+  }
+  still_works(g, 1, 2);
+}
+
+// The memory of rank 1 is no longer registered: the writer is told why, not that later writes were flushed.
+TEST(transport_verbs_lane_events_the_first_error_is_the_reason) {
+  contract::Group g(three_devices(), three());
+  const VerbsAddress there = decode_address(g.transports[1]->local_address());
+  fake::Fabric::the().invalidate(there.nics[0].rkeys[0]);
+  std::vector<WriteRequest> many(40, WriteRequest{1, 1, contract::random_bytes(), kBase, 64, 1});
+  CHECK_EQ(g.lane(0).post(many), 40u);
+  g.lane(0).flush();
+  const PeerEvent e = wait_event(g.lane(0));
+  CHECK_EQ(e.peer, 1u);
+  CHECK_EQ(e.code, kVerbsStatus | static_cast<int>(ibv::kWcRemAccessErr));
+  CHECK(e.fault == PeerFault::kProtocol);
+  still_works(g, 0, 2);
+  PeerEvent none;
+  for (int i = 0; i < 300; ++i) CHECK_EQ(g.lane(0).poll_events(std::span(&none, 1)), 0u);
+}
+
+TEST(transport_verbs_lane_events_a_flush_without_a_reason_is_told_in_the_end) {
+  contract::Group g(three_devices(), three());
+  auto& lane = dynamic_cast<VerbsLane&>(g.lane(0));
+  fake::Fabric::the().break_queue_pair(lane.queue(lane.queue_index(2, 0, 0)).pair.number());
+  const WriteRequest w{2, 1, contract::random_bytes(), kBase, 64, 1};
+  CHECK_EQ(lane.post(std::span(&w, 1)), 1u);
+  lane.flush();
+  const PeerEvent e = wait_event(lane);
+  CHECK_EQ(e.peer, 2u);
+  CHECK_EQ(e.code, kVerbsStatus | static_cast<int>(ibv::kWcWrFlushErr));
+  still_works(g, 0, 1);
+}
+
+// The send queue was flushed because of what the peer did to our memory: the receive queue says so a moment later.
+TEST(transport_verbs_lane_events_a_flush_waits_for_its_reason) {
+  contract::Group g(three_devices(), three());
+  auto& lane = dynamic_cast<VerbsLane&>(g.lane(0));
+  const u32 number = lane.queue(lane.queue_index(2, 0, 0)).pair.number();
+  fake::Fabric::the().break_queue_pair(number);
+  const WriteRequest w{2, 1, contract::random_bytes(), kBase, 64, 1};
+  CHECK_EQ(lane.post(std::span(&w, 1)), 1u);
+  lane.flush();
+  u64 token;
+  CHECK_EQ(lane.poll_completions(std::span(&token, 1)), 0u);
+  PeerEvent e{};
+  CHECK_EQ(lane.poll_events(std::span(&e, 1)), 0u);
+  ibv::Wc wc{};
+  wc.status = ibv::kWcLocAccessErr;
+  wc.qp_num = number;
+  auto* cq = reinterpret_cast<ibv::CqEx*>(lane.endpoint(0).receives().get());
+  fake::Fabric::the().push(*static_cast<fake::Cq*>(cq), wc);
+  e = wait_event(lane);
+  CHECK_EQ(e.peer, 2u);
+  CHECK_EQ(e.code, kVerbsStatus | static_cast<int>(ibv::kWcLocAccessErr));
+}
+
+// Unfinished writes to a closed peer are broken off: their source may be used for something else at once.
+TEST(transport_verbs_lane_events_closing_breaks_off_what_is_on_its_way) {
+  contract::Group g(three_devices(impatient()), three());
+  fake::Fabric::the().hold_back_receives(true);
+  std::vector<WriteRequest> many(30, WriteRequest{1, 1, contract::random_bytes(), kBase, 64, 1});
+  CHECK_EQ(g.lane(0).post(many), 30u);
+  g.lane(0).flush();
+  g.lane(0).close_peer(1);
+  fake::Fabric::the().hold_back_receives(false);
+  Arrival a[8];
+  u64 t[8];
+  for (int i = 0; i < 500; ++i) {
+    CHECK_EQ(g.lane(1).poll_arrivals(a), 0u);
+    CHECK_EQ(g.lane(0).poll_completions(t), 0u);
+  }
+  const PeerEvent e = wait_event(g.lane(1));  // by a probe of its own
+  CHECK_EQ(e.peer, 0u);
+  CHECK(e.fault == PeerFault::kLost);
+  still_works(g, 0, 2);
+}

@@ -1,0 +1,101 @@
+// Registration: each way in its turn, every failure said, chunks, and nothing left behind.
+#include <cerrno>
+#include <memory>
+#include <stdexcept>
+
+#include "native/check.h"
+#include "proxy/transport/verbs/fake_verbs.h"
+#include "transport/verbs/memory.h"
+
+using namespace uccl;
+
+namespace {
+
+struct Registered {
+  std::unique_ptr<VerbsNic> nic;
+  std::unique_ptr<VerbsMemory> memory;
+  std::string notes, error;
+};
+
+std::vector<u8>& bytes() {
+  static std::vector<u8> v(1 << 20);
+  return v;
+}
+
+Registered enlist(const fake::Options& o, int dmabuf_fd, u64 chunk = 1 << 16, bool relaxed = true) {
+  fake::Fabric::begin(o);
+  Registered r;
+  std::vector<Note> notes;
+  TransportSettings s;
+  s.local.add(Span{0, 300000, bytes().data()});
+  s.local.add(Span{1 << 20, 1, bytes().data() + 500000});
+  s.local.add(Span{1 << 21, 0, nullptr});
+  s.span_dmabuf_fds = {dmabuf_fd};
+  s.fabric.relaxed_ordering = relaxed;
+  VerbsTuning t;
+  t.chunk_bytes = chunk;
+  r.nic = std::make_unique<VerbsNic>(fake::Fabric::the().functions(), NicSettings{"fake0", 1, -1}, s.fabric, notes);
+  try {
+    r.memory = std::make_unique<VerbsMemory>(*r.nic, s, t, notes);
+  } catch (const std::runtime_error& e) { r.error = e.what(); }
+  for (const Note& n : notes) r.notes += n.choice + ": " + n.reason + "\n";
+  return r;
+}
+
+bool has(const std::string& text, const std::string& part) { return text.find(part) != std::string::npos; }
+
+}  // namespace
+
+TEST(transport_verbs_memory_chunks_and_lookup) {
+  const Registered r = enlist({}, -1);
+  CHECK_EQ(r.memory->rkeys().size(), 6u);  // ceil(300000 / 65536) + 1
+  CHECK_EQ(r.memory->find(bytes().data()).bytes, 65536u);
+  CHECK_EQ(r.memory->find(bytes().data() + 65535).bytes, 1u);
+  CHECK_EQ(r.memory->find(bytes().data() + 65536).lkey, r.memory->rkeys()[1]);
+  CHECK_EQ(r.memory->find(bytes().data() + 299999).bytes, 1u);
+  CHECK_EQ(r.memory->find(bytes().data() + 300000).bytes, 0u);
+  CHECK_EQ(r.memory->find(bytes().data() + 500000).bytes, 1u);
+  CHECK_EQ(r.memory->find(nullptr).bytes, 0u);
+  CHECK(r.memory->find(bytes().data()).readable);
+  CHECK(has(r.notes, "by address, host memory, 5 chunk(s): the first way that was tried"));
+}
+
+TEST(transport_verbs_memory_falls_back_and_says_so) {
+  fake::Options o;
+  const Registered first = enlist(o, 5);
+  CHECK(has(first.notes, "registered: dma-buf, 5 chunk(s): the first way"));
+  CHECK(!first.memory->find(bytes().data()).readable);  // a device's: never copied by the CPU
+  o.dmabuf_errno = EOPNOTSUPP;
+  const Registered second = enlist(o, 5);
+  CHECK(has(second.notes, "device memory, by a peer-memory module, 5 chunk(s): after dma-buf: "));
+  CHECK(has(second.notes, "(errno 95)"));
+  o.address_errno = EFAULT;
+  const Registered third = enlist(o, 5);
+  CHECK(has(third.notes, "plain ibv_reg_mr"));
+  CHECK(has(third.notes, "(errno 14); device memory needs a dma-buf or a peer-memory module"));
+  o.plain_errno = ENOMEM;
+  const Registered none = enlist(o, 5);
+  for (const char* part : {"dma-buf", "errno 95", "by address", "errno 14", "plain", "errno 12", "ulimit -l"})
+    CHECK(has(none.error, part));
+  CHECK_EQ(fake::Fabric::the().num_registrations(), 0u);
+}
+
+TEST(transport_verbs_memory_a_chunk_that_fails_undoes_its_span) {
+  fake::Options o;
+  o.largest_registration = 40000;
+  const Registered r = enlist(o, -1);
+  CHECK(has(r.error, "errno 12"));
+  CHECK_EQ(fake::Fabric::the().num_registrations(), 0u);
+  const Registered small = enlist(o, -1, 40000);
+  CHECK_EQ(small.error, std::string());
+  CHECK_EQ(fake::Fabric::the().num_registrations(), 9u);
+}
+
+TEST(transport_verbs_memory_relaxed_ordering_when_asked) {
+  const Registered relaxed = enlist({}, -1);
+  CHECK((fake::Fabric::the().last_access() & ibv::kAccessRelaxedOrdering) != 0);
+  CHECK(has(relaxed.notes, "relaxed PCIe ordering"));
+  const Registered strict = enlist({}, -1, 1 << 16, false);
+  CHECK_EQ(fake::Fabric::the().last_access() & ibv::kAccessRelaxedOrdering, 0u);
+  CHECK(has(strict.notes, "strict PCIe ordering"));
+}
