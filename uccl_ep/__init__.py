@@ -1,6 +1,6 @@
 """UCCL-EP: expert-parallel dispatch and combine for Mixture-of-Experts models, on any device and any network.
 
-    import uccl_ep as deep_ep
+    import uccl_ep as deep_ep          # or leave code as it is: uccl_ep.install_as_deep_ep(), `uccl-ep run`
 
 Names are loaded when first used: `import uccl_ep` is cheap and needs neither torch nor a device.
 """
@@ -16,44 +16,39 @@ if TYPE_CHECKING:
     from uccl_ep.buffer import Buffer
     from uccl_ep.config import Config
     from uccl_ep.device import EventHandle
-    from uccl_ep.errors import (
-        InvalidArgument,
-        NotSupported,
-        PeerLost,
-        PeerTimeout,
-        SettingsMismatch,
-        TransportError,
-        UcclEpError,
-    )
+    from uccl_ep.drop_in import install_as_deep_ep, uninstall_as_deep_ep
+    from uccl_ep.elastic import ElasticBuffer, EPBuffer, EPHandle, HybridEPBuffer
+    from uccl_ep.errors import InvalidArgument, NotSupported, PeerLost, PeerTimeout, SettingsMismatch
+    from uccl_ep.errors import TransportError as TransportError
+    from uccl_ep.errors import UcclEpError as UcclEpError
     from uccl_ep.events import EventOverlap
     from uccl_ep.memory import MemoryBill, memory_bill
     from uccl_ep.thread_group import ThreadGroup, run_ranks
 
 __version__ = "0.1.0"
 
-_HOME = {
-    "Buffer": "buffer",
-    "Config": "config",
-    "EventHandle": "device",
-    "EventOverlap": "events",
-    "InvalidArgument": "errors",
-    "MemoryBill": "memory",
-    "NotSupported": "errors",
-    "PeerLost": "errors",
-    "PeerTimeout": "errors",
-    "SettingsMismatch": "errors",
-    "ThreadGroup": "thread_group",
-    "TransportError": "errors",
-    "UcclEpError": "errors",
-    "memory_bill": "memory",
-    "run_ranks": "thread_group",
+_NAMES = {
+    "buffer": "Buffer",
+    "config": "Config",
+    "device": "EventHandle",
+    "drop_in": "install_as_deep_ep uninstall_as_deep_ep",
+    "elastic": "ElasticBuffer EPBuffer EPHandle HybridEPBuffer",
+    "errors": "InvalidArgument NotSupported PeerLost PeerTimeout SettingsMismatch TransportError UcclEpError",
+    "events": "EventOverlap",
+    "memory": "MemoryBill memory_bill",
+    "thread_group": "ThreadGroup run_ranks",
 }
+_HOME = {name: module for module, names in _NAMES.items() for name in names.split()}
 
 __all__ = [
     "Buffer",
     "Config",
+    "EPBuffer",
+    "EPHandle",
+    "ElasticBuffer",
     "EventHandle",
     "EventOverlap",
+    "HybridEPBuffer",
     "InvalidArgument",
     "MemoryBill",
     "NotSupported",
@@ -63,9 +58,11 @@ __all__ = [
     "ThreadGroup",
     "TransportError",
     "UcclEpError",
+    "install_as_deep_ep",
     "memory_bill",
     "run_ranks",
     "topk_idx_t",
+    "uninstall_as_deep_ep",
 ]
 
 

@@ -53,6 +53,99 @@ class Segment:
         A uint8 array over the whole segment, which stays mapped while the array lives.
         """
 
+class NicSettings:
+    def __init__(self) -> None: ...
+
+    @property
+    def device(self) -> str: ...
+
+    @device.setter
+    def device(self, arg: str, /) -> None: ...
+
+    @property
+    def port(self) -> int: ...
+
+    @port.setter
+    def port(self, arg: int, /) -> None: ...
+
+    @property
+    def gid_index(self) -> int: ...
+
+    @gid_index.setter
+    def gid_index(self, arg: int, /) -> None: ...
+
+class FabricSettings:
+    def __init__(self) -> None: ...
+
+    @property
+    def nics(self) -> list[NicSettings]: ...
+
+    @nics.setter
+    def nics(self, arg: Sequence[NicSettings], /) -> None: ...
+
+    @property
+    def provider(self) -> str: ...
+
+    @provider.setter
+    def provider(self, arg: str, /) -> None: ...
+
+    @property
+    def queue_pairs(self) -> int: ...
+
+    @queue_pairs.setter
+    def queue_pairs(self, arg: int, /) -> None: ...
+
+    @property
+    def service_level(self) -> int: ...
+
+    @service_level.setter
+    def service_level(self, arg: int, /) -> None: ...
+
+    @property
+    def traffic_class(self) -> int: ...
+
+    @traffic_class.setter
+    def traffic_class(self, arg: int, /) -> None: ...
+
+    @property
+    def hop_limit(self) -> int: ...
+
+    @hop_limit.setter
+    def hop_limit(self, arg: int, /) -> None: ...
+
+    @property
+    def mtu(self) -> int: ...
+
+    @mtu.setter
+    def mtu(self, arg: int, /) -> None: ...
+
+    @property
+    def udp_source_port(self) -> int: ...
+
+    @udp_source_port.setter
+    def udp_source_port(self, arg: int, /) -> None: ...
+
+    @property
+    def timeout(self) -> int: ...
+
+    @timeout.setter
+    def timeout(self, arg: int, /) -> None: ...
+
+    @property
+    def retries(self) -> int: ...
+
+    @retries.setter
+    def retries(self, arg: int, /) -> None: ...
+
+    @property
+    def relaxed_ordering(self) -> bool: ...
+
+    @relaxed_ordering.setter
+    def relaxed_ordering(self, arg: bool, /) -> None: ...
+
+def explain_network_code(family: str, code: int) -> str:
+    """A network family's error code in words; empty for 0."""
+
 class SpanSettings:
     def __init__(self) -> None: ...
 
@@ -73,6 +166,18 @@ class SpanSettings:
 
     @fd.setter
     def fd(self, arg: int, /) -> None: ...
+
+    @property
+    def dmabuf_fd(self) -> int: ...
+
+    @dmabuf_fd.setter
+    def dmabuf_fd(self, arg: int, /) -> None: ...
+
+    @property
+    def address(self) -> int: ...
+
+    @address.setter
+    def address(self, arg: int, /) -> None: ...
 
 class ProxySettings:
     def __init__(self) -> None: ...
@@ -138,6 +243,24 @@ class ProxySettings:
     def counters_fd(self, arg: int, /) -> None: ...
 
     @property
+    def events_fd(self) -> int: ...
+
+    @events_fd.setter
+    def events_fd(self, arg: int, /) -> None: ...
+
+    @property
+    def event_capacity(self) -> int: ...
+
+    @event_capacity.setter
+    def event_capacity(self, arg: int, /) -> None: ...
+
+    @property
+    def trace(self) -> bool: ...
+
+    @trace.setter
+    def trace(self, arg: bool, /) -> None: ...
+
+    @property
     def family(self) -> str: ...
 
     @family.setter
@@ -191,6 +314,18 @@ class ProxySettings:
     @cpus.setter
     def cpus(self, arg: Sequence[int], /) -> None: ...
 
+    @property
+    def losses_are_absences(self) -> bool: ...
+
+    @losses_are_absences.setter
+    def losses_are_absences(self, arg: bool, /) -> None: ...
+
+    @property
+    def fabric(self) -> FabricSettings: ...
+
+    @fabric.setter
+    def fabric(self, arg: FabricSettings, /) -> None: ...
+
 class Proxy:
     """The proxy of one rank: transport and engine threads."""
 
@@ -206,6 +341,9 @@ class Proxy:
 
     def dismiss_peer(self, peer: int) -> None: ...
 
+    def notes(self) -> list[tuple[str, str]]:
+        """(choice, why) of what the transport chose at run time."""
+
 class ProxyGuard:
     """Makes the end of a rank's proxy process a fault of the rank."""
 
@@ -220,6 +358,16 @@ def counters_bytes(num_workers: int, num_ranks: int) -> int: ...
 def read_counters(address: int, num_workers: int, num_ranks: int) -> tuple[list[dict[str, int]], list[dict[str, int]]]: ...
 
 def rings_idle(address: int, num_rings: int, capacity: int) -> bool: ...
+
+def report_lost_peer(control: int, peer: int) -> None:
+    """
+    Makes the loss of a peer the rank's fault, unless it has one; ends every wait of the rank.
+    """
+
+def exclude_peer(control: int, layout: ControlLayout, peer: int, out: bool) -> None:
+    """
+    Tells a rank's proxy that the rank leaves a peer out, or no longer does.
+    """
 
 def read_fault(control: int) -> dict[str, int] | None: ...
 
@@ -242,7 +390,11 @@ class ControlLayout:
 
     def departed(self, peer: int) -> int: ...
 
+    def flag(self, phase: int, source: int) -> int: ...
+
     def flag_time(self, source: int) -> int: ...
+
+    def excluded(self, peer: int) -> int: ...
 
     def progress(self, phase: int, source: int) -> int: ...
 
@@ -405,10 +557,10 @@ class ThroughputLayout:
     def num_ranks(self, arg: int, /) -> None: ...
 
     @property
-    def num_nodes(self) -> int: ...
+    def num_cells(self) -> int: ...
 
-    @num_nodes.setter
-    def num_nodes(self, arg: int, /) -> None: ...
+    @num_cells.setter
+    def num_cells(self, arg: int, /) -> None: ...
 
     @property
     def num_hosted(self) -> int: ...
@@ -470,6 +622,17 @@ class LaunchShape:
     @property
     def threads(self) -> int: ...
 
+def kernel_arguments() -> dict[str, int]:
+    """Every kernel and the bytes of its argument struct."""
+
+def shared_bytes(kernel: str, args: bytes, warps: int) -> int:
+    """Shared memory of a block, for a kernel's argument struct as bytes."""
+
+def launch(stream: Stream, kernel: str, args: bytes, shape: LaunchShape) -> None:
+    """
+    Queues a kernel by name with its argument struct as bytes, as a GPU's driver does.
+    """
+
 class RankContext:
     @property
     def bytes(self) -> bytes: ...
@@ -488,6 +651,12 @@ class RankTablesSettings:
 
     @node_of.setter
     def node_of(self, arg: Sequence[int], /) -> None: ...
+
+    @property
+    def cell_of(self) -> list[int]: ...
+
+    @cell_of.setter
+    def cell_of(self, arg: Sequence[int], /) -> None: ...
 
     @property
     def data(self) -> list[int]: ...
@@ -518,6 +687,12 @@ class RankTablesSettings:
 
     @ring_capacity.setter
     def ring_capacity(self, arg: int, /) -> None: ...
+
+    @property
+    def ring_words(self) -> int: ...
+
+    @ring_words.setter
+    def ring_words(self, arg: int, /) -> None: ...
 
     @property
     def mask(self) -> int: ...
@@ -561,7 +736,14 @@ class RankTables:
     @property
     def context(self) -> RankContext: ...
 
+    def placed_at(self, address: int) -> tuple[bytes, RankContext]:
+        """
+        The tables' bytes and the context that points at them once they lie at `address`.
+        """
+
 PEER_STATS: int = 5
+
+MAX_BLOCK_LANES: int = 512
 
 class LowLatencyCall:
     def __init__(self) -> None: ...
@@ -571,30 +753,6 @@ class LowLatencyCall:
 
     @layout.setter
     def layout(self, arg: LowLatencyLayout, /) -> None: ...
-
-    @property
-    def epoch(self) -> int: ...
-
-    @epoch.setter
-    def epoch(self, arg: int, /) -> None: ...
-
-    @property
-    def consumed_dispatch(self) -> int: ...
-
-    @consumed_dispatch.setter
-    def consumed_dispatch(self, arg: int, /) -> None: ...
-
-    @property
-    def consumed_combine(self) -> int: ...
-
-    @consumed_combine.setter
-    def consumed_combine(self, arg: int, /) -> None: ...
-
-    @property
-    def announce_epoch(self) -> int: ...
-
-    @announce_epoch.setter
-    def announce_epoch(self, arg: int, /) -> None: ...
 
     @property
     def num_experts(self) -> int: ...
@@ -609,6 +767,18 @@ class LowLatencyCall:
     def num_local_experts(self, arg: int, /) -> None: ...
 
     @property
+    def state(self) -> int: ...
+
+    @state.setter
+    def state(self, arg: int, /) -> None: ...
+
+    @property
+    def epoch(self) -> int: ...
+
+    @epoch.setter
+    def epoch(self, arg: int, /) -> None: ...
+
+    @property
     def ticket(self) -> int: ...
 
     @ticket.setter
@@ -619,6 +789,9 @@ class LowLatencyCall:
 
     @grid_barrier.setter
     def grid_barrier(self, arg: int, /) -> None: ...
+
+def low_latency_state_bytes(num_ranks: int) -> int:
+    """Bytes of what LowLatencyCall.state points at; zeroed once."""
 
 class DispatchSendArgs:
     def __init__(self) -> None: ...
@@ -686,6 +859,12 @@ class DispatchSendArgs:
 
     @num_writes.setter
     def num_writes(self, arg: int, /) -> None: ...
+
+    @property
+    def global_scale(self) -> int: ...
+
+    @global_scale.setter
+    def global_scale(self, arg: int, /) -> None: ...
 
 def low_latency_dispatch_send(stream: Stream, args: DispatchSendArgs, shape: LaunchShape) -> None: ...
 
@@ -825,6 +1004,30 @@ class CombineSendArgs:
     @staging_ticket.setter
     def staging_ticket(self, arg: int, /) -> None: ...
 
+    @property
+    def signals(self) -> int: ...
+
+    @signals.setter
+    def signals(self, arg: int, /) -> None: ...
+
+    @property
+    def signals_per_expert(self) -> int: ...
+
+    @signals_per_expert.setter
+    def signals_per_expert(self, arg: int, /) -> None: ...
+
+    @property
+    def signal_rows(self) -> int: ...
+
+    @signal_rows.setter
+    def signal_rows(self, arg: int, /) -> None: ...
+
+    @property
+    def signal_value(self) -> int: ...
+
+    @signal_value.setter
+    def signal_value(self, arg: int, /) -> None: ...
+
 def low_latency_combine_send(stream: Stream, args: CombineSendArgs, shape: LaunchShape) -> None: ...
 
 class CombineReceiveArgs:
@@ -863,6 +1066,12 @@ class CombineReceiveArgs:
 
     @logfmt.setter
     def logfmt(self, arg: int, /) -> None: ...
+
+    @property
+    def zero_copy(self) -> int: ...
+
+    @zero_copy.setter
+    def zero_copy(self, arg: int, /) -> None: ...
 
     @property
     def out(self) -> int: ...
@@ -993,6 +1202,12 @@ class LayoutArgs:
     def num_experts(self, arg: int, /) -> None: ...
 
     @property
+    def mask(self) -> int: ...
+
+    @mask.setter
+    def mask(self, arg: int, /) -> None: ...
+
+    @property
     def topk_idx(self) -> int: ...
 
     @topk_idx.setter
@@ -1050,16 +1265,16 @@ class CountsArgs:
     def shape(self, arg: RowShape, /) -> None: ...
 
     @property
-    def epoch(self) -> int: ...
-
-    @epoch.setter
-    def epoch(self, arg: int, /) -> None: ...
-
-    @property
     def num_tokens(self) -> int: ...
 
     @num_tokens.setter
     def num_tokens(self, arg: int, /) -> None: ...
+
+    @property
+    def epoch(self) -> int: ...
+
+    @epoch.setter
+    def epoch(self, arg: int, /) -> None: ...
 
     @property
     def num_channels(self) -> int: ...
@@ -1096,6 +1311,12 @@ class CountsArgs:
 
     @num_tokens_per_expert.setter
     def num_tokens_per_expert(self, arg: int, /) -> None: ...
+
+    @property
+    def taken(self) -> int: ...
+
+    @taken.setter
+    def taken(self, arg: int, /) -> None: ...
 
     @property
     def channel_prefix(self) -> int: ...
@@ -1343,7 +1564,7 @@ PARTIAL_STATE_BYTES: int = 24
 
 MAX_PARTIALS: int = 64
 
-class DrainArgs:
+class SettleArgs:
     def __init__(self) -> None: ...
 
     @property
@@ -1368,7 +1589,21 @@ class DrainArgs:
     @num_channels.setter
     def num_channels(self, arg: int, /) -> None: ...
 
-def throughput_drain(stream: Stream, args: DrainArgs, shape: LaunchShape) -> None: ...
+    @property
+    def row_bytes(self) -> int: ...
+
+    @row_bytes.setter
+    def row_bytes(self, arg: int, /) -> None: ...
+
+    @property
+    def last(self) -> int: ...
+
+    @last.setter
+    def last(self, arg: int, /) -> None: ...
+
+def throughput_settle(stream: Stream, args: SettleArgs, shape: LaunchShape) -> None: ...
+
+SETTLED_GEOMETRY_BYTES: int = 16
 
 class BarrierArgs:
     def __init__(self) -> None: ...
@@ -1394,3 +1629,160 @@ def rank_barrier(stream: Stream, args: BarrierArgs, shape: LaunchShape) -> None:
 WARP: int = 32
 
 GRID_BARRIER_WORDS: int = 1
+
+class SimulationStop:
+    """Ends `simulate` between two seeds once it is set."""
+
+    def __init__(self) -> None: ...
+
+    def set(self) -> None: ...
+
+class SimulationTotals:
+    """What a number of simulated runs added up to."""
+
+    @property
+    def seeds(self) -> int: ...
+
+    @property
+    def low_latency(self) -> int: ...
+
+    @property
+    def lethal(self) -> int: ...
+
+    @property
+    def absences(self) -> int: ...
+
+    @property
+    def rows(self) -> int: ...
+
+    @property
+    def writes(self) -> int: ...
+
+    @property
+    def steps(self) -> int: ...
+
+    @property
+    def virtual_ns(self) -> int: ...
+
+    @property
+    def overtakes(self) -> int: ...
+
+    @property
+    def deepest(self) -> int: ...
+
+    @property
+    def parked(self) -> int: ...
+
+    @property
+    def faults(self) -> int: ...
+
+    @property
+    def finished(self) -> int: ...
+
+    @property
+    def failed(self) -> int: ...
+
+    @property
+    def dead(self) -> int: ...
+
+    @property
+    def most_ranks(self) -> int: ...
+
+    @property
+    def trace(self) -> int: ...
+
+    @property
+    def failures(self) -> list[tuple[int, str]]: ...
+
+def simulate(first: int, count: int, profile: str, stop: SimulationStop) -> SimulationTotals:
+    """
+    Runs seeds [first, first + count) on this thread, without Python's lock.
+    """
+
+def simulation_explain(seed: int, profile: str) -> str:
+    """A failing seed, shortened, in lines; '' when it does not fail."""
+
+def simulation_describe(seed: int, profile: str) -> str:
+    """What a seed stands for, in one line."""
+
+def simulation_answers(seed: int, round: int) -> dict[str, object]:
+    """
+    Inputs and expected outputs of one round of every rank, as the oracle has them.
+    """
+
+class ProbeSettings:
+    def __init__(self) -> None: ...
+
+    @property
+    def family(self) -> str: ...
+
+    @family.setter
+    def family(self, arg: str, /) -> None: ...
+
+    @property
+    def provider(self) -> str: ...
+
+    @provider.setter
+    def provider(self, arg: str, /) -> None: ...
+
+    @property
+    def rank(self) -> int: ...
+
+    @rank.setter
+    def rank(self, arg: int, /) -> None: ...
+
+    @property
+    def session(self) -> int: ...
+
+    @session.setter
+    def session(self, arg: int, /) -> None: ...
+
+    @property
+    def secret(self) -> bytes: ...
+
+    @secret.setter
+    def secret(self, arg: bytes, /) -> None: ...
+
+    @property
+    def most_bytes(self) -> int: ...
+
+    @most_bytes.setter
+    def most_bytes(self, arg: int, /) -> None: ...
+
+    @property
+    def timeout_ns(self) -> int: ...
+
+    @timeout_ns.setter
+    def timeout_ns(self, arg: int, /) -> None: ...
+
+class TransportProbe:
+    """Measures one network family between two processes."""
+
+    def __init__(self, settings: ProbeSettings) -> None: ...
+
+    def local_address(self) -> str: ...
+
+    def connect(self, addresses: Sequence[str]) -> None: ...
+
+    def notes(self) -> list[tuple[str, str]]:
+        """
+        (what was chosen, why) of everything that the family chose at run time.
+        """
+
+    def stream(self, bytes: int, count: int) -> float:
+        """
+        Seconds that rank 0 takes to write `count` times `bytes` to rank 1 and to hear that all is there and right.
+        """
+
+    def round_trips(self, bytes: int, count: int) -> float:
+        """Seconds of `count` writes of `bytes` there and back, one at a time."""
+
+EVENT_BYTES: int = 32
+
+def events_bytes(num_workers: int, capacity: int) -> int:
+    """Size of an events segment."""
+
+def read_events(address: int, capacity: int, worker: int) -> tuple[int, int, bool, bytes]:
+    """
+    (number of the first event, events ever, whether every command is traced, the events of EVENT_BYTES bytes) of a worker, from a mapped events segment; it may be being written.
+    """

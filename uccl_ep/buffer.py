@@ -8,20 +8,26 @@ what `uccl_ep.reference` computes; tests hold the two together row by row.
 from __future__ import annotations
 
 import warnings
+from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
 
+from uccl_ep import checks
 from uccl_ep.collective import Collective
 from uccl_ep.config import Config, combine_config, dispatch_config
-from uccl_ep.device import CpuDevice, EventHandle
-from uccl_ep.errors import InvalidArgument, NotSupported, refuse
+from uccl_ep.device import EventHandle
+from uccl_ep.device_choice import choose_device, make_device
+from uccl_ep.errors import InvalidArgument, refuse
 from uccl_ep.events import EventOverlap
-from uccl_ep.group import as_group
+from uccl_ep.group import Group, as_group
 from uccl_ep.low_latency import LowLatency
 from uccl_ep.low_latency_api import LowLatencyApi
+from uccl_ep.mask_api import MaskApi
 from uccl_ep.memory import MemoryBill, low_latency_size_hint
-from uccl_ep.session import Session
+from uccl_ep.recorder.calls import recorded
+from uccl_ep.recovery import RecoveryApi
+from uccl_ep.session import Session, Start
 from uccl_ep.settings import settings
 from uccl_ep.stats import collect_stats
 from uccl_ep.throughput import Throughput
@@ -30,7 +36,7 @@ from uccl_ep.throughput_api import ThroughputApi
 Tensor = torch.Tensor
 
 
-class Buffer(LowLatencyApi, ThroughputApi):
+class Buffer(LowLatencyApi, ThroughputApi, MaskApi, RecoveryApi):
     """Memory, proxy and kernels of one rank for expert-parallel dispatch and combine. Making one is collective.
 
     Args:
@@ -41,9 +47,11 @@ class Buffer(LowLatencyApi, ThroughputApi):
             memory for throughput rings.
         low_latency_mode: allow low_latency_dispatch and low_latency_combine.
         explicitly_destroy: destroy() will be called; a reminder is printed when it was not.
-        enable_shrink: a peer that does not come within the deadline is masked instead of failing the call.
+        enable_shrink: a peer that does not come within the deadline, or ends, is masked instead of failing the call, in
+            both modes. Each rank then takes in other nodes' rows itself: more bytes and memory (memory_bill).
         comm: an mpi4py-like communicator instead of `group`.
-        device: "cpu", or None for what UCCL_EP_DEVICE says.
+        device: "cpu", "cuda", "cuda:1", "hip", "auto" (a GPU where one can be used), or None for what UCCL_EP_DEVICE
+            says; the same kind on all ranks. `device_reason` says why. Tensors elsewhere are refused.
 
     The other arguments belong to DeepEP's networks (num_qps_per_rank, allow_nvlink_for_low_latency_mode, allow_mnnvl,
     use_fabric, allow_nvlink_for_normal_mode, eager_support, is_intranode): accepted, and without effect here, where
@@ -55,7 +63,13 @@ class Buffer(LowLatencyApi, ThroughputApi):
         UcclEpError: a rank failed to start; every rank raises the same message.
 
     Every other method raises PeerTimeout when a wait for a peer passes UCCL_EP_TIMEOUT_S and PeerLost when a peer's
-    process or connection has ended; the buffer is unusable after either.
+    process or connection has ended; after either, only recover() and destroy() can be called.
+
+    On a CPU a synchronous call returns when it is done. On a GPU no call waits on the host, except barrier, destroy and
+    a dispatch without handle and num_worst_tokens, which returns counts: kernels run behind the caller's current stream
+    (or previous_event), and that stream goes on behind them. So a fault of a call is raised by a later one, by waiting
+    for an event, or by destroy. Calls that do not wait may be captured into CUDA graphs; keep the Buffer, and handles
+    that captured calls use, as long as the graph. Two ranks of a process must not call from one stream.
     """
 
     num_sms: ClassVar[int] = 20
@@ -83,39 +97,61 @@ class Buffer(LowLatencyApi, ThroughputApi):
         for name, value in (("num_nvl_bytes", num_nvl_bytes), ("num_rdma_bytes", num_rdma_bytes)):
             if isinstance(value, bool) or not isinstance(value, int) or value < 0 or value % 128:
                 refuse(name, value, "a multiple of 128, 0 or more")
-        if num_qps_per_rank < 1:
-            refuse("num_qps_per_rank", num_qps_per_rank, "1 or more")
+        checks.whole("num_qps_per_rank", num_qps_per_rank, 1, 1 << 16)
+        self.low_latency_mode = checks.flag("low_latency_mode", low_latency_mode)
+        self.enable_shrink = checks.flag("enable_shrink", enable_shrink)
         if low_latency_mode and num_rdma_bytes == 0:
             refuse("num_rdma_bytes", 0, "the low-latency size", "Buffer.get_low_latency_rdma_size_hint gives it.")
         environment = settings()
-        wanted = device or environment.device
-        if wanted not in ("auto", "cpu"):
-            raise NotSupported(f"device={wanted}: this version runs its kernels on the CPU only; use cpu or auto")
+        choice = choose_device(device, environment.device)
+        self.device_reason = choice.reason
         self.group = group if group is not None else comm
         adapted = as_group(group, comm)
         self.rank, self.group_size = adapted.rank(), adapted.size()
         self.num_nvl_bytes, self.num_rdma_bytes = num_nvl_bytes, num_rdma_bytes
-        self.low_latency_mode = bool(low_latency_mode)
         self.explicitly_destroy = bool(explicitly_destroy)
-        self.enable_shrink = bool(enable_shrink)
         self.nvshmem_qp_depth = 1 << 16  # integrators compare it with their token count; rings have no such limit
-        self.runtime = Session(
-            adapted, (num_nvl_bytes, num_rdma_bytes), self.low_latency_mode, self.enable_shrink, environment
-        )
-        self._device = CpuDevice(environment, self.runtime.check, self.runtime.note)
-        self._collective = Collective(self.runtime, self._device)
-        self._low_latency = LowLatency(self.runtime, self._device)
-        self._throughput = Throughput(self.runtime, self._device)
+        self.recoveries = []
+        self._settings, self._choice = environment, choice
+        self.runtime = self._make_session(adapted)
 
     # ---- life --------------------------------------------------------------------------------------------------
 
+    def _make_session(self, group: Group) -> Session:
+        budgets, start = (self.num_nvl_bytes, self.num_rdma_bytes), Start(self._choice.driver, self._prepare)
+        try:
+            return Session(group, budgets, self.low_latency_mode, self.enable_shrink, self._settings, start)
+        except BaseException:
+            self._close_device()  # this rank was ready, another one was not
+            raise
+
+    def _close_device(self) -> None:
+        """Ends with what is queued."""
+        device = self.__dict__.pop("_device", None)
+        if device is not None:
+            device.close()
+
+    def _prepare(self, session: Session) -> None:
+        self._device = make_device(self._choice, session)
+        self._collective = Collective(session, self._device)
+        self._low_latency = LowLatency(session, self._device)
+        self._throughput = Throughput(session, self._device)
+        self._device.settle()
+
     def destroy(self) -> None:
-        """Ends the proxy and frees the memory. Not collective; idempotent."""
+        """Waits for this rank's kernels, ends the proxy and frees the memory. Not collective; idempotent.
+
+        Raises:
+            PeerTimeout, PeerLost, ...: on a GPU, a fault that no call has raised yet. The memory is freed all the same.
+        """
         session, self.runtime = self.runtime, None
         if session is None:
             return
+        on_host = "_device" not in self.__dict__ or self._device.host_memory
         try:
-            self._device.comm_stream.synchronize()
+            self._close_device()
+            if not on_host and not session.fault_raised:
+                session.check()  # calls do not wait for their kernels: this is the last chance to tell
         finally:
             session.close()
 
@@ -130,6 +166,8 @@ class Buffer(LowLatencyApi, ThroughputApi):
     def _session(self) -> Session:
         if self.runtime is None:
             raise InvalidArgument("this Buffer has been destroyed")
+        if self.runtime.closed:
+            raise InvalidArgument("this Buffer has no memory: its last recover() failed. Call it again, or destroy()")
         return self.runtime
 
     # ---- static helpers ----------------------------------------------------------------------------------------
@@ -148,7 +186,7 @@ class Buffer(LowLatencyApi, ThroughputApi):
 
     @staticmethod
     def capture() -> EventOverlap[EventHandle]:
-        """An event on the current stream."""
+        """An event on the current stream: of torch where this process uses a GPU."""
         return EventOverlap(EventHandle())
 
     @staticmethod
@@ -169,7 +207,7 @@ class Buffer(LowLatencyApi, ThroughputApi):
         return combine_config(num_ranks, Buffer.num_sms)
 
     def get_comm_stream(self) -> Any:
-        """The stream that communication kernels run on."""
+        """The stream that communication kernels run on; on a GPU a torch.cuda.Stream."""
         return self._device.comm_stream
 
     def get_local_buffer_tensor(
@@ -194,12 +232,25 @@ class Buffer(LowLatencyApi, ThroughputApi):
 
     def memory_bill(self) -> MemoryBill:
         """What this rank has allocated, by purpose; print it."""
-        return self._session.plan.bill()
+        return self._session.bill()
 
     def stats(self) -> dict[str, Any]:
         """Counters since the start: rows, bytes and waiting time per peer, and the proxy's own. See uccl_ep.stats."""
         return collect_stats(self._session)
 
+    def dump_flight_record(self, path: str = "") -> str:
+        """Writes down what this rank has done in its last moments, for `uccl-ep explain`; returns the file's path.
+
+        Args:
+            path: a folder, made when missing; empty: where records of faults go (UCCL_EP_FLIGHT_RECORDER).
+
+        Raises:
+            OSError: it cannot be written.
+        """
+        session = self._session
+        return str(session.recorder.dump(session, Path(path) if path else None, "the program asked for it"))
+
+    @recorded("barrier")
     def barrier(self) -> None:
         """Returns when every rank has entered it and everything sent before is delivered. Collective."""
         self._session.check()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from operator import index
 from typing import Any
 
 import torch
@@ -10,6 +11,33 @@ from uccl_ep import _native
 from uccl_ep.errors import refuse
 
 Tensor = torch.Tensor
+
+
+def whole(name: str, value: Any, least: int, most: int, hint: str = "") -> int:
+    """A whole number from `least` to `most`; NumPy's and torch's count, booleans do not.
+
+    Raises:
+        InvalidArgument: it is not.
+    """
+    allowed = f"a whole number, {least} to {most}"
+    try:
+        number = -1 if isinstance(value, bool) else index(value)
+    except (TypeError, RuntimeError):  # torch's for a tensor that is on no device
+        refuse(name, value, allowed, hint)
+    if isinstance(value, bool) or not least <= number <= most:
+        refuse(name, value, allowed, hint)
+    return number
+
+
+def flag(name: str, value: Any) -> bool:
+    """True or False, also as 1, 0, or NumPy's.
+
+    Raises:
+        InvalidArgument: it is something else; a tensor's or a text's truth is not asked for.
+    """
+    if isinstance(value, (bool, int)) or type(value).__name__ in ("bool_", "bool"):
+        return bool(value)
+    refuse(name, value, "True or False")
 
 
 def matrix(name: str, value: Any, dtypes: tuple[torch.dtype, ...], columns: int | None = None) -> Tensor:
@@ -21,6 +49,8 @@ def matrix(name: str, value: Any, dtypes: tuple[torch.dtype, ...], columns: int 
     wanted = f"a contiguous 2-D tensor of {' or '.join(str(d) for d in dtypes)}"
     if not isinstance(value, Tensor):
         refuse(name, type(value).__name__, wanted)
+    if value.layout != torch.strided:
+        refuse(name, value.layout, wanted)
     if value.dim() != 2 or value.dtype not in dtypes or not value.is_contiguous():
         refuse(name, f"{tuple(value.shape)} {value.dtype}, strides {tuple(value.stride())}", wanted)
     if columns is not None and value.shape[1] != columns:
@@ -45,7 +75,7 @@ def row_ids(name: str, value: Any, num_experts: int | None = None) -> Tensor:
     if num_experts is not None and ids.numel():
         low, high = (int(v) for v in ids.aminmax())
         if low < -1 or high >= num_experts:
-            refuse(name, f"ids from {low} to {high}", f"-1 (not routed) or 0 to {num_experts - 1}")
+            refuse(name, f"ids from {low} to {high}", f"-1 (not routed) or 0 to {num_experts - 1}, below num_experts")
     return ids.to(torch.int64)
 
 
@@ -57,7 +87,7 @@ def weights(name: str, value: Any, shape: tuple[int, ...]) -> Tensor:
     """
     checked = matrix(name, value, (torch.float32,))
     if tuple(checked.shape) != shape:
-        refuse(name, tuple(checked.shape), f"shape {shape}, one weight for each id")
+        refuse(name, tuple(checked.shape), f"shape {shape}, one weight for each id of topk_idx")
     return checked
 
 
@@ -69,7 +99,8 @@ def vector(name: str, value: Any, dtype: torch.dtype, size: int) -> Tensor | Non
     """
     if value is None:
         return None
-    good = isinstance(value, Tensor) and value.dtype == dtype and value.dim() == 1 and value.is_contiguous()
+    good = isinstance(value, Tensor) and value.dtype == dtype and value.dim() == 1 and value.layout == torch.strided
+    good = good and value.is_contiguous()
     if not good or value.numel() != size:
         shown = f"{tuple(value.shape)} {value.dtype}" if isinstance(value, Tensor) else type(value).__name__
         refuse(name, shown, f"a contiguous {dtype} tensor of {size} elements, or None")

@@ -10,16 +10,25 @@ from typing import Annotated
 
 import typer
 
-from uccl_ep.bench.options import MODES, BenchOptions
+from uccl_ep.bench.command import bench_app
+from uccl_ep.bench.model.commands import count_bytes, growth, memory
+from uccl_ep.bench.render_command import render
+from uccl_ep.bench.transport_command import transport
+from uccl_ep.conformance.options import ConformanceOptions
 from uccl_ep.demo.options import GATES, PROXIES, TRANSPORTS, DemoOptions
+from uccl_ep.doctor.command import doctor
 from uccl_ep.errors import UcclEpError
+from uccl_ep.observe.top_command import top
+from uccl_ep.plan.command import plan
+from uccl_ep.recorder.explain_command import explain
+from uccl_ep.recorder.trace_command import trace as make_trace
 
 STATUS_ERROR = 2
 STATUS_STOPPED = 128
 """Plus the signal's number, as shells have it."""
 
 DEFAULTS = DemoOptions()
-BENCH = BenchOptions()
+CHECKED = ConformanceOptions()
 MODEL, WORLD, OUTPUT = "Model and training", "Ranks and network", "Output"
 
 app = typer.Typer(
@@ -95,6 +104,12 @@ def demo(
     transport: Annotated[
         str, typer.Option(help=f"Network between nodes: {', '.join(TRANSPORTS)}.", rich_help_panel=WORLD)
     ] = DEFAULTS.transport,
+    kill: Annotated[
+        str,
+        typer.Option(
+            help="RANK@stepN: kill that rank in the middle of step N; the others go on.", rich_help_panel=WORLD
+        ),
+    ] = DEFAULTS.kill,
     out: Annotated[
         Path, typer.Option(help="The picture: loss curves and bytes matrix.", rich_help_panel=OUTPUT)
     ] = Path("uccl-ep-demo.png"),
@@ -121,6 +136,8 @@ def demo(
       uccl-ep demo --fp8 --proxy process --steps 40
 
       uccl-ep demo --ranks 8 --ranks-per-node 2 --experts 32 --json
+
+      uccl-ep demo --kill 2@step40
     """
     from rich.console import Console
 
@@ -139,6 +156,7 @@ def demo(
         proxy=proxy,
         transport=transport,
         seed=seed,
+        kill=kill,
     )
     try:
         status = run_demo(options, out, as_json, Console())
@@ -153,54 +171,155 @@ def demo(
     raise typer.Exit(status)
 
 
-@app.command()
-def bench(
-    mode: Annotated[str, typer.Option(help="throughput, low-latency, or both.")] = "both",
-    ranks: Annotated[int, typer.Option(help="Processes.")] = BENCH.ranks,
-    ranks_per_node: Annotated[int, typer.Option(help="Ranks that reach each other by load/store.")] = (
-        BENCH.ranks_per_node
-    ),
-    tokens: Annotated[int, typer.Option(help="Tokens of each rank (low latency: at most 128).")] = BENCH.tokens,
-    hidden: Annotated[int, typer.Option(help="Channels of a token.")] = BENCH.hidden,
-    topk: Annotated[int, typer.Option(help="Experts that a token visits.")] = BENCH.topk,
-    experts: Annotated[int, typer.Option(help="Experts of all ranks.")] = BENCH.experts,
-    rounds: Annotated[int, typer.Option(help="Timed pairs.")] = BENCH.rounds,
-    transport: Annotated[str, typer.Option(help="Network between nodes: auto, shared_memory, tcp.")] = BENCH.transport,
-    out: Annotated[Path | None, typer.Option(help="Folder for the JSON results.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")] = False,
-) -> None:
-    """Measure dispatch and combine beside torch's all_to_all on gloo, in the same processes, as pairs.
+app.add_typer(bench_app, name="bench")
+app.command()(doctor)
+app.command()(plan)
+app.command()(top)
+app.command()(explain)
+app.command("trace")(make_trace)
+bench_app.command()(transport)
+bench_app.command()(render)
+bench_app.command("bytes")(count_bytes)
+bench_app.command()(memory)
+bench_app.command()(growth)
 
-    Every timed round is checked. Times are the slowest rank's; the ratio is the median over pairs, because absolute
-    times drift on a shared machine. Results carry the machine's fingerprint.
+
+@app.command()
+def warmup(
+    arch: Annotated[
+        list[str] | None,
+        typer.Option(help="Processor such as sm_90a or gfx942; may be repeated. Default: the GPUs here."),
+    ] = None,
+    cache_dir: Annotated[
+        Path | None, typer.Option(help="Where to keep the kernels. Default: UCCL_EP_CACHE_DIR, or the user's cache.")
+    ] = None,
+) -> None:
+    """Compile every GPU kernel ahead of time, so that the first Buffer of a job starts at once. Needs no GPU.
+
+    Prints what each kernel takes of a processor (registers a lane, static shared memory a block, bytes spilled to
+    memory) and whether it was compiled or already there. Kernels are found again by the same uccl-ep and compiler only.
 
     Examples:
 
-      uccl-ep bench
+      uccl-ep warmup
 
-      uccl-ep bench --mode throughput --tokens 4096 --hidden 7168 --experts 256 --out bench/results
+      uccl-ep warmup --arch sm_90a --arch sm_100a --cache-dir /shared/uccl-ep
     """
-    from dataclasses import replace
+    from rich.console import Console
+
+    from uccl_ep.gpu.warmup import run_warmup
+
+    run_warmup(arch or [], cache_dir, Console())
+
+
+@app.command()
+def simulate(
+    seeds: Annotated[
+        int | None, typer.Option(help="How many runs. Default: 1000, or as many as --minutes allows.")
+    ] = None,
+    first: Annotated[int, typer.Option(help="The first seed; the others follow it.")] = 1,
+    fresh: Annotated[bool, typer.Option("--fresh", help="Take the first seed from the time, and print it.")] = False,
+    seed: Annotated[int | None, typer.Option(help="Run this one seed, and explain its failure.")] = None,
+    jobs: Annotated[int | None, typer.Option(help="Threads. Default: one for each core.")] = None,
+    minutes: Annotated[float | None, typer.Option(help="Stop after so many minutes.")] = None,
+    profile: Annotated[
+        str, typer.Option(help="rc: in order per queue pair. srd: any order. any: the seed chooses.")
+    ] = "any",
+    out: Annotated[Path | None, typer.Option("--json", help="Write totals and failing seeds to this file.")] = None,
+) -> None:
+    """Prove dispatch and combine against simulated networks that reorder, delay and fail.
+
+    Each seed stands for one whole run: 2 to 64 ranks on any nodes, their tokens, ring sizes, limits, a network and what
+    goes wrong in it. The real kernels, rings and proxy engines of all ranks run on one thread in virtual time. Writes
+    and immediates arrive in any order that the transport contract allows; links stall, ranks are slow, links are cut
+    and ranks die. Every row is compared with an oracle; where something was lost, every survivor must say so before
+    its deadline and name a rank that can be to blame.
+
+    The same seed gives the same run, to the bit. A failing seed is printed with the command that replays it and with a
+    shortened list of what went wrong in its network. Ends with status 0 when all pass, 1 when one fails.
+
+    Examples:
+
+      uccl-ep simulate --seeds 20000
+
+      uccl-ep simulate --minutes 5 --fresh --profile srd --json totals.json
+
+      uccl-ep simulate --seed 4711
+    """
+    import time
 
     from rich.console import Console
 
-    from uccl_ep.bench.run import run_bench
+    from uccl_ep.demo.launch import Stopped
+    from uccl_ep.simulate import SimulateOptions, run_one, run_simulate
 
-    base = replace(
-        BENCH,
-        ranks=ranks,
-        ranks_per_node=ranks_per_node,
-        tokens=tokens,
-        hidden=hidden,
-        topk=topk,
-        experts=experts,
-        rounds=rounds,
-        transport=transport,
-    )
     console = Console()
-    for one in MODES if mode == "both" else (mode,):
-        options = replace(base, mode=one, tokens=min(tokens, 128) if one == "low-latency" else tokens)
-        run_bench(options, None if out is None else out / f"{one}.json", as_json, console)
+    if seed is not None:
+        raise typer.Exit(run_one(seed, profile, console))
+    if fresh:
+        first = time.time_ns() // 1_000_000 % (1 << 40)
+        console.print(f"first seed: {first}", highlight=False)
+    count = 1000 if seeds is None and minutes is None else seeds
+    options = SimulateOptions(count, first, len(os.sched_getaffinity(0)) if jobs is None else jobs, minutes, profile)
+    try:
+        status = run_simulate(options, out, console)
+    except KeyboardInterrupt:
+        raise Stopped(signal.SIGINT) from None
+    raise typer.Exit(status)
+
+
+@app.command(
+    context_settings={"allow_extra_args": True, "ignore_unknown_options": True, "allow_interspersed_args": False}
+)
+def run(context: typer.Context) -> None:
+    """Run a program in which `import deep_ep` gives uccl_ep, in every Python process that it starts.
+
+    The program is a script, `-m module`, `-c code`, or any command such as torchrun; it takes this process's place. No
+    file is written, and a deep_ep that is installed stays as it is. See uccl_ep/drop_in for other ways.
+
+    Examples:
+
+      uccl-ep run -- train.py --steps 10
+
+      uccl-ep run -- torchrun --nproc-per-node 4 train.py
+
+      uccl-ep run -- -c "import deep_ep; print(deep_ep.__version__)"
+    """
+    from uccl_ep.drop_in.run import execute
+
+    execute(context.args)
+
+
+@app.command()
+def conformance(
+    module: Annotated[str, typer.Argument(help="What to check: deep_ep, uccl_ep, or any module with their names.")],
+    ranks: Annotated[int, typer.Option(help="Processes.")] = CHECKED.ranks,
+    nodes: Annotated[
+        int, typer.Option(help="Nodes to spread them over; other libraries than ours: 1.")
+    ] = CHECKED.nodes,
+    device: Annotated[str, typer.Option(help="auto, cpu or cuda. auto: a GPU if there is one.")] = CHECKED.device,
+    only: Annotated[list[str] | None, typer.Option(help="Only checks whose name has this; may be repeated.")] = None,
+    seed: Annotated[int, typer.Option(help="Chooses tokens and routes.")] = CHECKED.seed,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
+) -> None:
+    """Check a DeepEP-like module against DeepEP's contract: what it returns, to the row, and what it refuses.
+
+    Each row of the table names the part of the contract that it checks. Ends with status 0 when all that is required
+    holds, 1 when something does not.
+
+    Examples:
+
+      uccl-ep conformance uccl_ep --ranks 4 --nodes 2
+
+      uccl-ep conformance deep_ep --only low_latency --json
+    """
+    from rich.console import Console
+
+    from uccl_ep.conformance.launch import run_conformance
+    from uccl_ep.conformance.options import ConformanceOptions
+
+    options = ConformanceOptions(module, ranks, nodes, device, tuple(only or ()), seed)
+    raise typer.Exit(run_conformance(options, as_json, Console()))
 
 
 def main() -> None:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from uccl_ep import _native
-from uccl_ep.device import CpuDevice
+from uccl_ep.device import Device
 from uccl_ep.session import Session
 
 
 class Collective:
     """Numbered barriers; every rank makes the same calls."""
 
-    def __init__(self, session: Session, device: CpuDevice) -> None:
+    def __init__(self, session: Session, device: Device) -> None:
         self._session, self._device = session, device
         self._round = 0
 
@@ -20,8 +20,10 @@ class Collective:
         Raises:
             PeerTimeout, PeerLost: a rank did not come.
         """
+        self._device.check_host_wait()
         self._round += 1
         args = _native.BarrierArgs()
         args.rank, args.round = self._session.context, self._round
+        self._device.begin()
         self._device.launch(_native.rank_barrier, args, self._device.shape(1, 1))
         self._device.finish()

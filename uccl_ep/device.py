@@ -1,17 +1,34 @@
-"""Where kernels run and tensors live. This file: the CPU, whose stream is an ordered queue on a native thread."""
+"""Where kernels run and tensors live: what Buffer asks of a device, and the CPU, whose stream is a native thread."""
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
-from typing import Any
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any, Protocol
 
 import torch
 
 from uccl_ep import _native
+from uccl_ep.errors import refuse
+from uccl_ep.output_pool import OutputPool
 from uccl_ep.settings import Settings
 
 _FOREVER_NS = (1 << 63) - 1
+
+
+class Point(Protocol):
+    """A point in a stream's work."""
+
+    def wait(self, timeout_ns: int) -> bool:
+        """Makes the caller's current stream wait for it; on a CPU that is the calling thread."""
+
+    def query(self) -> bool:
+        """Whether it has been reached; never blocks."""
+
+
+# What EventHandle() records. A process that uses GPUs has them put their current stream here (uccl_ep.gpu.streams).
+current_point: list[Callable[[], Point]] = [_native.Event]
 
 
 class EventHandle:
@@ -21,12 +38,14 @@ class EventHandle:
     already done everything it was told to, so that event has happened.
     """
 
-    def __init__(self, event: _native.Event | None = None, check: Callable[[], None] | None = None) -> None:
-        self.native = event if event is not None else _native.Event()
+    def __init__(self, event: Point | None = None, check: Callable[[], None] | None = None) -> None:
+        self.native: Point = event if event is not None else current_point[-1]()
         self._check = check
 
     def current_stream_wait(self) -> None:
-        """Blocks the current stream until the event has happened.
+        """Makes the current stream wait until the event has happened; on a CPU that is the caller.
+
+        On a GPU the caller goes on at once, so a fault of work that still runs is raised by a later call.
 
         Raises:
             UcclEpError: what was waited for failed; see Buffer for the kinds.
@@ -40,14 +59,102 @@ class EventHandle:
         return self.native.query()
 
 
-class CpuDevice:
-    """Runs kernels on the CPU: the same kernels, blocks and lanes that a GPU runs, as fibers.
+class HostWords:
+    """A small array that kernels write and the host reads: `tensor` for the host, `data_ptr()` for kernels."""
+
+    def __init__(self, tensor: torch.Tensor, address: int) -> None:
+        self.tensor = tensor
+        self._address = address
+
+    def data_ptr(self) -> int:
+        """Its address as kernels see it."""
+        return self._address
+
+
+class Device(Protocol):
+    """What a Buffer asks of the processor that its kernels run on.
+
+    Every call of Buffer is: `begin` (or `behind`), any number of `launch`, then one of `end`, `record` and `finish`.
 
     Attributes:
-        comm_stream: the stream that all kernels of one Buffer run on.
+        name: "cpu", or what torch calls the device, such as "cuda:0".
+        where: the torch device of all tensors.
+        host_memory: the host may look at tensors at any time; otherwise that waits for the device.
+        comm_stream: the stream that kernels run on, except between the halves of a call with a hook.
     """
 
+    name: str
+    where: torch.device
+    host_memory: bool
+    comm_stream: Any
+
+    def empty(self, *shape: int, dtype: torch.dtype) -> torch.Tensor:
+        """An uninitialised tensor, on the stream that the call at hand allocates from."""
+
+    def zeros(self, *shape: int, dtype: torch.dtype) -> torch.Tensor:
+        """Likewise, of zeros."""
+
+    def pinned(self, num: int, dtype: torch.dtype) -> HostWords:
+        """An array of `num` elements that kernels write, for the host to read after `finish`."""
+
+    def channels(self, num_sms: int) -> int:
+        """Throughput channels for a Config's SM count; the same on all ranks."""
+
+    def shape(self, blocks: int, warps: int) -> Any:
+        """Launch shape for a kernel that needs exactly `blocks` blocks."""
+
+    def grid(self, units: int, warps: int) -> Any:
+        """Launch shape for a kernel whose `units` of work go round any number of blocks."""
+
+    def begin(self, on_caller: bool = False) -> None:
+        """Starts a call: its kernels run after what the caller has queued; on the caller's stream with `on_caller`."""
+
+    def behind(self, previous_event: Any) -> AbstractContextManager[Any]:
+        """Starts a call whose kernels run after `previous_event` only (None: as begin). What the call allocates and
+        converts within the context is ordered like its kernels."""
+
+    def launch(self, kernel: Callable[..., None], args: Any, shape: Any) -> None:
+        """Queues a kernel with its argument struct."""
+
+    def record(self, held: object = None) -> EventHandle:
+        """Ends a call asynchronously: an event after all its kernels. `held`: the tensors that they use."""
+
+    def end(self, held: object = None) -> None:
+        """Ends a call: what the caller does next comes after its kernels. On a CPU this waits, on a GPU it does not."""
+
+    def finish(self) -> None:
+        """Waits until the host may read what the call's kernels wrote; then raises the buffer's fault, if any."""
+
+    def check_host_wait(self) -> None:
+        """Raises NotSupported where `finish` cannot be: in a graph capture."""
+
+    def catch_up(self) -> None:
+        """What the caller does next comes after every kernel of this Buffer so far."""
+
+    def capturing(self) -> bool:
+        """Whether what is queued now is recorded into a graph instead of run."""
+
+    def check_tensor(self, name: str, value: torch.Tensor) -> None:
+        """Raises InvalidArgument when an argument lies elsewhere."""
+
+    def settle(self) -> None:
+        """Waits for what this thread has queued, so that calls on any stream find it done."""
+
+    def close(self) -> None:
+        """Waits for what is queued. The device is of no use afterwards; idempotent."""
+
+
+def refuse_elsewhere(name: str, value: torch.Tensor, device: str) -> None:
+    """Raises InvalidArgument for a tensor on the wrong device, with both named."""
+    refuse(name, f"a tensor on {value.device}", f"a tensor on {device}, where this Buffer's kernels run")
+
+
+class CpuDevice:
+    """Runs kernels on the CPU: the same kernels, blocks and lanes that a GPU runs, as fibers. See Device."""
+
     name = "cpu"
+    where = torch.device("cpu")
+    host_memory = True
 
     def __init__(
         self, settings: Settings, check: Callable[[], None], note: Callable[[str], None] = lambda kernel: None
@@ -58,14 +165,20 @@ class CpuDevice:
         self._held: deque[tuple[_native.Event, object]] = deque()
         self._blocks = settings.host_blocks
         self._threads = settings.host_threads
+        self._results = OutputPool()
 
     def empty(self, *shape: int, dtype: torch.dtype) -> torch.Tensor:
         """An uninitialised tensor on this device."""
-        return torch.empty(shape, dtype=dtype)
+        return self._results.empty(shape, dtype)
 
     def zeros(self, *shape: int, dtype: torch.dtype) -> torch.Tensor:
         """A tensor of zeros on this device."""
         return torch.zeros(shape, dtype=dtype)
+
+    def pinned(self, num: int, dtype: torch.dtype) -> HostWords:
+        """A plain tensor: kernels and host share all memory."""
+        tensor = torch.empty(num, dtype=dtype)
+        return HostWords(tensor, tensor.data_ptr())
 
     def channels(self, num_sms: int) -> int:
         """Throughput channels for a Config's SM count. A CPU gains nothing from more than a few."""
@@ -78,6 +191,14 @@ class CpuDevice:
     def grid(self, units: int, warps: int) -> _native.LaunchShape:
         """Launch shape for a kernel whose `units` of work go round any number of blocks."""
         return self.shape(max(1, min(self._blocks or self._threads, units)), warps)
+
+    def begin(self, on_caller: bool = False) -> None:
+        """Nothing: the caller has done all that it was told to."""
+
+    def behind(self, previous_event: Any) -> AbstractContextManager[Any]:
+        """Makes the comm stream wait for an event of another stream."""
+        self.wait_for(previous_event)
+        return nullcontext()
 
     def launch(self, kernel: Callable[..., None], args: Any, shape: _native.LaunchShape) -> None:
         """Queues a kernel on the comm stream."""
@@ -101,7 +222,37 @@ class CpuDevice:
         native = getattr(event, "native", None)
         if isinstance(native, _native.Event):
             self.comm_stream.wait(native)
+        elif native is not None:
+            native.synchronize()  # of a GPU, which this stream cannot wait for by itself
+
+    def end(self, held: object = None) -> None:
+        """Waits: the caller reads results as soon as a call has returned."""
+        self.finish()
 
     def finish(self) -> None:
         """Blocks the caller until the comm stream is empty, then raises the buffer's fault if there is one."""
         self.record().current_stream_wait()
+
+    def check_host_wait(self) -> None:
+        """Nothing: a CPU can always wait."""
+
+    def catch_up(self) -> None:
+        """As finish."""
+        self.finish()
+
+    def capturing(self) -> bool:
+        """A CPU has no graphs."""
+        return False
+
+    def check_tensor(self, name: str, value: torch.Tensor) -> None:
+        """Raises InvalidArgument when an argument is not in host memory."""
+        if value.device.type != "cpu":
+            refuse_elsewhere(name, value, self.name)
+
+    def settle(self) -> None:
+        """Nothing: the thread has done all that it was told to."""
+
+    def close(self) -> None:
+        """Waits for the comm stream."""
+        self.comm_stream.synchronize()
+        self._results.close()

@@ -13,7 +13,13 @@ _MAX_VALUE_CHARS = 200  # a tensor or a long list as an argument must not bury t
 
 
 class UcclEpError(RuntimeError):
-    """Base of every error raised by this package. A RuntimeError, which is what DeepEP raises on a timeout."""
+    """Base of every error raised by this package. A RuntimeError, which is what DeepEP raises on a timeout.
+
+    Attributes:
+        flight_record: path of what this rank wrote down about it (uccl_ep.recorder); empty: nothing.
+    """
+
+    flight_record: str = ""
 
 
 class InvalidArgument(UcclEpError, ValueError):
@@ -53,6 +59,7 @@ class _PeerError(UcclEpError):
         expected, seen: arrivals that were due from the peer, and that had come.
         waited_s: how long the reporting rank waited, in seconds.
         last_seen_s: how long ago the peer was last heard of, in seconds.
+        reason: what the network said of it, in words.
     """
 
     _verb = "failed"
@@ -68,6 +75,7 @@ class _PeerError(UcclEpError):
         seen: int | None = None,
         waited_s: float | None = None,
         last_seen_s: float | None = None,
+        reason: str | None = None,
     ) -> None:
         self.rank = rank
         self.peer = peer
@@ -77,13 +85,14 @@ class _PeerError(UcclEpError):
         self.seen = seen
         self.waited_s = waited_s
         self.last_seen_s = last_seen_s
+        self.reason = reason
         super().__init__(self._message())
 
     def _message(self) -> str:
         who = "an unknown rank" if self.peer is None else f"rank {self.peer}"
         where = f" (host {self.host})" if self.host else ""
         when = f" in {self.phase}" if self.phase else ""
-        facts = []
+        facts = [self.reason] if self.reason else []
         if self.seen is not None or self.expected is not None:
             seen = "unknown" if self.seen is None else str(self.seen)
             due = "an unknown number" if self.expected is None else str(self.expected)
@@ -109,14 +118,15 @@ class PeerTimeout(_PeerError):
 
 
 class PeerLost(_PeerError):
-    """A peer is known to be gone: its process ended or its connection closed. Arguments and attributes: the base's."""
+    """A peer is known to be gone: its process ended, its connection closed, or the network says that it no longer
+    reaches it. Arguments and attributes: the base's."""
 
     _verb = "lost"
 
 
 def _rebuild_peer_error(kind: type[_PeerError], fields: dict[str, Any]) -> _PeerError:
-    names = ("rank", "peer", "host", "phase", "expected", "seen", "waited_s", "last_seen_s")
-    error = kind(**{name: fields[name] for name in names})
+    names = ("rank", "peer", "host", "phase", "expected", "seen", "waited_s", "last_seen_s", "reason")
+    error = kind(**{name: fields.get(name) for name in names})
     error.__dict__.update(fields)
     return error
 

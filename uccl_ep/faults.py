@@ -21,6 +21,7 @@ _PHASES = (
     "start-up",
     "staging reuse",
     "teardown",
+    "the compute signal of an expert",
 )
 # What a mismatch of the count exchange is about, by the record's channel field (kernels/throughput/counts.h).
 _COUNTED = (
@@ -35,6 +36,7 @@ _COUNTED = (
 )
 _NONE = 0xFFFFFFFF
 BARRIER = 7  # WaitPhase
+COMPUTE_SIGNAL = 11  # WaitPhase
 # The Phase (proxy/wire/immediate.h) whose progress word tells of a WaitPhase; barriers have that of kSpare.
 _PROGRESS = {3: 0, 5: 1, 6: 2, BARRIER: 3}
 FLAGS = {3: 0, 6: 2}  # of these, the ones whose rows are read at the source's host
@@ -49,7 +51,7 @@ _KERNELS = {
     "throughput_counts": "dispatch",
     "throughput_dispatch": "dispatch",
     "throughput_combine": "combine",
-    "throughput_drain": "staging reuse",
+    "throughput_settle": "staging reuse",
     "rank_barrier": "a barrier",
 }
 
@@ -62,12 +64,14 @@ class Evidence:
         kernel: the last kernel it queued; empty: none.
         expected, seen: arrivals that were due from the peer and that had come, where they were counted.
         last_seen_s: seconds since the peer's last arrival on this node.
+        network: the network's error code, in words.
     """
 
     kernel: str = ""
     expected: int | None = None
     seen: int | None = None
     last_seen_s: float | None = None
+    network: str = ""
 
 
 def arrivals_of(fault: Mapping[str, int], progress: Callable[[int], int] | None) -> tuple[int | None, int | None]:
@@ -93,6 +97,11 @@ def arrivals_of(fault: Mapping[str, int], progress: Callable[[int], int] | None)
     return word >> 32 or None, word & 0xFFFFFFFF
 
 
+def code_of(fault: Mapping[str, int]) -> int:
+    """The family's code in a record of PEER_LOST or TRANSPORT: an int that travelled as 64 bits without a sign."""
+    return fault["seen"] - (1 << 64) if fault["seen"] >> 63 else fault["seen"]
+
+
 def phase_name(phase: int) -> str:
     """The words for a WaitPhase."""
     return _PHASES[phase] if phase < len(_PHASES) else f"phase {phase}"
@@ -109,6 +118,17 @@ def error_of(
     kind = fault["kind"]
     if kind == PEER_LOST and peer == rank:
         return TransportError(f"rank {rank} (host {host}): its proxy process has ended")
+    if kind == TIMEOUT and fault["phase"] == COMPUTE_SIGNAL:
+        return UcclEpError(
+            f"rank {rank}: low_latency_combine with overlap=True waited {fault['waited_ns'] / 1e9:.1f} s for the "
+            f"signal of local expert {fault['channel']}: expected {fault['expected']}, seen {fault['seen']}. "
+            "Who computes its rows must store it, and must be able to run beside the combine."
+        )
+    if kind == TIMEOUT and peer == rank:
+        return TransportError(
+            f"rank {rank} (host {host}): its own half of {phase} did not come within {fault['waited_ns'] / 1e9:.1f} s: "
+            "was this process, or its proxy process, stopped?"
+        )
     if kind in (TIMEOUT, PEER_LOST):
         if evidence is None:
             known = kind == TIMEOUT
@@ -124,6 +144,7 @@ def error_of(
             seen=evidence.seen,
             waited_s=fault["waited_ns"] / 1e9 or None,
             last_seen_s=evidence.last_seen_s,
+            reason=evidence.network or None,
         )
     if kind == MISMATCH:
         channel = fault["channel"]
@@ -141,4 +162,6 @@ def error_of(
             f"rank {rank}: a command for {who} was refused (reason {fault['seen']}): a defect, please report"
         )
     words = "the network reported an error" if kind == TRANSPORT else "a message came that no correct peer sends"
-    return TransportError(f"rank {rank}: {words}, from {who} in {phase} (status {fault['seen']})")
+    if evidence is not None and evidence.network:
+        words += f" ({evidence.network})"
+    return TransportError(f"rank {rank}: {words}, from {who} in {phase} (status {code_of(fault)})")

@@ -69,6 +69,8 @@ def as_group(group: Any, comm: Any = None) -> Group:
             "or an mpi4py communicator as comm="
         )
     if group is None:
+        if not all(hasattr(comm, name) for name in ("Get_rank", "Get_size", "allgather")):
+            raise InvalidArgument(f"comm={comm!r} is refused: allowed is an mpi4py communicator, or a group instead.")
         return _MpiGroup(comm)
     if hasattr(group, "all_gather_object"):
         wrapped: Group = group

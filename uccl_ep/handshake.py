@@ -10,17 +10,19 @@ from __future__ import annotations
 import os
 import socket
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, TypeVar
 
 import msgpack
 
-from uccl_ep.errors import SettingsMismatch, UcclEpError
+from uccl_ep.errors import PeerLost, PeerTimeout, SettingsMismatch, UcclEpError
 from uccl_ep.group import Group
 
 VERSION = 1
 MAX_BLOB_BYTES = 1 << 20
+_MOST_QUOTED = 500  # characters
+_TYPES: Mapping[str, type] = {"int": int, "str": str, "bytes": bytes, "dict[str, Any]": dict, "list[str]": list}
 
 _PROGRAM = uuid.uuid4().hex
 
@@ -44,6 +46,12 @@ class Introduction:
     session: int
     secret: bytes
     error: str = ""
+    device: str = "cpu"  # kind of processor that its kernels run on: cpu, cuda, hip
+    gpu: str = ""  # which one: the same for the same GPU in any process of the host
+    num_sms: int = 0
+    exportable: int = 0  # 1: other processes of the host can open that GPU's memory
+    fabric: dict[str, Any] = field(default_factory=dict)  # its network (uccl_ep.fabric.facts); empty: it did not look
+    portrait: dict[str, Any] = field(default_factory=dict)  # what may differ between ranks (uccl_ep.plan.portrait)
 
 
 @dataclass(frozen=True)
@@ -60,6 +68,8 @@ class Meeting:
     address: bytes
     error: str = ""
     watch_pid: int = 0  # the process whose end is the rank's: its proxy's, which ends with it
+    data_handle: bytes = b""  # for rows in a GPU's memory, which have no descriptor: what opens them
+    roll_call: str = ""  # where its survivors' agreement listens
 
 
 @dataclass(frozen=True)
@@ -94,35 +104,71 @@ def unpack(kind: type[Blob], data: object, sender: int) -> Blob:
         values = msgpack.unpackb(data, raw=False, strict_map_key=True)
     except Exception as error:
         raise UcclEpError(f"rank {sender} sent a handshake blob that is not msgpack: {error}") from error
+    if isinstance(values, dict) and not all(isinstance(name, str) for name in values):
+        raise UcclEpError(f"rank {sender} sent a handshake blob whose fields are no names")
     if not isinstance(values, dict) or values.get("v") != VERSION:
         seen = values.get("v") if isinstance(values, dict) else None
-        raise UcclEpError(f"rank {sender} speaks handshake version {seen}, this rank {VERSION}: install one version")
+        raise UcclEpError(
+            f"rank {sender} speaks handshake version {_brief(seen, str)}, this rank {VERSION}: install one version"
+        )
     if values.get("kind") != kind.__name__:
-        raise UcclEpError(f"rank {sender} is at {values.get('kind')} of the handshake, this rank at {kind.__name__}")
+        raise UcclEpError(
+            f"rank {sender} is at {_brief(values.get('kind'), str)} of the handshake, this rank at {kind.__name__}"
+        )
     values = {name: value for name, value in values.items() if name not in ("v", "kind")}
     wanted = {f.name: f for f in fields(kind)}
     if set(values) != set(wanted):
-        raise UcclEpError(f"rank {sender}'s {kind.__name__} has fields {sorted(values)}, expected {sorted(wanted)}")
-    types: Mapping[str, type] = {"int": int, "str": str, "bytes": bytes, "dict[str, Any]": dict, "list[str]": list}
+        raise UcclEpError(
+            f"rank {sender}'s {kind.__name__} has fields {_brief(sorted(values))}, expected {sorted(wanted)}"
+        )
     for name, f in wanted.items():
-        if type(values[name]) is not types[str(f.type)]:
-            raise UcclEpError(f"rank {sender}'s {kind.__name__}.{name} is {values[name]!r}, expected {f.type}")
+        if type(values[name]) is not _TYPES[str(f.type)]:
+            raise UcclEpError(f"rank {sender}'s {kind.__name__}.{name} is {_brief(values[name])}, expected {f.type}")
     if values["rank"] != sender:
         raise UcclEpError(f"the group's rank {sender} says it is rank {values['rank']}")
     return kind(**values)
 
 
+def _brief(value: object, show: Callable[[object], str] = repr) -> str:
+    """What a message quotes of another process's value: its beginning, however much it sent."""
+    text = show(value)
+    return text if len(text) <= _MOST_QUOTED else text[:_MOST_QUOTED] + "..."
+
+
+def empty(kind: type[Blob], rank: int) -> Blob:
+    """What stands for a rank that is absent."""
+    values = {f.name: _TYPES[str(f.type)]() for f in fields(kind)}
+    return kind(**{**values, "rank": rank})
+
+
 def exchange(group: Group, blob: Blob) -> list[Blob]:
-    """Everybody's blob, by rank. Collective.
+    """Everybody's blob, by rank; an empty one for a rank that the group says is absent. Collective.
 
     Raises:
         UcclEpError: some rank reported an error; the message names it and every rank raises the same.
+        PeerLost: the group itself failed, since a rank has ended or cannot be reached; says what the group said.
     """
-    blobs = [unpack(type(blob), data, rank) for rank, data in enumerate(group.all_gather_object(pack(blob)))]
+    absent: frozenset[int] = getattr(group, "absent", frozenset())
+    try:
+        gathered = group.all_gather_object(pack(blob))
+    except (PeerLost, PeerTimeout):
+        raise  # a group of survivors says itself who is missing
+    except Exception as error:
+        raise _lost(blob, error) from error
+    blobs = [empty(type(blob), r) if r in absent else unpack(type(blob), data, r) for r, data in enumerate(gathered)]
     failed = [b for b in blobs if b.error]
     if failed:
         raise UcclEpError("; ".join(f"rank {b.rank}: {b.error}" for b in failed))
     return blobs
+
+
+def _lost(blob: Introduction | Meeting | Ready, error: Exception) -> PeerLost:
+    """The group's failure in an exchange. What this rank itself could not do is the better reason, if there is one."""
+    said = f"{type(error).__name__}: {error}"
+    phase = f"start-up, exchange of {type(blob).__name__} ({said})"
+    if blob.error:
+        phase += f", after this rank's own failure ({blob.error})"
+    return PeerLost(rank=blob.rank, phase=phase)
 
 
 def compare_settings(introductions: Sequence[Introduction]) -> None:

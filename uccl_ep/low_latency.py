@@ -1,8 +1,7 @@
-"""Low-latency dispatch and combine: argument checks, epochs, and the four kernel launches."""
+"""Low-latency dispatch and combine: argument checks, outstanding results, and the four kernel launches."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -10,14 +9,16 @@ from typing import Any
 import torch
 
 from uccl_ep import _native
-from uccl_ep.device import CpuDevice
-from uccl_ep.errors import InvalidArgument, refuse
+from uccl_ep.device import Device
+from uccl_ep.errors import InvalidArgument, NotSupported, refuse
+from uccl_ep.low_latency_formats import Format, ReceivedRows
+from uccl_ep.low_latency_overlap import Overlap
 from uccl_ep.memory import low_latency_layout
 from uccl_ep.session import Session
 from uccl_ep.sizes import format_bytes
 
-BF16, FP8, FP8_UE8M0 = 0, 1, 2
 _WARPS = 4
+_SEND_BLOCKS = 8  # of a combine that nothing is computed beside
 _LOGFMT_CHANNELS = 512  # a unit of the encoding
 _MAX_LOGFMT_UNITS = 64
 _BATCH_BYTES = 1 << 18  # rows that a warp stages before it sends
@@ -26,12 +27,25 @@ Tensor = torch.Tensor
 Handle = tuple[Tensor, Tensor, int, int, int]
 
 
+class OwnedInt(int):
+    """A number in a handle that also knows which life of which Buffer the handle is of."""
+
+    owner: object
+
+    def __new__(cls, value: int, owner: object = None) -> OwnedInt:
+        number = super().__new__(cls, value)
+        number.owner = owner
+        return number
+
+    def __reduce__(self) -> tuple[type[int], tuple[int]]:
+        return int, (int(self),)  # on its way through a file it forgets
+
+
 @dataclass
 class Received:
     """What a dispatch returns, before it is wrapped for the caller."""
 
-    x: Tensor
-    scales: Tensor | None
+    x: Tensor | tuple[Tensor, Tensor]  # rows, or (rows, scales)
     count: Tensor
     handle: Handle
     receive: Callable[[], None]  # queues the receiving half
@@ -39,13 +53,16 @@ class Received:
 
 
 class Epochs:
-    """Numbers of one phase's calls, and which of them this rank has finished reading."""
+    """Calls of one phase that were queued, and which of them have their receiving half queued.
+
+    Only to refuse a third outstanding result: the numbers that kernels go by are theirs (kernels/low_latency/common.h),
+    since a recorded graph runs calls that nobody makes here.
+    """
 
     def __init__(self) -> None:
         self.sent = 0
-        self.consumed = 0  # every epoch up to here
+        self.consumed = 0  # every call up to here
         self._ahead: set[int] = set()
-        self.told = 0  # the highest `consumed` that peers have been told
 
     def next(self, what: str) -> int:
         """The next call's epoch.
@@ -53,13 +70,17 @@ class Epochs:
         Raises:
             InvalidArgument: two calls before it have not been received yet.
         """
+        self.refuse_third(what)
+        self.sent += 1
+        return self.sent
+
+    def refuse_third(self, what: str) -> None:
+        """Raises InvalidArgument when two calls have not been received yet."""
         if self.sent - self.consumed >= 2:
             raise InvalidArgument(
                 f"a third {what} before the receive hook of {what} number {self.consumed + 1} has run is refused: "
                 "at most two results may be outstanding. Call that hook first."
             )
-        self.sent += 1
-        return self.sent
 
     def finish(self, epoch: int) -> None:
         """The receiving half of `epoch` has been queued."""
@@ -68,24 +89,24 @@ class Epochs:
             self.consumed += 1
             self._ahead.discard(self.consumed)
 
-    def overdue(self, next_epoch: int) -> bool:
-        """Peers may soon wait for what they have not been told."""
-        return self.told < min(self.consumed, next_epoch - 2)
-
 
 class LowLatency:
     """The low-latency half of a Buffer."""
 
-    def __init__(self, session: Session, device: CpuDevice) -> None:
+    def __init__(self, session: Session, device: Device) -> None:
         self._session, self._device = session, device
+        self.life = object()  # what handles are marked with
         self._dispatches, self._combines = Epochs(), Epochs()
-        self._announcements = 0
         self.missed: set[int] = set()  # ranks of other nodes that a call left out because they were masked
+        self._masked_at: dict[int, int] = {}  # by rank: calls there were when the caller masked it
+        self._calls = 0
         self._shape: tuple[int, int, int] | None = None
+        self._recorded: tuple[int, int, int] | None = None  # the sizes of calls that are in graphs
         self._layout = _native.LowLatencyLayout()
+        self._state = device.zeros(_native.low_latency_state_bytes(session.num_ranks) // 8, dtype=torch.int64)
         self._tickets = device.zeros(4, dtype=torch.int32)
         self._grid_barrier = device.zeros(4 * _native.GRID_BARRIER_WORDS, dtype=torch.int32)
-        self._num_writes = device.zeros(session.topology.num_nodes, dtype=torch.int32)
+        self._num_writes = device.zeros(session.topology.num_cells, dtype=torch.int32)
         self._staging_tickets = device.zeros(1 << 10, dtype=torch.int64)
 
     # ---- shared by both calls ------------------------------------------------------------------------------------
@@ -93,10 +114,25 @@ class LowLatency:
     def set_shape(self, max_tokens: int, hidden: int, num_experts: int, barrier: Callable[[], None]) -> None:
         """Lays the region out for these sizes; when they differ from the last call's, behind a barrier of all ranks.
 
+        Graphs run calls that nobody makes here. They all have the same sizes, and a call with others outside of them
+        has a barrier before it and one after it (`leave_shape`).
+
         Raises:
             InvalidArgument: the sizes are out of range or do not fit into num_rdma_bytes.
+            NotSupported: in a graph capture, with other sizes than the last call's or than those of other graphs.
         """
-        if (max_tokens, hidden, num_experts) == self._shape:
+        shape = (max_tokens, hidden, num_experts)
+        capturing = self._device.capturing()
+        if capturing:
+            if self._recorded not in (None, shape) or self._shape not in (None, shape):
+                raise NotSupported(
+                    f"a graph capture of low-latency calls with num_max_dispatch_tokens_per_rank, hidden, num_experts "
+                    f"= {shape} after {self._recorded or self._shape}: calls of a Buffer's graphs must share these "
+                    "sizes, and the call before the first capture must have had them. Make another Buffer for others."
+                )
+        outstanding = any(phase.sent != phase.consumed for phase in (self._dispatches, self._combines))
+        if shape == self._shape and (self._recorded in (None, shape) or outstanding):
+            self._recorded = shape if capturing else self._recorded
             return
         if not 1 <= max_tokens <= _native.MAX_TOKENS_PER_RANK:
             refuse("num_max_dispatch_tokens_per_rank", max_tokens, f"1 to {_native.MAX_TOKENS_PER_RANK}")
@@ -115,7 +151,7 @@ class LowLatency:
                 f"channels on {plan.topology.num_nodes} node(s)",
                 "Buffer.get_low_latency_rdma_size_hint gives it; set UCCL_EP_RANKS_PER_NODE where nodes are simulated.",
             )
-        if any(phase.sent != phase.consumed for phase in (self._dispatches, self._combines)):
+        if outstanding:
             refuse(
                 "num_max_dispatch_tokens_per_rank, hidden, num_experts",
                 (max_tokens, hidden, num_experts),
@@ -123,43 +159,57 @@ class LowLatency:
             )
         if self._shape is not None:
             barrier()
-        self._shape, self._layout = (max_tokens, hidden, num_experts), layout
+        self._shape, self._layout = shape, layout
+        self._recorded = shape if capturing else self._recorded
 
-    def _call(self, epoch: int, which: int, announce: bool) -> Any:
+    def leave_shape(self, barrier: Callable[[], None]) -> None:
+        """After a receiving half: when the sizes are not those of this Buffer's graphs, all ranks wait for each other,
+        so that a replay finds the region unused."""
+        if self._recorded not in (None, self._shape):
+            barrier()
+
+    def _call(self, epoch_word: Tensor, which: int, sending: bool) -> Any:
         assert self._shape is not None
         call = _native.LowLatencyCall()
         call.layout = self._layout
-        call.epoch = epoch
-        call.consumed_dispatch = self._dispatches.consumed
-        call.consumed_combine = self._combines.consumed
+        call.state, call.epoch = self._state.data_ptr(), epoch_word.data_ptr()
         call.num_experts = self._shape[2]
         call.num_local_experts = self._shape[2] // self._session.num_ranks
         call.ticket = self._tickets.data_ptr() + 4 * which
         call.grid_barrier = self._grid_barrier.data_ptr() + 4 * which * _native.GRID_BARRIER_WORDS
-        if announce and self._session.topology.num_nodes > 1:
+        if sending and self._session.topology.num_nodes > 1:
             self._note_missed()
-            call.announce_epoch = self._announcement(call)
         return call
 
     def _note_missed(self) -> None:
         """A proxy counts every epoch of a source in turn, so one that was not sent cannot be made up for later."""
-        if self._session.mask.any():
+        self._calls += 1
+        if self._device.host_memory and self._session.mask.any():
             topology = self._session.topology
             node = topology.node_of[self._session.rank]
             masked = self._session.mask.nonzero().flatten().tolist()
             self.missed.update(rank for rank in masked if topology.node_of[rank] != node)
 
-    def _announcement(self, call: Any) -> int:
-        """Epoch of an extra announcement of what this rank has consumed, 0 when none is due (the rule)."""
-        due = self._dispatches.overdue(self._dispatches.sent + 1) or self._combines.overdue(self._combines.sent + 1)
-        self._dispatches.told, self._combines.told = call.consumed_dispatch, call.consumed_combine
-        if not due:
-            return 0
-        deadline = time.monotonic() + self._session.settings.timeout_s
-        while not self._session.rings_idle() and time.monotonic() < deadline:
-            time.sleep(0)  # the announcement before last still uses the words this one will use
-        self._announcements += 1
-        return self._announcements
+    def note_masked(self, rank: int, masked: bool) -> None:
+        """The caller has masked a rank, or taken the mask away."""
+        if masked:
+            self._masked_at.setdefault(rank, self._calls)
+        else:
+            self._masked_at.pop(rank, None)
+
+    def late(self, ranks: set[int]) -> list[int]:
+        """Those masked ranks among `ranks` that have missed a call for good, ascending.
+
+        Where looking at the mask would wait for the device, calls do not look. Then a rank that a kernel masked has
+        missed one, and so has one that the caller masked before the last call, or before a replay could have run.
+        """
+        masked = set(self._session.mask.nonzero().flatten().tolist()) & ranks
+        if self._device.host_memory:
+            return sorted(masked & self.missed)
+        topology = self._session.topology
+        remote = {r for r in masked if topology.node_of[r] != topology.node_of[self._session.rank]}
+        fresh = {r for r in remote if self._recorded is None and self._masked_at.get(r, -1) == self._calls}
+        return sorted(remote - fresh)
 
     # ---- dispatch --------------------------------------------------------------------------------------------------
 
@@ -167,8 +217,7 @@ class LowLatency:
         self,
         x: Tensor,
         topk_idx: Tensor,
-        row_format: int,
-        round_scale: bool,
+        form: Format,
         cumulative_stats: Tensor | None,
         wait_stats: Tensor | None,
     ) -> Received:
@@ -178,40 +227,37 @@ class LowLatency:
         ranks, device = self._session.num_ranks, self._device
         local, rows = num_experts // ranks, ranks * max_tokens
         epoch = self._dispatches.next("low_latency_dispatch")
+        word = device.empty(1, dtype=torch.int64)
 
         args = _native.DispatchSendArgs()
         args.rank = self._session.context
-        args.call = self._call(epoch, 0, announce=True)
+        args.call = self._call(word, 0, sending=True)
         args.x, args.topk_idx = x.data_ptr(), topk_idx.data_ptr()
         args.num_writes = self._num_writes.data_ptr()
         args.num_tokens, args.topk = topk_idx.shape
-        args.format, args.round_scale = row_format, int(round_scale)
-        row_bytes = _native.LowLatencyLayout.row_bytes(hidden, row_format)
+        args.format, args.round_scale = form.code, int(form.round_scale)
+        args.global_scale = 0 if form.global_scale is None else form.global_scale.data_ptr()
+        row_bytes = _native.LowLatencyLayout.row_bytes(hidden, form.code)
         args.batch = max(1, min(_native.WARP, _BATCH_BYTES // row_bytes))
         device.launch(_native.low_latency_dispatch_send, args, device.grid(max(1, x.shape[0]), _WARPS))
 
-        bf16 = row_format == BF16
-        recv_x = device.empty(local, rows, hidden, dtype=torch.bfloat16 if bf16 else torch.float8_e4m3fn)
-        scales = None
-        if row_format == FP8:
-            scales = device.empty(local, hidden // 128, rows, dtype=torch.float32)
-        elif row_format == FP8_UE8M0:
-            scales = device.empty(local, -(-hidden // 512), rows, dtype=torch.int32)
+        received = ReceivedRows.make(device, form.code, local, rows, hidden)
         count = device.empty(local, dtype=torch.int32)
         # Three planes: token, slot at its source, source rank. The handle shows the first; combine finds the others
         # behind it in the same storage, so that a handle put together again from its parts still works.
         src_info = device.empty(3, local, rows, dtype=torch.int32)
         layout_range = device.empty(local, ranks, dtype=torch.int64)
         counts = device.empty(ranks, local, dtype=torch.int32)
+        given = (x, topk_idx, form.global_scale, cumulative_stats, wait_stats)
 
         def receive() -> None:
             self._dispatches.finish(epoch)
             take = _native.DispatchReceiveArgs()
             take.rank = self._session.context
-            take.call = self._call(epoch, 1, announce=False)
-            take.format = row_format
-            take.recv_x = recv_x.data_ptr()
-            take.recv_scales = 0 if scales is None else scales.data_ptr()
+            take.call = self._call(word, 1, sending=False)
+            take.format = form.code
+            take.recv_x = received.x.data_ptr()
+            take.recv_scales = 0 if received.scales is None else received.scales.data_ptr()
             take.recv_count, take.src_info = count.data_ptr(), src_info.data_ptr()
             take.layout_range, take.counts = layout_range.data_ptr(), counts.data_ptr()
             take.cumulative_stats = 0 if cumulative_stats is None else cumulative_stats.data_ptr()
@@ -219,12 +265,11 @@ class LowLatency:
             device.launch(_native.low_latency_dispatch_recv, take, device.grid(ranks, _WARPS))
 
         return Received(
-            x=recv_x,
-            scales=None if scales is None else scales.transpose(1, 2),
+            x=received.view(),
             count=count,
-            handle=(src_info[0], layout_range, max_tokens, hidden, num_experts),
+            handle=(src_info[0], layout_range, OwnedInt(max_tokens, self.life), hidden, num_experts),
             receive=receive,
-            keep=(x, topk_idx, recv_x, scales, count, src_info, layout_range, counts, cumulative_stats, wait_stats),
+            keep=(word, *given, received.x, received.scales, count, src_info, layout_range, counts),
         )
 
     # ---- combine ---------------------------------------------------------------------------------------------------
@@ -239,6 +284,7 @@ class LowLatency:
         logfmt: bool,
         zero_copy: bool,
         wait_stats: Tensor | None,
+        overlap: Overlap | None = None,
     ) -> tuple[Callable[[], None], tuple[Any, ...]]:
         """Queues the sending half; returns (what queues the other half, tensors to keep alive)."""
         device, hidden = self._device, handle[3]
@@ -247,29 +293,37 @@ class LowLatency:
             refuse("use_logfmt", logfmt, f"hidden a multiple of 512 up to {512 * _MAX_LOGFMT_UNITS}, not {hidden}")
         registered = self.zero_copy_rows(handle, self.next_combine_epoch()) if zero_copy else None
         epoch = self._combines.next("low_latency_combine")
+        word = device.empty(1, dtype=torch.int64)
         args = _native.CombineSendArgs()
         args.rank = self._session.context
-        args.call = self._call(epoch, 2, announce=True)
+        args.call = self._call(word, 2, sending=True)
         args.x, args.row_stride, args.logfmt = x.data_ptr(), hidden, int(logfmt)
         args.src_info, args.layout_range = src_info.data_ptr(), handle[1].data_ptr()
         args.staging_ticket = self._staging_tickets.data_ptr()
         if registered is not None:
             rows, offset = registered
             args.x, args.row_stride, args.zero_copy_offset = rows.data_ptr(), rows.stride(1), offset
-        device.launch(_native.low_latency_combine_send, args, device.grid(8, _WARPS))
+        signals = None
+        if overlap is not None:
+            signals = overlap.signals
+            args.signals = 0 if signals is None else signals.data_ptr()
+            args.signals_per_expert, args.signal_rows = overlap.per_expert, overlap.rows
+            args.signal_value = overlap.value
+        blocks = _SEND_BLOCKS if overlap is None else overlap.num_sms
+        device.launch(_native.low_latency_combine_send, args, device.grid(blocks, _WARPS))
 
         def receive() -> None:
             self._combines.finish(epoch)
             take = _native.CombineReceiveArgs()
             take.rank = self._session.context
-            take.call = self._call(epoch, 3, announce=False)
+            take.call = self._call(word, 3, sending=False)
             take.out, take.topk_idx, take.weights = out.data_ptr(), topk_idx.data_ptr(), topk_weights.data_ptr()
             take.wait_stats = 0 if wait_stats is None else wait_stats.data_ptr()
             take.num_tokens, take.topk = topk_idx.shape
-            take.logfmt = int(logfmt)
+            take.logfmt, take.zero_copy = int(logfmt), int(zero_copy)
             device.launch(_native.low_latency_combine_recv, take, device.grid(max(1, topk_idx.shape[0]), _WARPS))
 
-        return receive, (x, topk_idx, topk_weights, src_info, handle[1], out, wait_stats)
+        return receive, (word, x, topk_idx, topk_weights, src_info, handle[1], out, wait_stats, signals)
 
     def next_combine_epoch(self) -> int:
         """Epoch of the combine call that comes next."""
@@ -284,7 +338,7 @@ class LowLatency:
         local, rows = num_experts // self._session.num_ranks, self._session.num_ranks * max_tokens
         stride = -(-(hidden + hidden // 64) // 8) * 8
         set_bytes = -(-local * rows * stride * 2 // 128) * 128
-        memory, offset = self._session.zero_copy()
+        memory, offset = self._session.zero_copy(2 * set_bytes)
         if 2 * set_bytes > memory.numel():
             refuse("zero_copy", True, f"up to {memory.numel()} bytes of rows, not {2 * set_bytes}")
         begin = (epoch & 1) * set_bytes
@@ -292,24 +346,28 @@ class LowLatency:
         return view.view(local, rows, stride)[:, :, :hidden], offset + begin
 
     def wait_for_zero_copy(self) -> None:
-        """Returns when no write of this rank reads zero-copy rows any more."""
-        self._device.finish()
-        deadline = time.monotonic() + self._session.settings.timeout_s
-        while not self._session.rings_idle() and time.monotonic() < deadline:
-            self._session.check()
-            time.sleep(0)
+        """Returns when the rows of the next combine may be written: its set's last receiving half has run.
+
+        Raises:
+            InvalidArgument: that one has not even been queued.
+        """
+        self._combines.refuse_third("low_latency_combine")
+        self._device.catch_up()
 
 
-def check_handle(handle: Any, num_ranks: int) -> tuple[int, int, int]:
+def check_handle(handle: Any, num_ranks: int, owner: object = None) -> tuple[int, int, int]:
     """(M, H, E) of a low-latency handle.
 
     Raises:
-        InvalidArgument: it is no such handle, or of a group of another size.
+        InvalidArgument: it is no such handle, of another Buffer, or from before this one's recover().
     """
     wanted = "the handle that low_latency_dispatch of this Buffer returned"
     if not isinstance(handle, (tuple, list)) or len(handle) != 5 or not all(isinstance(v, int) for v in handle[2:]):
         refuse("handle", type(handle).__name__, wanted, "Pass it on as it came.")
     src_info, layout_range, max_tokens, hidden, num_experts = handle
+    maker = getattr(max_tokens, "owner", None)  # not known of a handle that was put together from plain numbers
+    if None not in (maker, owner) and maker is not owner:
+        refuse("handle", "of another Buffer", wanted, "One from before recover() counts as that. Dispatch again.")
     local = num_experts // num_ranks
     for tensor, shape, dtype in (
         (src_info, (local, num_ranks * max_tokens), torch.int32),
@@ -318,7 +376,7 @@ def check_handle(handle: Any, num_ranks: int) -> tuple[int, int, int]:
         if not isinstance(tensor, Tensor) or tuple(tensor.shape) != shape or tensor.dtype != dtype:
             shown = f"{tuple(tensor.shape)} {tensor.dtype}" if isinstance(tensor, Tensor) else type(tensor).__name__
             refuse("handle", shown, f"{wanted}, with {dtype} {shape} in this place")
-    return max_tokens, hidden, num_experts
+    return int(max_tokens), hidden, num_experts
 
 
 def planes_of(handle: Handle) -> Tensor:

@@ -7,13 +7,16 @@ from typing import Any
 
 import torch
 
-from uccl_ep import checks
+from uccl_ep import _native, checks
 from uccl_ep.collective import Collective
-from uccl_ep.device import CpuDevice, EventHandle
+from uccl_ep.device import Device, EventHandle
 from uccl_ep.errors import InvalidArgument, NotSupported, refuse
 from uccl_ep.events import EventOverlap
-from uccl_ep.low_latency import BF16, FP8, FP8_UE8M0, LowLatency, check_handle
 from uccl_ep.low_latency import Handle as LowLatencyHandle
+from uccl_ep.low_latency import LowLatency, check_handle
+from uccl_ep.low_latency_formats import BF16, FP8, FP8_UE8M0, NVFP4, NVFP4_UNIT, Format, global_scale_of
+from uccl_ep.low_latency_overlap import OverlapArguments
+from uccl_ep.recorder.calls import log_of, recorded
 from uccl_ep.session import Session
 
 Tensor = torch.Tensor
@@ -25,7 +28,7 @@ class LowLatencyApi:
     group_size: int
     low_latency_mode: bool
     enable_shrink: bool
-    _device: CpuDevice
+    _device: Device
     _collective: Collective
     _low_latency: LowLatency
 
@@ -33,6 +36,7 @@ class LowLatencyApi:
     def _session(self) -> Session:
         raise AttributeError("_session")  # Buffer has it
 
+    @recorded("low_latency_dispatch")
     def low_latency_dispatch(
         self,
         x: Tensor,
@@ -63,24 +67,42 @@ class LowLatencyApi:
             dispatch_wait_recv_cost_stats: int64 [N], nanoseconds waited for each source are added to it.
             use_fp8: cast to e4m3 with one scale per 128 channels; round_scale rounds scales up to powers of two;
                 use_ue8m0 (with round_scale) packs their exponents, four to an int32.
+            use_nvfp4 (with use_fp8=False): cast to e2m1, two channels a byte, with one e4m3 scale per 16; H a multiple
+                of 64. Scales are e4m3(g * amax / 6) and stand for scale / g.
+            x_global_scale: g, float32 of one element, the same on all ranks that share experts; 448 * 6 / (largest
+                magnitude) uses the formats' whole range. Not looked at without use_nvfp4.
             async_finish: return at once; wait on the event. return_recv_hook: return after sending; the hook receives.
 
         Returns:
             (recv_x, recv_count, handle, event, hook). recv_x is bf16 [L, P, H], or (e4m3 [L, P, H], scales f32
-            [L, P, H/128] or int32 [L, P, ceil(H/512)], both column-major). Rows of an expert are ordered by source
-            rank, then token; those from recv_count[e] on are undefined. handle = (src_info int32 [L, P],
-            layout_range int64 [L, N] = begin << 32 | count, M, H, E).
+            [L, P, H/128] or int32 [L, P, ceil(H/512)], both column-major), or with use_nvfp4 (uint8 [P, H/2, L], stored
+            as [L, P, H/2], the first channel of a byte in its low half; e4m3 [32, 4, ceil(P/128), 4, H/64, L], stored
+            as [L, ceil(P/128), H/64, 32, 4, 4]: that of row 128 t + 32 j + i and channels from 64 w + 16 s on is at
+            [i, j, t, s, w]). Rows of an expert are ordered by source rank, then token; those from recv_count[e] on are
+            undefined. handle = (src_info int32 [L, P], layout_range int64 [L, N] = begin << 32 | count, M, H, E).
 
         Raises:
             InvalidArgument: before anything is sent.
         """
         self._check_low_latency(async_finish, return_recv_hook)
-        if use_nvfp4 or x_global_scale is not None:
-            raise NotSupported("use_nvfp4: NVFP4 dispatch is not in this version; use FP8 or bf16")
-        if use_ue8m0_for_sf:
+        if checks.flag("use_ue8m0_for_sf", use_ue8m0_for_sf):
             raise NotSupported("use_ue8m0_for_sf: ask for packed scales by use_ue8m0=True with round_scale=True")
+        self._check_devices(
+            x=x,
+            topk_idx=topk_idx,
+            x_global_scale=x_global_scale,
+            cumulative_local_expert_recv_stats=cumulative_local_expert_recv_stats,
+            dispatch_wait_recv_cost_stats=dispatch_wait_recv_cost_stats,
+        )
+        use_fp8, round_scale = checks.flag("use_fp8", use_fp8), checks.flag("round_scale", round_scale)
+        use_ue8m0, use_nvfp4 = checks.flag("use_ue8m0", use_ue8m0), checks.flag("use_nvfp4", use_nvfp4)
+        most = _native.MAX_TOKENS_PER_RANK
+        num_max_dispatch_tokens_per_rank = checks.whole(
+            "num_max_dispatch_tokens_per_rank", num_max_dispatch_tokens_per_rank, 1, most
+        )
+        num_experts = checks.whole("num_experts", num_experts, 1, _native.MAX_EXPERTS)
         x = checks.aligned(checks.matrix("x", x, (torch.bfloat16,)))
-        ids = checks.row_ids("topk_idx", topk_idx, num_experts)
+        ids = checks.row_ids("topk_idx", topk_idx, num_experts if self._device.host_memory else None)
         tokens, hidden = x.shape
         if ids.shape[0] != tokens:
             refuse("topk_idx", tuple(ids.shape), f"{tokens} rows, as x has")
@@ -90,6 +112,13 @@ class LowLatencyApi:
             refuse("x", f"{hidden} channels with use_fp8=True", "a multiple of 128 channels")
         if use_ue8m0 and not (use_fp8 and round_scale):
             refuse("use_ue8m0", use_ue8m0, "True only with use_fp8=True and round_scale=True")
+        if use_nvfp4 and use_fp8:
+            refuse("use_nvfp4", True, "False with use_fp8=True, which is the default", "Pass use_fp8=False with it.")
+        if use_nvfp4 and hidden % NVFP4_UNIT:
+            refuse("x", f"{hidden} channels with use_nvfp4=True", f"a multiple of {NVFP4_UNIT} channels")
+        form = Format(BF16 if not use_fp8 else FP8_UE8M0 if use_ue8m0 else FP8, round_scale)
+        if use_nvfp4:
+            form = Format(NVFP4, global_scale=global_scale_of(x_global_scale, look=self._device.host_memory))
         stats = checks.vector(
             "cumulative_local_expert_recv_stats",
             cumulative_local_expert_recv_stats,
@@ -100,12 +129,12 @@ class LowLatencyApi:
             "dispatch_wait_recv_cost_stats", dispatch_wait_recv_cost_stats, torch.int64, self.group_size
         )
         self._low_latency.set_shape(num_max_dispatch_tokens_per_rank, hidden, num_experts, self._collective.barrier)
-        row_format = BF16 if not use_fp8 else FP8_UE8M0 if use_ue8m0 else FP8
-        received = self._low_latency.dispatch(x, ids, row_format, round_scale, stats, waits)
+        self._device.begin(on_caller=return_recv_hook)
+        received = self._low_latency.dispatch(x, ids, form, stats, waits)
         event, hook = self._finish_low_latency(received.receive, received.keep, async_finish, return_recv_hook)
-        result = received.x if received.scales is None else (received.x, received.scales)
-        return result, received.count, received.handle, event, hook
+        return received.x, received.count, received.handle, event, hook
 
+    @recorded("low_latency_combine")
     def low_latency_combine(
         self,
         x: Tensor,
@@ -138,6 +167,13 @@ class LowLatencyApi:
             use_logfmt: 10 bits a channel on the wire where the values allow; H a multiple of 512, not with zero_copy.
             out: bf16 [T, H] to write into; None makes one.
             combine_wait_recv_cost_stats: int64 [N], nanoseconds waited for each rank are added to it.
+            overlap: send rows while others are still being computed; on a CPU a call with return_recv_hook then returns
+                before x has been read, and its hook waits. Experts go in ascending order, and a row is read once
+                its signal, stored with release order by who computes, is at least the value to wait for. Two forms:
+            src_signals, src_signal_expect_value: uint32 or int32 [L], a signal an expert.
+            comp_signal, block_m, threshold: int32 [L * ceil(P / block_m)], a signal for every block_m rows of an
+                expert, waited for where there are rows. packed_recv_count: int32 [L]; the handle's counts are used.
+            num_sms: blocks (SMs) that sending takes with overlap; 0: 3 with comp_signal, else 32.
 
         Returns:
             (combined_x bf16 [T, H], event, hook). A token without experts gives zeros; a masked rank's rows are left
@@ -147,18 +183,30 @@ class LowLatencyApi:
             InvalidArgument: before anything is sent.
         """
         self._check_low_latency(async_finish, return_recv_hook)
-        if overlap or src_signals is not None or comp_signal is not None:
-            raise NotSupported("overlap: single-batch overlap of combine is not in this version; pass overlap=False")
+        zero_copy, use_logfmt = checks.flag("zero_copy", zero_copy), checks.flag("use_logfmt", use_logfmt)
         if zero_copy and use_logfmt:
             refuse("zero_copy", True, "False with use_logfmt=True")
-        max_tokens, hidden, num_experts = check_handle(handle, self.group_size)
+        max_tokens, hidden, num_experts = check_handle(handle, self.group_size, self._low_latency.life)
         expected = (num_experts // self.group_size, self.group_size * max_tokens, hidden)
+        self._check_devices(
+            x=x,
+            topk_idx=topk_idx,
+            topk_weights=topk_weights,
+            handle=handle[0],
+            out=out,
+            combine_wait_recv_cost_stats=combine_wait_recv_cost_stats,
+            src_signals=src_signals,
+            comp_signal=comp_signal,
+        )
+        beside = OverlapArguments(
+            overlap, src_signals, src_signal_expect_value, packed_recv_count, comp_signal, block_m, threshold, num_sms
+        ).check(*expected[:2])
         good = isinstance(x, Tensor) and tuple(x.shape) == expected and x.dtype == torch.bfloat16
         if not good or not (zero_copy or x.is_contiguous()):
             shown = f"{tuple(x.shape)} {x.dtype}" if isinstance(x, Tensor) else type(x).__name__
-            refuse("x", shown, f"contiguous bf16 {expected}, as the dispatch returned rows")
+            refuse("x", shown, f"contiguous bf16 {expected}, as the handle's dispatch returned rows")
         x = x if zero_copy else checks.aligned(x)
-        ids = checks.row_ids("topk_idx", topk_idx, num_experts)
+        ids = checks.row_ids("topk_idx", topk_idx, num_experts if self._device.host_memory else None)
         topk_weights = checks.weights("topk_weights", topk_weights, tuple(ids.shape))
         if ids.shape[0] > max_tokens:
             refuse("topk_idx", tuple(ids.shape), f"up to {max_tokens} rows, as the dispatch allowed")
@@ -170,41 +218,67 @@ class LowLatencyApi:
             "combine_wait_recv_cost_stats", combine_wait_recv_cost_stats, torch.int64, self.group_size
         )
         self._low_latency.set_shape(max_tokens, hidden, num_experts, self._collective.barrier)
+        self._device.begin(on_caller=return_recv_hook)
         receive, keep = self._low_latency.combine(
-            x, ids, topk_weights, handle, out, logfmt=use_logfmt, zero_copy=zero_copy, wait_stats=waits
+            x, ids, topk_weights, handle, out, logfmt=use_logfmt, zero_copy=zero_copy, wait_stats=waits, overlap=beside
         )
-        event, hook = self._finish_low_latency(receive, keep, async_finish, return_recv_hook)
+        # On a CPU the caller computes the rows that this waits for: it gets its thread back before they are read.
+        running = beside is not None and beside.signals is not None and self._device.host_memory
+        event, hook = self._finish_low_latency(receive, keep, async_finish, return_recv_hook, running)
         return out, event, hook
 
     def _check_low_latency(self, async_finish: bool, return_recv_hook: bool) -> None:
         self._session.check()
         if not self.low_latency_mode:
             raise InvalidArgument("this Buffer was made with low_latency_mode=False; low_latency_* calls need True")
-        if async_finish and return_recv_hook:
+        if checks.flag("async_finish", async_finish) & checks.flag("return_recv_hook", return_recv_hook):
             refuse("async_finish and return_recv_hook", "both True", "one of them")
 
     def _finish_low_latency(
-        self, receive: Callable[[], None], keep: tuple[Any, ...], async_finish: bool, return_recv_hook: bool
+        self,
+        receive: Callable[[], None],
+        keep: tuple[Any, ...],
+        async_finish: bool,
+        return_recv_hook: bool,
+        running: bool = False,
     ) -> tuple[EventOverlap[EventHandle], Callable[[], None] | None]:
-        """The three ways to end a call: by hook, by event, or now."""
+        """The three ways to end a call: by hook, by event, or now. With `running` a hook's call leaves the sending half
+        to itself."""
+        leave = self._collective.barrier
         if return_recv_hook:
-            self._device.finish()  # the caller's inputs have been read when this returns
+            if running:
+                self._device.record(keep)
+            else:
+                self._device.end(keep)  # on a CPU the caller's inputs have been read when this returns
 
-            pending = [keep]  # what the receiving half needs, until it has run; a second call has nothing to do
+            session = self._session
+            pending = [keep]  # what the receiving half needs, until it has been queued; a second call does nothing
 
             def hook() -> None:
-                self._session.check()  # kernels of a destroyed buffer would touch memory that is gone
+                if session is not self._session:
+                    raise InvalidArgument("this receive hook is of a call before recover(): its rows are gone")
+                session.check()  # kernels of a destroyed buffer would touch memory that is gone
                 if pending:
+                    self._device.begin(on_caller=True)
                     receive()
-                    self._device.finish()
-                    pending.clear()
+                    self._device.end(pending.pop())
+                    self._low_latency.leave_shape(leave)
 
-            return EventOverlap(), hook
+            log = log_of(session)
+            return EventOverlap(), hook if log is None else log.hook(hook)
         receive()
         if async_finish:
-            return EventOverlap(self._device.record(keep), [t for t in keep if isinstance(t, Tensor)]), None
-        self._device.finish()
+            event = self._device.record(keep)
+            self._low_latency.leave_shape(leave)
+            return EventOverlap(event, [t for t in keep if isinstance(t, Tensor)]), None
+        self._device.end(keep)
+        self._low_latency.leave_shape(leave)
         return EventOverlap(), None
+
+    def _check_devices(self, **tensors: Any) -> None:
+        for name, value in tensors.items():
+            if isinstance(value, Tensor):
+                self._device.check_tensor(name, value)
 
     def get_next_low_latency_combine_buffer(self, handle: LowLatencyHandle) -> Tensor:
         """bf16 view [L, P, H] of registered memory for the next combine with zero_copy=True.
@@ -212,7 +286,7 @@ class LowLatencyApi:
         Rows are H + H/64 elements apart (rounded up to 16 bytes). Call it between the dispatch and that combine.
         """
         self._check_low_latency(False, False)
-        check_handle(handle, self.group_size)
+        check_handle(handle, self.group_size, self._low_latency.life)
         self._low_latency.wait_for_zero_copy()
         return self._low_latency.zero_copy_rows(handle, self._low_latency.next_combine_epoch())[0]
 
@@ -225,48 +299,3 @@ class LowLatencyApi:
         self._check_low_latency(False, False)
         self._low_latency.set_shape(num_max_dispatch_tokens_per_rank, hidden, num_experts, self._collective.barrier)
         self._collective.barrier()
-
-    # ---- masks -------------------------------------------------------------------------------------------------
-
-    def low_latency_update_mask_buffer(self, rank_to_mask: int, mask: bool = False) -> None:
-        """Masks a rank (mask=True) or takes the mask away: low-latency calls then leave it out.
-
-        Nothing is sent to a masked rank, nothing is expected from it, and combine skips its experts without
-        renormalising weights.
-
-        Raises:
-            NotSupported: the mask is to be taken from a rank of another node that has missed a call meanwhile.
-        """
-        self._check_mask()
-        if not 0 <= rank_to_mask < self.group_size:
-            refuse("rank_to_mask", rank_to_mask, f"0 to {self.group_size - 1}")
-        if not mask:
-            self._check_unmask({rank_to_mask})
-        self._session.mask[rank_to_mask] = int(mask)
-
-    def low_latency_query_mask_buffer(self, mask_status: Tensor) -> None:
-        """Writes the mask into `mask_status` (int32 [N]): 1 = masked."""
-        self._check_mask()
-        status = checks.vector("mask_status", mask_status, torch.int32, self.group_size)
-        if status is None:
-            refuse("mask_status", None, f"an int32 tensor of {self.group_size} elements")
-        status.copy_(self._session.mask)
-
-    def low_latency_clean_mask_buffer(self) -> None:
-        """Takes every mask away."""
-        self._check_mask()
-        self._check_unmask(set(range(self.group_size)))
-        self._session.mask.zero_()
-
-    def _check_unmask(self, ranks: set[int]) -> None:
-        late = sorted(r for r in ranks & self._low_latency.missed if int(self._session.mask[r]))
-        if late:
-            raise NotSupported(
-                f"unmasking rank(s) {', '.join(map(str, late))}: a rank of another node that low-latency calls left "
-                "out cannot come back to this Buffer. Make a new one with the ranks that take part."
-            )
-
-    def _check_mask(self) -> None:
-        if not self.enable_shrink:
-            raise InvalidArgument("mask methods need a Buffer made with enable_shrink=True")
-        _ = self._session

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from uccl_ep import _native
 from uccl_ep.errors import refuse
@@ -64,6 +64,7 @@ class MemoryBill:
     """The bytes that one rank allocates, by purpose. `str()` is a table."""
 
     items: tuple[BillItem, ...]
+    placement: str = ""  # where rows lie, and why; empty where there is no choice
 
     @property
     def total_bytes(self) -> int:
@@ -72,7 +73,7 @@ class MemoryBill:
 
     def __str__(self) -> str:
         rows = [f"{format_bytes(i.num_bytes):>12}  {i.name:<24} {i.what_for}" for i in self.items]
-        return "\n".join([*rows, f"{format_bytes(self.total_bytes):>12}  total"])
+        return "\n".join([*rows, f"{format_bytes(self.total_bytes):>12}  total", *filter(None, [self.placement])])
 
 
 class MemoryPlan:
@@ -80,10 +81,19 @@ class MemoryPlan:
 
     The flat offset space of a rank is | data | control | zero copy |, each page-aligned. Data holds signals, the
     throughput part (num_nvl_bytes, and num_rdma_bytes without low latency), and the low-latency part
-    (num_rdma_bytes with low latency).
+    (num_rdma_bytes with low latency). `whole` is the topology that the byte counts are meant for: all ranks, a
+    cell a node. Both counts grow so that the same rows fit where ranks take in rows of more sources: in a node that has
+    lost ranks, and where each rank is a cell (enable_shrink).
     """
 
-    def __init__(self, topology: Topology, num_nvl_bytes: int, num_rdma_bytes: int, low_latency: bool) -> None:
+    def __init__(
+        self,
+        topology: Topology,
+        num_nvl_bytes: int,
+        num_rdma_bytes: int,
+        low_latency: bool,
+        whole: Topology | None = None,
+    ) -> None:
         self.topology = topology
         self.low_latency = low_latency
         self.num_channels = _native.MAX_CHANNELS
@@ -96,7 +106,9 @@ class MemoryPlan:
         self.control.num_channels = self.num_channels
         self.throughput_budget = num_nvl_bytes + (0 if low_latency else num_rdma_bytes)
         self.low_latency_budget = num_rdma_bytes if low_latency else 0
-        self.throughput = self._throughput_layout()
+        if whole is not None:
+            self._grow(whole)
+        self.throughput = self._throughput_layout(topology)
         self.low_latency_base = round_up(self.throughput.base + self.throughput.bytes(), _PAGE)
         self.data_bytes = round_up(self.low_latency_base + self.low_latency_budget + 128, _PAGE)
         self.control_offset = self.data_bytes
@@ -105,21 +117,28 @@ class MemoryPlan:
         # Two sets of [L, P, H + H/64] rows can never exceed twice what the classic per-expert layout takes; pages of
         # it come into being only when get_next_low_latency_combine_buffer's result is written.
         self.zero_copy_bytes = 0
+        self.zero_copy_pinned = False
 
-    def _throughput_layout(self) -> _native.ThroughputLayout:
+    def _grow(self, whole: Topology) -> None:
+        before, now = self._throughput_layout(whole).num_units(), self._throughput_layout(self.topology).num_units()
+        self.throughput_budget = round_up(max(1, -(-now // before)) * self.throughput_budget, 128)
+        sources = -(-(1 + self.topology.num_hosted) // (1 + whole.num_hosted))
+        self.low_latency_budget = round_up(max(1, sources) * self.low_latency_budget, 128)
+
+    def _throughput_layout(self, topology: Topology) -> _native.ThroughputLayout:
         layout = _native.ThroughputLayout()
         layout.base = round_up(self.signals.bytes(), _PAGE)
-        layout.num_ranks = self.topology.num_ranks
-        layout.num_nodes = self.topology.num_nodes
-        layout.num_hosted = self.topology.num_hosted
-        layout.max_readers = max(self.topology.sizes)
-        layout.max_local_experts = -(-_native.MAX_EXPERTS // self.topology.num_ranks)
+        layout.num_ranks = topology.num_ranks
+        layout.num_cells = topology.num_cells
+        layout.num_hosted = topology.num_hosted
+        layout.max_readers = max(topology.sizes)
+        layout.max_local_experts = -(-_native.MAX_EXPERTS // topology.num_ranks)
         layout.unit_bytes = self.throughput_budget // layout.num_units() // 128 * 128
         return layout
 
-    def reserve_zero_copy(self, num_bytes: int) -> None:
-        """Adds the zero-copy span, once, before the segments are made."""
-        self.zero_copy_bytes = round_up(num_bytes, _PAGE)
+    def reserve_zero_copy(self, num_bytes: int, pinned: bool = False) -> None:
+        """Adds the zero-copy span, once, before the segments are made. `pinned`: a NIC takes all its pages at once."""
+        self.zero_copy_bytes, self.zero_copy_pinned = round_up(num_bytes, _PAGE), pinned
 
     @property
     def flat_bytes(self) -> int:
@@ -133,8 +152,8 @@ class MemoryPlan:
             refuse("num_nvl_bytes + num_rdma_bytes", total, f"up to {_native.MAX_REGION_BYTES} bytes in all")
         return total
 
-    def bill(self) -> MemoryBill:
-        """What this rank allocates."""
+    def bill(self, where: str = "host", reason: str = "", gpu: bool = False) -> MemoryBill:
+        """What this rank allocates; on a GPU also where its rows lie and why."""
         items = [
             BillItem("signals", self.throughput.base, "words that kernels of the node wait on"),
             BillItem("throughput rings", self.low_latency_base - self.throughput.base, "num_nvl_bytes"),
@@ -142,14 +161,21 @@ class MemoryPlan:
             BillItem("control", self.control_bytes, "words that the proxy and the kernels share"),
         ]
         if self.zero_copy_bytes:
-            items.append(
-                BillItem("zero-copy rows", self.zero_copy_bytes, "reserved; taken page by page when written", True)
+            taken = "when their size is first asked for" if gpu else "page by page when written"
+            what_for = (
+                "taken at once: a NIC registers every page" if self.zero_copy_pinned else f"reserved; taken {taken}"
             )
-        return MemoryBill(tuple(items))
+            items.append(BillItem("zero-copy rows", self.zero_copy_bytes, what_for, not self.zero_copy_pinned))
+        return MemoryBill(tuple(items), f"rows in {where} memory: {reason}" if gpu else "")
 
 
 def memory_bill(
-    num_max_dispatch_tokens_per_rank: int, hidden: int, num_ranks: int, num_experts: int, ranks_per_node: int = 0
+    num_max_dispatch_tokens_per_rank: int,
+    hidden: int,
+    num_ranks: int,
+    num_experts: int,
+    ranks_per_node: int = 0,
+    enable_shrink: bool = False,
 ) -> MemoryBill:
     """What low-latency mode takes on one rank, before anything is allocated.
 
@@ -158,15 +184,17 @@ def memory_bill(
         hidden: channels of a token.
         num_ranks, num_experts: of the group.
         ranks_per_node: ranks that share a node; 0 assumes what get_low_latency_rdma_size_hint assumes.
+        enable_shrink: each rank then takes in all rows for itself instead of once for its node.
 
     Returns:
-        A MemoryBill whose "rows" items sum to low_latency_size_hint() for the same nodes.
+        A MemoryBill whose "rows" items sum to low_latency_size_hint() for the same nodes, without enable_shrink.
     """
     topology = (
         split_into_nodes(["host"] * num_ranks, ranks_per_node, _native.MAX_RANKS_PER_NODE)
         if ranks_per_node
         else assumed_topology(num_ranks)
     )
+    topology = replace(topology, apart=enable_shrink)
     layout = low_latency_layout(num_max_dispatch_tokens_per_rank, hidden, num_experts, topology, 0)
     sources = 2 * layout.source_bytes()
     items = [

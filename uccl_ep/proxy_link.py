@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import select
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Protocol
@@ -13,8 +16,10 @@ import msgpack
 
 from uccl_ep import _native
 from uccl_ep.errors import TransportError
+from uccl_ep.fabric.config import FabricConfig
 
 CONNECT_TIMEOUT_S = 60.0
+_ANSWER_S = 3.0  # what a proxy process may take to answer, beyond what it was asked to do
 
 
 @dataclass(frozen=True)
@@ -41,11 +46,25 @@ class ProxyConfig:
     max_in_flight: int
     max_in_flight_bytes: int
     shuffle_seed: int
+    connect_timeout_s: float = CONNECT_TIMEOUT_S
     cpus: list[int] = field(default_factory=list)
+    losses_are_absences: bool = False  # enable_shrink: a lost peer is masked, no fault
+    fabric: FabricConfig = FabricConfig()
+    events_fd: int = -1  # the flight recorder's rings; -1: nothing is recorded
+    event_capacity: int = 0  # events that each of them holds
+    trace: bool = False  # record every command
+    devices: list[tuple[int, int, int]] = field(default_factory=list)  # spans in a GPU: offset, address, dma-buf or -1
 
     def descriptors(self) -> list[int]:
         """All file descriptors named here."""
-        return [*(fd for _, _, fd in self.spans), self.rings_fd, self.counters_fd]
+        named = [*(fd for _, _, fd in self.spans), self.rings_fd, self.counters_fd, self.events_fd]
+        return [fd for fd in (*named, *(dmabuf for _, _, dmabuf in self.devices)) if fd >= 0]
+
+    @classmethod
+    def from_plain(cls, values: dict[str, Any]) -> ProxyConfig:
+        """Back from asdict() and msgpack, which has no tuples and no classes."""
+        tuples = {name: [tuple(item) for item in values[name]] for name in ("spans", "devices")}
+        return cls(**{**values, **tuples, "fabric": FabricConfig.from_plain(values["fabric"])})
 
 
 def make_proxy(config: ProxyConfig) -> _native.Proxy:
@@ -55,13 +74,17 @@ def make_proxy(config: ProxyConfig) -> _native.Proxy:
     for offset, num_bytes, fd in config.spans:
         span = _native.SpanSettings()
         span.offset, span.bytes, span.fd = offset, num_bytes, fd
+        for _, address, dmabuf_fd in [device for device in config.devices if device[0] == offset]:
+            span.address, span.dmabuf_fd = address, dmabuf_fd
         spans.append(span)
     s.spans = spans
+    s.fabric = config.fabric.to_native()
     s.interface_address = config.interface
-    s.connect_timeout_ns = int(CONNECT_TIMEOUT_S * 1e9)
+    s.connect_timeout_ns = int(config.connect_timeout_s * 1e9)
     for name in (
         "rank num_ranks num_workers control_offset num_channels rings_fd num_rings ring_capacity counters_fd family "
-        "session secret max_in_flight max_in_flight_bytes shuffle_seed cpus"
+        "session secret max_in_flight max_in_flight_bytes shuffle_seed cpus "
+        "losses_are_absences events_fd event_capacity trace"
     ).split():
         setattr(s, name, getattr(config, name))
     return _native.Proxy(s)
@@ -79,6 +102,9 @@ class ProxyLink(Protocol):
     def stop(self, drain_s: float) -> None: ...
 
     def dismiss_peer(self, peer: int) -> None: ...
+
+    def notes(self) -> list[tuple[str, str]]:
+        """(choice, why) of what the transport chose at run time; complete once it is connected."""
 
     @property
     def pid(self) -> int:
@@ -109,6 +135,9 @@ class ThreadProxy:
     def dismiss_peer(self, peer: int) -> None:
         self._proxy.dismiss_peer(peer)
 
+    def notes(self) -> list[tuple[str, str]]:
+        return self._proxy.notes()
+
     @property
     def pid(self) -> int:
         """This process."""
@@ -131,20 +160,27 @@ class ProcessProxy:
             pass_fds=config.descriptors(),
             env={**os.environ, "PYTHONPATH": path},
         )
+        self._limit_s = config.connect_timeout_s + CONNECT_TIMEOUT_S  # a process may take long to start
         try:
-            self._request("configure", config=asdict(config))
+            self._request("configure", self._limit_s, config=asdict(config))
         except TransportError:
             self.stop(0.0)  # nobody else knows of the process
             raise
 
-    def _request(self, operation: str, **arguments: Any) -> Any:
+    def _request(self, operation: str, limit_s: float, **arguments: Any) -> Any:
+        """What the proxy answers. A process that is stopped would never do so, hence the limit in seconds."""
         stdin, stdout = self._process.stdin, self._process.stdout
         assert stdin is not None and stdout is not None
         try:
             body = msgpack.packb({"operation": operation, **arguments}, use_bin_type=True)
             stdin.write(len(body).to_bytes(4, "little") + body)
             stdin.flush()
-            answer = read_message(stdout)
+            answer = read_message(_Answers(stdout.fileno(), time.monotonic() + limit_s))
+        except TimeoutError as error:
+            self._process.kill()  # a late answer would be taken for that of another request
+            raise TransportError(
+                f"the proxy process (pid {self._process.pid}) has not answered {operation!r} within {limit_s:.0f} s"
+            ) from error
         except (OSError, EOFError) as error:
             code = self._process.poll()
             raise TransportError(f"the proxy process (pid {self._process.pid}, exit code {code}) is gone") from error
@@ -153,24 +189,26 @@ class ProcessProxy:
         return answer.get("value")
 
     def local_address(self) -> bytes:
-        address: bytes = self._request("local_address")
+        address: bytes = self._request("local_address", self._limit_s)
         return address
 
     def connect(self, addresses: Sequence[bytes], peer_bytes: Sequence[int], peer_pids: Sequence[int]) -> None:
-        self._request("connect", addresses=list(addresses), peer_bytes=list(peer_bytes), peer_pids=list(peer_pids))
+        arguments = {"addresses": list(addresses), "peer_bytes": list(peer_bytes), "peer_pids": list(peer_pids)}
+        self._request("connect", self._limit_s, **arguments)
 
     def start(self) -> None:
-        self._request("start")
+        self._request("start", self._limit_s)
 
     def stop(self, drain_s: float) -> None:
         if self._process.poll() is None:
             try:
-                self._request("stop", drain_s=drain_s)
+                self._request("stop", drain_s + _ANSWER_S, drain_s=drain_s)
             except TransportError:
-                pass  # it ended on its own; waiting below collects it
+                pass  # it ended on its own, or was ended for its silence; waiting below collects it
         for stream in (self._process.stdin, self._process.stdout):
             if stream is not None:
-                stream.close()
+                with contextlib.suppress(OSError):  # what an ended process did not read cannot be written any more
+                    stream.close()
         try:
             self._process.wait(drain_s + 5.0)
         except subprocess.TimeoutExpired:
@@ -178,12 +216,39 @@ class ProcessProxy:
             self._process.wait()
 
     def dismiss_peer(self, peer: int) -> None:
-        self._request("dismiss_peer", peer=peer)
+        self._request("dismiss_peer", self._limit_s, peer=peer)
+
+    def notes(self) -> list[tuple[str, str]]:
+        return [(choice, reason) for choice, reason in self._request("notes", self._limit_s)]
 
     @property
     def pid(self) -> int:
         """Process id of the proxy."""
         return self._process.pid
+
+
+class _Answers:
+    """Reads of a pipe that end at a deadline (time.monotonic)."""
+
+    def __init__(self, fd: int, deadline: float) -> None:
+        self._fd, self._deadline = fd, deadline
+
+    def read(self, size: int) -> bytes:
+        """`size` bytes, or fewer where the pipe ends.
+
+        Raises:
+            TimeoutError: they have not come by the deadline.
+        """
+        data = b""
+        while len(data) < size:
+            left = self._deadline - time.monotonic()
+            if not select.select([self._fd], [], [], max(0.0, left))[0]:
+                raise TimeoutError("no answer")
+            more = os.read(self._fd, size - len(data))
+            if not more:
+                break
+            data += more
+        return data
 
 
 def read_message(stream: Any) -> dict[str, Any]:

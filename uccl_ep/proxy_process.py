@@ -36,6 +36,7 @@ class ProxyServer:
             "start": self._start,
             "stop": self._stop,
             "dismiss_peer": lambda m: self._ready().dismiss_peer(m["peer"]),
+            "notes": lambda m: self._ready().notes(),
         }
         try:
             return {"value": operations[message["operation"]](message)}
@@ -43,9 +44,7 @@ class ProxyServer:
             return {"error": f"{type(error).__name__}: {error}"}
 
     def _configure(self, message: dict[str, Any]) -> None:
-        config = message["config"]
-        config["spans"] = [tuple(span) for span in config["spans"]]
-        self._proxy = make_proxy(ProxyConfig(**config))
+        self._proxy = make_proxy(ProxyConfig.from_plain(message["config"]))
 
     def _start(self, message: dict[str, Any]) -> None:
         self._ready().start()

@@ -184,6 +184,7 @@ def throughput_combine(
     topk_weights: Sequence[Tensor] | None = None,
     bias: Sequence[Bias] | None = None,
     ranks_per_node: int | Sequence[int] | None = None,
+    apart: bool = False,
 ) -> tuple[list[Tensor], list[Tensor] | None]:
     """Throughput combine of all ranks: the unweighted sum of what every receiving rank gives back for a token.
 
@@ -198,14 +199,14 @@ def throughput_combine(
         topk_weights: f32 [n, K] per rank, or None.
         bias: per rank None, a bf16 [T, H], or a pair of them.
         ranks_per_node: see `node_ranges`.
+        apart: as with enable_shrink: rows of other nodes' ranks are added one by one.
 
-    Returns:
-        bf16 [T, H] per rank, and f32 [T, K] per rank or None.
+    Returns: bf16 [T, H] per rank, and f32 [T, K] per rank or None.
 
     Raises:
         InvalidArgument: rows of a rank do not match what it received, or `x` is not bf16.
     """
-    nodes = node_ranges(len(x), ranks_per_node)
+    all_nodes = node_ranges(len(x), ranks_per_node)
     for rank, rows in enumerate(x):
         if rows.dtype != torch.bfloat16 or rows.shape[0] != received[rank].src_rank.numel():
             due = received[rank].src_rank.numel()
@@ -216,6 +217,7 @@ def throughput_combine(
         given = bias[source] if bias is not None else None
         first, second = given if isinstance(given, tuple) else (given, None)
         start = (zero if first is None else first.float()) + (zero if second is None else second.float())
+        nodes = sum(([n] if source in n or not apart else [range(r, r + 1) for r in n] for n in all_nodes), [])
         combined.append(_sum_over_ranks(x, received, source, nodes, start, torch.bfloat16).bfloat16())
         if topk_weights is not None:
             start = torch.zeros(own.num_own_tokens, topk_weights[source].shape[1])

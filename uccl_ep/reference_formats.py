@@ -1,4 +1,4 @@
-"""Number formats of the oracle: float8 with per-128-channel scales, logfmt-10, and the two ways tensors are compared.
+"""Number formats of the oracle: float8 with per-128-channel scales, NVFP4, logfmt-10, and two ways to compare tensors.
 
 Exact arithmetic in plain torch on the CPU; `uccl_ep.reference` re-exports it. Rules: DeepEP V1's documented numerics.
 """
@@ -15,6 +15,8 @@ from uccl_ep.errors import refuse
 BLOCK = 128  # channels that share one scale, or one logfmt range
 FP8_MAX = 448.0  # largest finite float8_e4m3fn
 AMAX_FLOOR = 1e-4  # a block of zeros still gets a scale
+NVFP4_BLOCK = 16  # channels that share one NVFP4 scale
+E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)  # NVFP4 magnitudes by code; bit 3 is the sign
 LOGFMT_CODES = 512  # magnitudes of 9 bits; with the sign, 10 bits a value
 LOGFMT_MAX_OCTAVES = 32  # smaller magnitudes than amax * 2**-32 become zero
 
@@ -71,6 +73,65 @@ def dequantise(q: Tensor, scales: Tensor) -> Tensor:
 def column_major(scales: Tensor) -> Tensor:
     """The same values [L, P, S] with the low-latency scales' strides (P * S, 1, P): stored as [L, S, P]."""
     return scales.transpose(-1, -2).contiguous().transpose(-1, -2)
+
+
+def cast_nvfp4(x: Tensor, global_scale: Tensor | float) -> tuple[Tensor, Tensor]:
+    """Quantise to e2m1 with an e4m3 scale per 16 channels, to the bit as the low-latency kernels must.
+
+    Per block, g being the global scale and every step rounded to float32: scale = e4m3(g * (max |x| * float32(1 / 6))),
+    at most 448; q = e2m1(x * (1 / (scale * (1 / g)))), nearest with ties to even, at most 6, and 0 where scale is 0.
+    NaN does not count in the maximum and becomes 6.
+
+    Args:
+        x: bf16 or f32 [..., H], H a multiple of 16.
+        global_scale: g, finite and above 0.
+
+    Returns:
+        uint8 [..., H/2], the first channel of a byte in its low half, and scales float8_e4m3fn [..., H/16].
+
+    Raises:
+        InvalidArgument: H is not a multiple of 16.
+    """
+    if x.shape[-1] % NVFP4_BLOCK:
+        refuse("hidden", x.shape[-1], f"a multiple of {NVFP4_BLOCK}")
+    blocks = torch.unflatten(x.float(), -1, (-1, NVFP4_BLOCK))
+    amax = blocks.abs().nan_to_num(0, posinf=torch.inf).amax(-1, keepdim=True)
+    g, one = torch.as_tensor(global_scale, dtype=torch.float32).flatten()[0].expand_as(amax), torch.ones_like(amax)
+    scale = (g * (amax * torch.full_like(amax, 1.0 / E2M1[-1]))).clamp_max(FP8_MAX).to(torch.float8_e4m3fn)
+    stored = scale.float()
+    multiplier = torch.where(stored == 0, 0.0, one / (stored * (one / g)))
+    value = blocks * multiplier
+    # Half-way to the next magnitude goes to the even code, which is the upper one of an odd code only.
+    borders = [(low + high) / 2 for low, high in zip(E2M1, E2M1[1:], strict=False)]
+    above = [value.abs() > b if code % 2 == 0 else value.abs() >= b for code, b in enumerate(borders)]
+    code = torch.stack(above).sum(0).where(~value.isnan(), 7)
+    code = code + 8 * (value.signbit() & ~value.isnan())
+    pairs = torch.unflatten(code.flatten(-2), -1, (-1, 2)).to(torch.uint8)
+    return pairs[..., 0] | pairs[..., 1] << 4, scale.squeeze(-1)
+
+
+def dequantise_nvfp4(q: Tensor, scales: Tensor, global_scale: Tensor | float) -> Tensor:
+    """bf16 [..., H] from uint8 [..., H/2] and e4m3 scales [..., H/16] (see unswizzle_nvfp4)."""
+    codes = torch.stack([q & 15, q >> 4], -1).flatten(-2).long()
+    values = torch.tensor([*E2M1, *(-v for v in E2M1)])[codes]
+    blocks = torch.unflatten(values, -1, (-1, NVFP4_BLOCK))
+    inverse = 1.0 / torch.as_tensor(global_scale, dtype=torch.float32).flatten()[0]
+    return (blocks * (scales.float() * inverse).unsqueeze(-1)).flatten(-2).bfloat16()
+
+
+def swizzle_nvfp4(scales: Tensor) -> Tensor:
+    """Scales [L, P, S], S a multiple of 4, as tensor cores read them: [32, 4, ceil(P / 128), 4, S / 4, L], stored as
+    [L, ceil(P / 128), S / 4, 32, 4, 4]: row 128 t + 32 j + i, scale 4 w + s is at [i, j, t, s, w]. Padding is 0."""
+    local, rows, count = scales.shape
+    raw = torch.nn.functional.pad(scales.view(torch.uint8), (0, 0, 0, -rows % 128))
+    tiled = raw.view(local, -1, 4, 32, count // 4, 4).permute(0, 1, 4, 3, 2, 5).contiguous()
+    return tiled.view(scales.dtype).permute(3, 4, 1, 5, 2, 0)
+
+
+def unswizzle_nvfp4(scales: Tensor, rows: int) -> Tensor:
+    """[L, P, S] of swizzle_nvfp4's form, P = `rows`."""
+    raw = scales.view(torch.uint8).permute(5, 2, 1, 0, 4, 3).flatten(4).flatten(1, 3)
+    return raw[:, :rows].contiguous().view(scales.dtype)
 
 
 @dataclass(frozen=True, eq=False)

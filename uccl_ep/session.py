@@ -5,16 +5,18 @@ from __future__ import annotations
 import os
 import secrets
 import socket
-import time
-from collections.abc import Mapping
-from typing import Any
-
-import numpy as np
-import torch
+import sys
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
 
 from uccl_ep import _native
-from uccl_ep.errors import InvalidArgument
-from uccl_ep.faults import BARRIER, FLAGS, PEER_LOST, TIMEOUT, Evidence, arrivals_of, error_of
+from uccl_ep.device_choice import gpu_facts, kind_of
+from uccl_ep.errors import InvalidArgument, PeerLost
+from uccl_ep.fabric.choice import choose_fabric, explain
+from uccl_ep.fabric.facts import tell
+from uccl_ep.faults import PEER_LOST, Evidence
 from uccl_ep.group import Group
 from uccl_ep.handshake import (
     Introduction,
@@ -26,52 +28,79 @@ from uccl_ep.handshake import (
     process_name,
     route_address,
 )
-from uccl_ep.memory import MemoryPlan
-from uccl_ep.proxy_link import ProcessProxy, ProxyConfig, ProxyLink, ThreadProxy
+from uccl_ep.memory import MemoryBill, MemoryPlan
+from uccl_ep.observe.publish import publish
+from uccl_ep.plan.fill import Agreed
+from uccl_ep.plan.portrait import paint
+from uccl_ep.plan.start import show_start
+from uccl_ep.proxy_link import CONNECT_TIMEOUT_S, ProcessProxy, ProxyConfig, ProxyLink, ThreadProxy
+from uccl_ep.recorder.recorder import FlightRecorder
+from uccl_ep.regions import Peer, Regions, choose_placement
+from uccl_ep.roll_call import RollCall
 from uccl_ep.settings import Settings
-from uccl_ep.topology import Topology, split_into_nodes
+from uccl_ep.topology import split_into_nodes
+from uccl_ep.witness import Witness
+
+if TYPE_CHECKING:
+    import torch
+
+    from uccl_ep.gpu.driver import Driver
 
 _DRAIN_S = 2.0
+_WORDS_S = 0.5  # what a rank whose start-up failed gives the others to say why theirs did
 _LEAVING, _LEFT = 1, 2  # proxy/engine/departures.h
 
 
-def choose_family(wanted: str, introductions: list[Introduction], topology: Topology) -> tuple[str, str]:
-    """(transport family, why), from facts that every rank has alike.
-
-    Raises:
-        InvalidArgument: the family that was asked for cannot reach all ranks.
-    """
-    one_process = len({i.process for i in introductions}) == 1
-    one_host = len({i.host_id for i in introductions}) == 1
-    if wanted == "loopback" and not one_process:
-        raise InvalidArgument("UCCL_EP_TRANSPORT=loopback needs all ranks in one process; use shared_memory or tcp")
-    if wanted == "shared_memory" and not one_host:
-        raise InvalidArgument("UCCL_EP_TRANSPORT=shared_memory needs all ranks on one host; use tcp")
-    if wanted != "auto":
-        return wanted, "UCCL_EP_TRANSPORT says so"
-    if topology.num_nodes == 1 or one_host:
-        return "shared_memory", "all ranks share a host"
-    return "tcp", "ranks are on several hosts and this build has no RDMA family for them"
-
-
-class Session:
-    """Everything of a rank that is not an operation. Made collectively by all ranks of the group.
+@dataclass(frozen=True)
+class Start:
+    """What a session starts with besides settings.
 
     Attributes:
-        rank, num_ranks, topology, plan, family: what was agreed.
-        data, control: uint8 tensors over this rank's own segments.
-        context: the kernels' RankContext.
-        mask: int32 [num_ranks]; 1 = left out (low latency).
-        peer_stats: int64 [num_ranks, PEER_STATS] that kernels add to.
+        driver: the GPU that this rank's kernels run on; None: the CPU.
+        prepare: makes what else the rank needs, given the session. When it fails on one rank, no rank starts.
     """
 
-    def __init__(self, group: Group, budgets: tuple[int, int], low_latency: bool, shrink: bool, settings: Settings):
+    driver: Driver | None = None
+    prepare: Callable[[Session], None] = lambda session: None
+
+
+class Session(Witness):
+    """Everything of a rank that is not an operation. Made collectively by all ranks of the group, or, from a
+    SurvivorGroup, by those that are left of it.
+
+    Attributes:
+        rank, num_ranks, topology, plan, family: what was agreed. notes: (choice, why) about NICs and the transport.
+        introductions: what each rank has said of itself; empty for absent ranks.
+        absent: ranks of the original group that take no part. hosts: host identity of every one of its ranks.
+        roll_call: what survivors agree by when ranks are lost.
+        regions: this rank's memory and what it sees of others'. placement: where rows lie, and why.
+        context: the kernels' RankContext.
+    """
+
+    def __init__(
+        self,
+        group: Group,
+        budgets: tuple[int, int],
+        low_latency: bool,
+        shrink: bool,
+        settings: Settings,
+        start: Start = Start(),  # noqa: B008 - frozen
+    ) -> None:
         self.rank, self.num_ranks = group.rank(), group.size()
         self.settings = settings
+        self._driver, self._prepare = start.driver, start.prepare
         self._proxy: ProxyLink | None = None
         self._guard: _native.ProxyGuard | None = None
         self._closed = False
+        self._closing = threading.Lock()  # a call of the roll call comes on its thread
+        self.absent: frozenset[int] = getattr(group, "absent", frozenset())
+        self.roll_call: RollCall | None = getattr(group, "roll_call", None)
+        self._owns_roll_call = self.roll_call is None
+        self.shrink, self.fault_raised = shrink, False
+        self.notes: list[tuple[str, str]] = []
+        self._known: tuple[dict[str, int], Evidence] | None = None  # the fault, as it was when it was first raised
         self.last_kernel = ""  # of those queued; for reports
+        self.recorder: FlightRecorder = FlightRecorder(self.rank, settings, kind_of(start.driver) == "cuda")
         shared = {
             "num_nvl_bytes": budgets[0],
             "num_rdma_bytes": budgets[1],
@@ -81,18 +110,30 @@ class Session:
             "UCCL_EP_TRANSPORT": settings.transport,
             "UCCL_EP_PROXY_THREADS": settings.proxy_threads,
             "UCCL_EP_RINGS": settings.rings,
+            "UCCL_EP_PROVIDER": settings.provider,
+            "UCCL_EP_QUEUE_PAIRS": settings.queue_pairs,
+            "device": kind_of(start.driver),
         }
-        self._introductions = self._introduce(group, shared)
-        hosts = [i.host_id for i in self._introductions]
-        self.topology = split_into_nodes(hosts, settings.ranks_per_node, _native.MAX_RANKS_PER_NODE)
-        self.family, self.family_reason = choose_family(settings.transport, self._introductions, self.topology)
-        self.plan = MemoryPlan(self.topology, *budgets, low_latency)
+        self.introductions = self._introduce(group, shared)
+        self.hosts: list[str] = getattr(group, "hosts", [i.host_id for i in self.introductions])
+        whole = split_into_nodes(self.hosts, settings.ranks_per_node, _native.MAX_RANKS_PER_NODE)
+        self.topology = replace(whole, apart=shrink).without(self.absent)
+        self.fabric = choose_fabric(settings, self._present, self.topology, self.rank)
+        self.family, self.family_reason = self.fabric.family, self.fabric.reason
+        self.placement = choose_placement(self._present, self.topology, self.family)
+        self.plan = MemoryPlan(self.topology, *budgets, low_latency, whole)
         # The classic per-expert layout's send area is what get_next_low_latency_combine_buffer's shape needs; with
         # memfds it costs nothing until it is written. Its bound is not known yet, so the span gets the whole rest.
+        # A NIC's registration takes every page at once: there it gets as much as the rows have.
         if low_latency:
-            self.plan.reserve_zero_copy(min(1 << 35, _native.MAX_REGION_BYTES - self.plan.zero_copy_offset))
+            most = budgets[1] if self.fabric.pins_memory else 1 << 35
+            most = min(most, _native.MAX_REGION_BYTES - self.plan.zero_copy_offset)
+            self.plan.reserve_zero_copy(most, self.fabric.pins_memory)
+        self.regions = self._choose_regions()
+        self._explain()
         try:
             self._connect(group, shrink)
+            self._owns_roll_call = True
         except BaseException:
             self.close()  # whatever was made by then: nothing stays behind a failed start
             raise
@@ -101,10 +142,13 @@ class Session:
 
     def _connect(self, group: Group, shrink: bool) -> None:
         """The second and third exchange. A rank that fails says so in the next one, and every rank raises the same."""
-        first = self._introductions[0]
+        first = self._present[0]
         error, meeting = "", None
         try:
             self._make_segments()
+            if self.roll_call is None:
+                self.roll_call = RollCall(self.rank, self.num_ranks, first.secret, self._interface())
+            self.roll_call.on_call = self._hear_call
             self._proxy = self._make_proxy(first.session, first.secret)
             meeting = self._meeting(self._proxy.local_address())
         except Exception as failure:
@@ -113,9 +157,22 @@ class Session:
         ready = Ready(self.rank)
         try:
             self._meet(meetings, shrink)
+            self._prepare(self)
+            self._prepare = Start.prepare  # it may hold who holds this session
         except Exception as failure:
             ready = Ready(self.rank, f"{type(failure).__name__}: {failure}")
-        exchange(group, ready)
+            if self.roll_call is not None:  # the group may be what broke
+                self.roll_call.accuse(-1, ready.error)
+        try:
+            exchange(group, ready)
+        except PeerLost as loss:
+            raise self._with_others_words(loss) from loss
+
+    def _with_others_words(self, loss: PeerLost) -> PeerLost:
+        """A loss at start-up, and why others have failed: they may have gone for the loss of yet another rank."""
+        words = {} if self.roll_call is None else self.roll_call.accusations(None, _WORDS_S)
+        said = "".join(f"; rank {rank} had said: {word.reason}" for rank, word in sorted(words.items()))
+        return PeerLost(rank=self.rank, peer=loss.peer, phase=f"{loss.phase}{said}") if said else loss
 
     def _introduce(self, group: Group, shared: Mapping[str, Any]) -> list[Introduction]:
         if not 1 <= self.num_ranks <= _native.MAX_RANKS:
@@ -130,88 +187,89 @@ class Session:
             settings=dict(shared),
             session=secrets.randbits(63),
             secret=secrets.token_bytes(32),
+            **tell(self.settings, self._driver),
+            **gpu_facts(self._driver),
+            portrait=paint(self.settings).plain(),
         )
         introductions = exchange(group, introduction)
-        compare_settings(introductions)
+        self._present = [i for i in introductions if i.rank not in self.absent]
+        compare_settings(self._present)
         return introductions
 
+    def _interface(self) -> str:
+        one_host = len({i.host_id for i in self._present}) == 1
+        return self.settings.interface or ("127.0.0.1" if one_host else self.introductions[self.rank].interface)
+
+    def _choose_regions(self) -> Regions:
+        if self._driver is None:
+            return Regions(self.plan, self.placement, self.rank, self.settings)
+        from uccl_ep.gpu.memory import GpuRegions
+
+        session = self._present[0].session
+        return GpuRegions(self.plan, self.placement, self.rank, self.settings, self._driver, session)
+
+    def _explain(self) -> None:
+        if self.rank == (me := self._present[0]).rank:
+            where = me.device if self._driver is None else f"{me.device}, {self._driver.facts.name} ({me.gpu})"
+            agreed = Agreed(self._present, self.settings, self.topology, self.fabric, self.placement)
+            show_start(agreed, self.bill, where)
+
+    def _show(self, *choices: tuple[str, str]) -> None:
+        if self.settings.explain and self.rank == self._present[0].rank:
+            explain(choices, sys.stderr)
+
     def _make_segments(self) -> None:
-        plan, s = self.plan, self.settings
-        name = f"uccl-ep-{self.rank}"
-        self.num_rings = s.proxy_threads * s.rings
-        _ = plan.flat_bytes  # refuses what offsets cannot name
-        self._data = _native.Segment.create(f"{name}-data", plan.data_bytes)
-        self._control = _native.Segment.create(f"{name}-control", plan.control_bytes)
-        self._rings = _native.Segment.create(f"{name}-rings", self.num_rings * _native.ring_bytes(s.ring_capacity))
-        self._counters = _native.Segment.create(
-            f"{name}-counters", _native.counters_bytes(s.proxy_threads, self.num_ranks)
-        )
-        self._zero_copy = (
-            _native.Segment.create(f"{name}-zero-copy", plan.zero_copy_bytes) if plan.zero_copy_bytes else None
-        )
-        self.data = torch.from_numpy(self._data.numpy())
-        self.control = torch.from_numpy(self._control.numpy())
+        if self._driver is not None:
+            from uccl_ep.gpu.device import check_group
+
+            check_group(self._present, self.rank)
+        self.regions.make()
 
     def _make_proxy(self, session: int, secret: bytes) -> ProxyLink:
-        plan, s = self.plan, self.settings
-        spans = [
-            (0, plan.data_bytes, self._data.fd),
-            (plan.control_offset, plan.control_bytes, self._control.fd),
-        ]
-        if self._zero_copy is not None:
-            spans.append((plan.zero_copy_offset, plan.zero_copy_bytes, self._zero_copy.fd))
-        one_host = len({i.host_id for i in self._introductions}) == 1
+        plan, s, regions = self.plan, self.settings, self.regions
         config = ProxyConfig(
             rank=self.rank,
             num_ranks=self.num_ranks,
             num_workers=s.proxy_threads,
-            spans=spans,
+            spans=regions.spans(),
             control_offset=plan.control_offset,
             num_channels=plan.num_channels,
-            rings_fd=self._rings.fd,
-            num_rings=self.num_rings,
+            rings_fd=regions.rings.fd,
+            num_rings=regions.num_rings,
             ring_capacity=s.ring_capacity,
-            counters_fd=self._counters.fd,
+            counters_fd=regions.counters.fd,
             family=self.family,
             session=session,
             secret=secret,
-            interface=s.interface or ("127.0.0.1" if one_host else self._introductions[self.rank].interface),
+            interface=self._interface(),
             max_in_flight=s.max_in_flight,
             max_in_flight_bytes=s.max_in_flight_bytes,
             shuffle_seed=s.shuffle_seed,
+            connect_timeout_s=min(CONNECT_TIMEOUT_S, s.timeout_s),
             cpus=list(s.pin_cpus),
+            losses_are_absences=self.shrink,
+            fabric=self.fabric.checked_config(),
+            devices=regions.devices(),
+            **self.recorder.proxy_settings(),
         )
         if s.proxy == "process" and self.family == "loopback":
             raise InvalidArgument("UCCL_EP_PROXY=process and UCCL_EP_TRANSPORT=loopback exclude each other")
         return ProcessProxy(config) if s.proxy == "process" else ThreadProxy(config)
 
     def _meeting(self, address: bytes) -> Meeting:
-        return Meeting(
-            rank=self.rank,
-            segment_pid=os.getpid(),
-            data_fd=self._data.fd,
-            data_bytes=self.plan.data_bytes,
-            control_fd=self._control.fd,
-            control_bytes=self.plan.control_bytes,
-            flat_bytes=self.plan.flat_bytes,
-            address=address,
-            watch_pid=0 if self._proxy is None else self._proxy.pid,
-        )
+        meeting = self.regions.meeting(address, 0 if self._proxy is None else self._proxy.pid)
+        return replace(meeting, roll_call="" if self.roll_call is None else self.roll_call.address)
 
     def _meet(self, meetings: list[Meeting], shrink: bool) -> None:
-        me = self._introductions[self.rank]
-        same_host = [i.host_id == me.host_id for i in self._introductions]
-        node = self.topology.node_of[self.rank]
-        members = self.topology.members(node)
-        self._peer_data = {self.rank: self._data}
-        self._peer_control = {self.rank: self._control}
-        for m in meetings:
-            if m.rank == self.rank or not same_host[m.rank]:
-                continue
-            # Control of every rank on the host: to say goodbye there. Data of the node: to load and store.
-            self._peer_control[m.rank] = _native.Segment.open(m.segment_pid, m.control_fd, m.control_bytes)
-            if m.rank in members:
-                self._peer_data[m.rank] = _native.Segment.open(m.segment_pid, m.data_fd, m.data_bytes)
+        me = self.introductions[self.rank]
+        if self._owns_roll_call and self.roll_call is not None:
+            self.roll_call.meet({m.rank: m.roll_call for m in meetings})
+        same_host = [i.host_id == me.host_id for i in self.introductions]
+        members = self.topology.members(node := self.topology.node_of[self.rank])
+        others = [m for m in meetings if m.rank != self.rank and same_host[m.rank]]
+        self.regions.meet(
+            [Peer(m, m.rank in members, self.introductions[m.rank].process == me.process) for m in others]
+        )
         remote = [of != node for of in self.topology.node_of]
         assert self._proxy is not None
         self._proxy.connect(
@@ -219,133 +277,124 @@ class Session:
             [m.flat_bytes if remote[m.rank] else 0 for m in meetings],
             [m.watch_pid if same_host[m.rank] and m.watch_pid != me.pid and m.rank != me.rank else 0 for m in meetings],
         )
+        self.notes = [*self.fabric.notes, *(said := self._proxy.notes())]
+        self._show(*said)
         self._make_context(members, shrink)
         self._proxy.start()
         if self._proxy.pid != me.pid:
-            self._guard = _native.ProxyGuard(self._proxy.pid, self._control.address, self.rank)
+            self._guard = _native.ProxyGuard(self._proxy.pid, self.regions.control.address, self.rank)
+        self._published = publish(self)
 
     def _make_context(self, members: list[int], shrink: bool) -> None:
-        self.mask = torch.zeros(self.num_ranks, dtype=torch.int32)
-        self.peer_stats = torch.zeros(self.num_ranks, _native.PEER_STATS, dtype=torch.int64)
         tables = _native.RankTablesSettings()
         tables.rank = self.rank
-        tables.node_of = list(self.topology.node_of)
-        tables.data = [self._peer_data[r].address for r in members]
-        tables.control = [self._peer_control[r].address for r in members]
-        tables.rings = self._rings.address
-        tables.num_rings = self.num_rings
-        tables.ring_capacity = self.settings.ring_capacity
-        tables.mask = self.mask.data_ptr()
-        tables.peer_stats = self.peer_stats.data_ptr()
+        tables.node_of, tables.cell_of = list(self.topology.node_of), list(self.topology.cell_of)
+        tables.num_rings, tables.ring_capacity = self.regions.num_rings, self.settings.ring_capacity
         tables.shrink = shrink
         tables.timeout_ns = int(self.settings.timeout_s * 1e9)
         tables.control_offset = self.plan.control_offset
         tables.num_channels = self.plan.num_channels
-        self._tables = _native.RankTables(tables)
-        self.context = self._tables.context
+        self.context = self.regions.place(tables, members)
+        self.mask[sorted(self.absent)] = 1
 
     # ---- life --------------------------------------------------------------------------------------------------
 
     @property
     def hostnames(self) -> list[str]:
         """Host name of each rank."""
-        return [i.hostname for i in self._introductions]
+        return [i.hostname for i in self.introductions]
 
-    def zero_copy(self) -> tuple[torch.Tensor, int]:
-        """(uint8 tensor over the zero-copy span, its flat offset); taken from memory page by page when written."""
-        if self._zero_copy is None:
-            raise InvalidArgument("zero copy needs a Buffer made with low_latency_mode=True")
-        return torch.from_numpy(self._zero_copy.numpy()), self.plan.zero_copy_offset
+    @property
+    def data(self) -> torch.Tensor:
+        """uint8 tensor over this rank's data region, where its kernels run."""
+        return self.regions.data
+
+    @property
+    def mask(self) -> torch.Tensor:
+        """int32 [num_ranks]; 1 = left out."""
+        return self.regions.mask
+
+    def leave_out(self, rank: int, out: bool) -> None:
+        """Masks a rank, or takes the mask away: for kernels and for the proxy."""
+        self.mask[rank] = int(out)
+        _native.exclude_peer(self.regions.control.address, self.plan.control, rank, out)
+
+    @property
+    def peer_stats(self) -> torch.Tensor:
+        """int64 [num_ranks, PEER_STATS] that kernels add to, as it is now, in host memory."""
+        return self.regions.read_stats()
+
+    @property
+    def placement_reason(self) -> str:
+        """Why rows lie where they do."""
+        return self.placement.reason
+
+    def bill(self) -> MemoryBill:
+        """What this rank allocates, and where."""
+        return self.plan.bill(self.placement.where, self.placement.reason, self._driver is not None)
+
+    def zero_copy(self, num_bytes: int) -> tuple[torch.Tensor, int]:
+        """(uint8 tensor over at least `num_bytes` of zero-copy rows or all there are, its flat offset)."""
+        return self.regions.zero_copy(num_bytes)
 
     def rings_idle(self) -> bool:
-        """Every command of this rank so far is complete at its receiver."""
-        return _native.rings_idle(self._rings.address, self.num_rings, self.settings.ring_capacity)
+        """Every command of this rank so far is complete at its receiver. Of a CPU's kernels only."""
+        return _native.rings_idle(self.regions.rings.address, self.regions.num_rings, self.settings.ring_capacity)
 
-    def check(self) -> None:
-        """Raises this rank's fault, if it has one; after a fault every use of the buffer raises it again.
+    def _hear_call(self, suspects: list[int], teller: int) -> None:
+        """Another rank calls the roll: what this one is doing ends with the loss that it has not noticed yet."""
+        with self._closing:
+            if not self._closed:
+                _native.report_lost_peer(self.regions.control.address, suspects[0])
 
-        Raises:
-            PeerTimeout, PeerLost, SettingsMismatch, TransportError, UcclEpError: see uccl_ep.faults.
-        """
-        if self._closed:
-            return  # an event outlived the buffer; what it waited for has ended
-        fault = _native.read_fault(self._control.address)
-        if fault is None:
-            return
-        fault["peer"] = self._culprit(fault)
-        raise error_of(fault, self.rank, self.hostnames, self._evidence(fault))
+    def release_roll_call(self) -> RollCall | None:
+        """The roll call, which from now on is the caller's to close."""
+        self._owns_roll_call = False
+        return self.roll_call
 
-    def _word(self, rank: int, offset: int) -> int:
-        """A word of a control segment of this host."""
-        return int(np.frombuffer(self._peer_control[rank].numpy(), dtype=np.uint64)[offset // 8])
+    def keep_roll_call(self) -> None:
+        """Takes it back: close() closes it."""
+        self._owns_roll_call = True
 
-    def _culprit(self, fault: Mapping[str, int]) -> int:
-        """Whom a record is about; a kernel knows only what it waited for."""
-        peer, phase = fault["peer"], fault["phase"]
-        if phase == BARRIER and peer >= self.num_ranks:  # remote ranks meet in the proxy, which noted who has come
-            words = [self._word(self.rank, self.plan.control.progress(3, r)) for r in range(self.num_ranks)]
-            return words.index(1 << 32) if 1 << 32 in words else peer
-        if fault["kind"] == TIMEOUT and phase in FLAGS and peer < self.num_ranks:
-            # Rows of a remote rank come in at its host here. When that has not even done its own part, it is the one.
-            host = self.topology.host_of(peer, self.topology.node_of[self.rank])
-            offset = self.plan.signals.flag(FLAGS[phase], host)
-            own = int(np.frombuffer(self._peer_data[host].numpy(), dtype=np.uint64)[offset // 8])
-            if fault["channel"] >= self.plan.num_channels and own < fault["expected"]:
-                return host
-        return peer
+    @property
+    def closed(self) -> bool:
+        """Whether close() was called."""
+        return self._closed
 
-    def _evidence(self, fault: Mapping[str, int]) -> Evidence:
-        """What this rank and the one of its node that takes in the peer's rows know about the peer of a fault."""
-        peer, control = fault["peer"], self.plan.control
-        if peer >= self.num_ranks:
-            return Evidence(self.last_kernel)
-        host = self.topology.host_of(peer, self.topology.node_of[self.rank])
-        # Rows of a dispatch, and their counts, arrive at the host; everything else at the rank that waits.
-        at = {0: host, 2: host}
-        progress = None if host == peer else lambda p: self._word(at.get(p, self.rank), control.progress(p, peer))
-        last_ns = max(self.counters()[1][peer]["last_arrival_ns"], self._word(host, control.flag_time(peer)))
-        last_seen_s = (time.monotonic_ns() - last_ns) / 1e9 if last_ns else None
-        return Evidence(self.last_kernel, *arrivals_of(fault, progress), last_seen_s)
-
-    def counters(self) -> tuple[list[dict[str, int]], list[dict[str, int]]]:
-        """The proxy's counters: (per worker, per peer)."""
-        return _native.read_counters(self._counters.address, self.settings.proxy_threads, self.num_ranks)
-
-    def close(self) -> None:
+    def close(self, drain_s: float = _DRAIN_S) -> None:
         """Says goodbye to the ranks of this host, stops the proxy, drops the memory. No collective; idempotent.
 
         No kernel may be queued any more. Memory that the caller still has a view of goes with the last view.
         """
-        if self._closed:
-            return
-        self._closed = True
+        if self._owns_roll_call and self.roll_call is not None:
+            self.roll_call.close()
+        with self._closing:
+            if self._closed:
+                return
+            self._closed = True
         orderly = not self._lost_its_proxy()
         if orderly:
             self._say(_LEAVING)  # before anyone can see this process's proxy end
         if self._guard is not None:
             self._guard.stop()
         if self._proxy is not None:
-            self._proxy.stop(_DRAIN_S)
-        if orderly:
-            self._say(_LEFT)
-        for name in (
-            "_proxy _guard _tables context data control _data _control _rings _counters _zero_copy "
-            "_peer_data _peer_control"
-        ).split():
-            self.__dict__.pop(name, None)
+            self._proxy.stop(drain_s)
+        try:
+            self.regions.release_peers()
+        finally:
+            if orderly:
+                self._say(_LEFT)
+            self.recorder.close(self)
+            for name in ("_published", "_proxy", "_guard", "context"):
+                self.__dict__.pop(name, None)
+            self.regions.close()
 
     def _lost_its_proxy(self) -> bool:
         """What this rank owed others went with its proxy: a goodbye would hide that from who has not noticed yet."""
-        fault = _native.read_fault(self._control.address) if hasattr(self, "_control") else None
+        control = getattr(self.regions, "control", None)
+        fault = None if control is None else _native.read_fault(control.address)
         return fault is not None and fault["kind"] == PEER_LOST and fault["peer"] == self.rank
 
     def _say(self, goodbye: int) -> None:
         """Writes this rank's `departed` word where ranks of this host look for it."""
-        for rank, segment in getattr(self, "_peer_control", {}).items():
-            if rank != self.rank:
-                words = np.frombuffer(segment.numpy(), dtype=np.uint64)
-                words[self.plan.control.departed(self.rank) // 8] = goodbye
-
-    def note(self, kernel: str) -> None:
-        """Remembers what was queued last, for reports."""
-        self.last_kernel = kernel
+        self.regions.set_control_words(self.plan.control.departed(self.rank), goodbye)

@@ -11,6 +11,7 @@ import functools
 import ipaddress
 import math
 import os
+import re
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -25,7 +26,8 @@ PREFIX = "UCCL_EP_"
 class Settings:
     """What the environment says, checked. Every field is one row of `VARIABLES`; defaults are those of the table.
 
-    Two of them stand for "choose": `ranks_per_node` = 0 (ranks of one host are one node) and `host_blocks` = 0.
+    Some stand for "choose": `ranks_per_node` = 0 (ranks of one host are one node), `host_blocks` = 0, `gid_index` = -1,
+    `mtu` = 0 (what ports have), and empty names.
     """
 
     ranks_per_node: int = 0
@@ -44,6 +46,22 @@ class Settings:
     device: str = "auto"
     explain: bool = False
     shuffle_seed: int = 0
+    cache_dir: str = ""
+    nics: str = ""
+    gid_index: int = -1
+    gpu_memory: str = "auto"
+    provider: str = ""
+    queue_pairs: int = 1
+    service_level: int = 0
+    traffic_class: int = 0
+    hop_limit: int = 64
+    mtu: int = 0
+    udp_source_port: int = 0
+    observe_dir: str = ""
+    metrics_port: int = 0
+    flight_recorder: str = ""
+    trace: str = ""
+    as_deep_ep: bool = False
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] | None = None) -> Settings:
@@ -190,13 +208,48 @@ def _address(text: str) -> str:
 
 
 def _cpu_list(text: str) -> tuple[int, ...]:
-    cpus: list[int] = []
+    cpus: dict[int, None] = {}  # the order is the order of proxy threads; a repeat would say nothing
     for part in text.split(","):
         first, dash, last = part.strip().partition("-")
         low = _whole(first, 0, 65535)
         high = _whole(last, low, 65535) if dash else low
-        cpus.extend(range(low, high + 1))
-    return tuple(dict.fromkeys(cpus))  # the order is the order of proxy threads; a repeat would say nothing
+        cpus.update(dict.fromkeys(range(low, high + 1)))
+    return tuple(cpus)
+
+
+def _folder(text: str) -> str:
+    path = os.path.abspath(os.path.expanduser(text))
+    if "\0" in path:
+        raise ValueError(text)
+    if os.path.exists(path) and not os.path.isdir(path):
+        raise ValueError(text)
+    return path
+
+
+def _device(text: str) -> str:
+    if not re.fullmatch(r"auto|cpu|(cuda|hip)(:\d{1,3})?", text.lower()):
+        raise ValueError(text)
+    return text.lower()
+
+
+def _nics(text: str) -> str:
+    names = [name.strip() for name in text.split(",")]
+    excluded = {name.startswith("^") for name in names}
+    if len(excluded) != 1 or not all(re.fullmatch(r"\^?[\w.*?-]+(:[1-9]\d{0,2})?", name) for name in names):
+        raise ValueError(text)
+    return ",".join(names)
+
+
+def _word(text: str) -> str:
+    if not re.fullmatch(r"[\w;.-]+", text):
+        raise ValueError(text)
+    return text
+
+
+def _mtu(text: str) -> int:
+    if text not in ("0", "256", "512", "1024", "2048", "4096"):
+        raise ValueError(text)
+    return int(text)
 
 
 def _boolean(text: str) -> bool:
@@ -208,7 +261,11 @@ def _boolean(text: str) -> bool:
 
 VARIABLES: tuple[Variable, ...] = (
     _integer("RANKS_PER_NODE", 0, 64, "Ranks that reach each other by load and store; 0: all ranks of one host."),
-    _choice("TRANSPORT", ("auto", "loopback", "shared_memory", "tcp"), "Network family; auto chooses and explains."),
+    _choice(
+        "TRANSPORT",
+        ("auto", "loopback", "shared_memory", "tcp", "verbs", "efa", "libfabric"),
+        "Network family; auto chooses and explains.",
+    ),
     _choice("PROXY", ("thread", "process"), "Run the proxy as threads of the rank, or as a process beside it."),
     _integer("PROXY_THREADS", 1, 64, "Proxy worker threads per rank."),
     _integer("RINGS", 1, 64, "Command rings per proxy thread."),
@@ -245,7 +302,81 @@ VARIABLES: tuple[Variable, ...] = (
     ),
     _integer("HOST_BLOCKS", 0, 65535, "Blocks of each kernel that runs on the CPU; 0: choose."),
     _integer("HOST_THREADS", 1, 1024, "Worker threads of each kernel that runs on the CPU."),
-    _choice("DEVICE", ("auto", "cpu", "cuda"), "Where kernels run; auto: follow the tensors."),
+    Variable(
+        PREFIX + "DEVICE",
+        "device",
+        "auto | cpu | cuda | cuda:N | hip | hip:N",
+        "Where kernels run; auto: on a GPU where one can be used.",
+        _device,
+    ),
     Variable(PREFIX + "EXPLAIN", "bool", "1 | 0 | true | false | yes | no | on | off", "Print every choice.", _boolean),
     _integer("SHUFFLE_SEED", 0, 2**64 - 1, "Loopback: deliver in a random order from this seed; 0: as posted."),
+    Variable(
+        PREFIX + "CACHE_DIR",
+        "path",
+        "a folder, made when missing",
+        "Where compiled GPU kernels are kept; empty: uccl-ep in the user's cache folder.",
+        _folder,
+    ),
+    Variable(
+        PREFIX + "NICS",
+        "list of names",
+        "mlx5_0,mlx5_1:1 to use, or ^mlx5_2,^mlx5_3 to leave out; * and ? stand for characters",
+        "NICs (and ports) for verbs, efa and libfabric; empty: the nearest to each rank's GPU or CPUs.",
+        _nics,
+    ),
+    _integer("GID_INDEX", -1, 1023, "Entry of the port's GID table (RoCE, InfiniBand); -1: by rule."),
+    _choice(
+        "GPU_MEMORY",
+        ("auto", "dmabuf", "peer_memory", "host"),
+        "How NICs reach rows in a GPU's memory; host: rows lie in pinned host memory.",
+    ),
+    Variable(
+        PREFIX + "PROVIDER",
+        "name",
+        "a libfabric provider: tcp, shm, cxi, efa, verbs, ...",
+        "libfabric's provider; empty: the best that all ranks have.",
+        _word,
+    ),
+    _integer("QUEUE_PAIRS", 1, 64, "verbs: queue pairs per peer, proxy thread and NIC."),
+    _integer("SERVICE_LEVEL", 0, 15, "InfiniBand's or EFA's service level; 0: EFA's for low latency on EFA."),
+    _integer("TRAFFIC_CLASS", 0, 255, "RoCE: the IP packet's traffic class (DSCP times 4)."),
+    _integer("HOP_LIMIT", 1, 255, "RoCE and routed InfiniBand: routers that a packet may pass."),
+    Variable(
+        PREFIX + "MTU",
+        "bytes",
+        "0 | 256 | 512 | 1024 | 2048 | 4096",
+        "Payload of an RDMA packet; 0: the most that both ports of a connection have.",
+        _mtu,
+    ),
+    _integer("UDP_SOURCE_PORT", 0, 65535, "RoCE: first of a range of source ports, one a queue pair; 0: the driver's."),
+    Variable(
+        PREFIX + "OBSERVE_DIR",
+        "path",
+        "a folder, made when missing",
+        "Where ranks leave a file that `uccl-ep top --dir` finds them by; empty: nowhere, it finds them by itself.",
+        _folder,
+    ),
+    _integer("METRICS_PORT", 0, 65535, "TCP port for Prometheus, served by the lowest rank of each host; 0: none."),
+    Variable(
+        PREFIX + "FLIGHT_RECORDER",
+        "path",
+        "a folder, made when missing, or off",
+        "Where a rank leaves its flight record when a peer fails; empty: a folder of this user's in the temporary one.",
+        lambda text: "off" if text.lower() == "off" else _folder(text),
+    ),
+    Variable(
+        PREFIX + "TRACE",
+        "path",
+        "a folder, made when missing",
+        "Record every command, and leave each rank's record there at the end, for `uccl-ep trace`; empty: do not.",
+        _folder,
+    ),
+    Variable(
+        PREFIX + "AS_DEEP_EP",
+        "bool",
+        "1 | 0 | true | false | yes | no | on | off",
+        "import deep_ep gives uccl_ep, where something reads this as Python starts; see uccl_ep/drop_in.",
+        _boolean,
+    ),
 )

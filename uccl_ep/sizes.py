@@ -10,7 +10,7 @@ import re
 from uccl_ep.errors import refuse
 
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
-_SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([kmgtp]?)(?:i?b)?\s*", re.IGNORECASE)
+_SIZE = re.compile(r"\s*(\d{1,40}(?:\.\d{1,40})?)\s*([kmgtp]?)(?:i?b)?\s*", re.IGNORECASE | re.ASCII)
 
 
 def round_up(value: int, multiple: int) -> int:

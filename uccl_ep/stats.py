@@ -12,7 +12,7 @@ _FIELDS = ("rows_sent", "bytes_sent", "rows_received", "bytes_received", "wait_n
 def collect_stats(session: Session) -> dict[str, Any]:
     """{"rank", "peers": one dict a rank, "proxy": sums over its workers}.
 
-    A peer's dict has rank, host, node_local, via ("load/store" on the node, else the transport's family),
+    A peer's dict has rank, host, node_local, via ("load/store" on the node, else the transport's family or "absent"),
     rows_sent, bytes_sent, rows_received, bytes_received, wait_ns (time kernels waited for it), and what the proxy
     counted towards it: writes (of any kind), write_bytes, arrivals, stalls.
 
@@ -29,7 +29,7 @@ def collect_stats(session: Session) -> dict[str, Any]:
                 "rank": rank,
                 "host": session.hostnames[rank],
                 "node_local": local,
-                "via": "load/store" if local else session.family,
+                "via": "load/store" if local else "absent" if rank in session.absent else session.family,
                 **dict(zip(_FIELDS, row, strict=True)),
                 **{name: proxied[rank][name] for name in ("writes", "write_bytes", "arrivals", "stalls")},
             }

@@ -1,137 +1,22 @@
-"""Throughput dispatch and combine: argument structs, the handle, and the kernel launches."""
+"""Throughput dispatch and combine: argument structs and the kernel launches."""
 
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from uccl_ep import _native
-from uccl_ep.device import CpuDevice
+from uccl_ep.device import Device
 from uccl_ep.errors import InvalidArgument, NotSupported, refuse
+from uccl_ep.routing import Routing
 from uccl_ep.session import Session
 from uccl_ep.sizes import format_bytes
 
 _WARPS = 4
 Tensor = torch.Tensor
-
-
-@dataclass
-class Routing:
-    """What a dispatch found out and everything after it needs (tables of kernels/throughput/common.h).
-
-    C is `channels`. All int32 on the Buffer's device.
-    """
-
-    channels: int
-    num_tokens: int
-    num_local_experts: int
-    topk: int  # of the dispatched ids, 0 without
-    is_token_in_rank: Tensor  # bool [num_tokens, N]
-    channel_prefix: Tensor  # [N, C] inclusive
-    node_rows: Tensor  # [nodes, C]
-    recv_tokens: Tensor  # [N, C]
-    recv_begin: Tensor  # [N, C]
-    stream_rows: Tensor  # [N, C]
-    reducer_tokens: Tensor  # [N, readers, C]
-    rank_prefix: Tensor  # [N, N] on one node, else [N]
-    expert_counts: Tensor  # [L]
-    recv_total: Tensor  # [1]
-    recv_src_idx: Tensor  # [rows]
-    num_rows: int  # rows of the outputs (worst case when there was no CPU sync)
-    owner: object  # of the Buffer that made it
-
-    def tensors(self) -> tuple[Tensor, ...]:
-        """Everything that queued kernels read."""
-        return tuple(v for v in vars(self).values() if isinstance(v, Tensor))
-
-
-class ThroughputHandle(tuple[Tensor, ...]):
-    """DeepEP's handle tuple (6 tensors on one node, 10 on several) with the routing that combine uses.
-
-    The tensors are worked out when they are first looked at: combine needs none of them, and in an asynchronous call
-    the tables that they come from are filled only when its event has happened.
-    """
-
-    routing: Routing
-    _num_nodes: int
-    _parts: tuple[Tensor, ...] | None
-
-    @classmethod
-    def make(cls, routing: Routing, num_nodes: int) -> ThroughputHandle:
-        """The handle of a dispatch that has been queued."""
-        handle = cls()
-        handle.routing, handle._num_nodes, handle._parts = routing, num_nodes, None
-        return handle
-
-    def _tensors(self) -> tuple[Tensor, ...]:
-        if self._parts is None:
-            self._parts = _one_node(self.routing) if self._num_nodes == 1 else _several_nodes(self.routing)
-        return self._parts
-
-    def __len__(self) -> int:
-        return 6 if self._num_nodes == 1 else 10
-
-    def __iter__(self) -> Iterator[Tensor]:
-        return iter(self._tensors())
-
-    def __getitem__(self, index: Any) -> Any:
-        return self._tensors()[index]
-
-    def __eq__(self, other: object) -> bool:
-        return self is other
-
-    __hash__ = object.__hash__
-
-    def __repr__(self) -> str:
-        return f"ThroughputHandle({len(self)} tensors, {self.routing.num_rows} rows)"
-
-    def __reduce__(self) -> Any:
-        raise NotSupported("a dispatch handle names live buffers of this process; it cannot be pickled")
-
-
-def _send_order(routing: Routing) -> Tensor:
-    """int32 [T, N]: index of a token among those sent to a rank, -1 where it is not sent."""
-    sent = routing.is_token_in_rank.int()
-    return torch.where(routing.is_token_in_rank, sent.cumsum(0, dtype=torch.int32) - 1, -1).int()
-
-
-def _recv_channel_prefix(routing: Routing) -> Tensor:
-    return routing.recv_begin - routing.recv_begin[:, :1]
-
-
-def _one_node(r: Routing) -> tuple[Tensor, ...]:
-    return (
-        r.rank_prefix,
-        r.channel_prefix,
-        _recv_channel_prefix(r),
-        r.recv_src_idx,
-        r.is_token_in_rank,
-        _send_order(r),
-    )
-
-
-def _several_nodes(r: Routing) -> tuple[Tensor, ...]:
-    recv_rank_prefix = r.rank_prefix
-    hosted = r.stream_rows.cumsum(1, dtype=torch.int32)
-    source = torch.bucketize(
-        torch.arange(r.recv_src_idx.numel(), dtype=torch.int32), recv_rank_prefix, right=True, out_int32=True
-    )
-    return (
-        r.is_token_in_rank,
-        r.node_rows.cumsum(1, dtype=torch.int32),
-        r.channel_prefix,
-        hosted,
-        hosted[:, -1].cumsum(0, dtype=torch.int32),
-        _recv_channel_prefix(r),
-        recv_rank_prefix,
-        torch.stack([source, r.recv_src_idx], 1).contiguous().view(torch.uint8),  # [n, 8]: source rank, token
-        _send_order(r),
-        r.reducer_tokens,
-    )
 
 
 @dataclass
@@ -145,6 +30,15 @@ class Rows:
     def payload_bytes(self) -> int:
         """Bytes of one row of x."""
         return self.x.shape[1] * self.x.element_size()
+
+
+@dataclass(frozen=True)
+class CountOptions:
+    """Of a dispatch that counts: num_worst_tokens is 0 when the host is to know the counts."""
+
+    num_sms: int
+    expert_alignment: int
+    num_worst_tokens: int
 
 
 @dataclass
@@ -162,11 +56,27 @@ class Dispatched:
 class Throughput:
     """The throughput half of a Buffer."""
 
-    def __init__(self, session: Session, device: CpuDevice) -> None:
+    def __init__(self, session: Session, device: Device) -> None:
         self._session, self._device = session, device
-        self._epoch = 0
         self._owner = object()
+        self._epoch = device.zeros(1, dtype=torch.int64)
+        self._settled = device.zeros(_native.SETTLED_GEOMETRY_BYTES // 4, dtype=torch.int32)
         self._geometry: dict[str, Any] = {"dispatch": None, "combine": None}
+        self.calls = 0  # dispatches that counted
+        self._masked_at: dict[int, int] = {}  # by rank: `calls` when the caller masked it
+        self._recorded = False  # calls of this rank are in graphs, which run without passing here
+
+    def note_masked(self, rank: int, masked: bool) -> None:
+        """The caller has masked a rank, or taken the mask away."""
+        if masked:
+            self._masked_at.setdefault(rank, self.calls)
+        else:
+            self._masked_at.pop(rank, None)
+
+    def late(self, ranks: set[int]) -> list[int]:
+        """Those masked ranks among `ranks` that a dispatch may have left out: their streams have stopped half way."""
+        masked = set(self._session.mask.nonzero().flatten().tolist()) & ranks
+        return sorted(r for r in masked if self.calls and self._masked_at.get(r) != self.calls)
 
     def routing_of(self, handle: object) -> Routing:
         """The routing inside a handle.
@@ -178,7 +88,8 @@ class Throughput:
         if not isinstance(routing, Routing):
             refuse("handle", type(handle).__name__, "the handle that dispatch returned", "Pass it on as it came.")
         if routing.owner is not self._owner:
-            refuse("handle", "of another Buffer", "the handle that dispatch of this Buffer returned")
+            wanted = "the handle that dispatch of this Buffer returned"
+            refuse("handle", "of another Buffer", wanted, "One from before recover() counts as that. Dispatch again.")
         return routing
 
     # ---- layout ----------------------------------------------------------------------------------------------------
@@ -240,53 +151,58 @@ class Throughput:
 
     def _settle(self, geometry: Any, direction: str) -> None:
         """Before streams are cut in another way, everything sent in the old way must have been read."""
-        last = self._geometry[direction]
-        if last is not None and last != geometry:
-            args = _native.DrainArgs()
-            args.rank = self._session.context
-            args.direction = int(direction == "combine")
-            args.num_channels = last.num_channels
-            self._device.launch(_native.throughput_drain, args, self._device.shape(1, 1))
+        self._recorded = self._recorded or self._device.capturing()
+        if not self._recorded and self._geometry[direction] == geometry:
+            return
         self._geometry[direction] = geometry
+        args = _native.SettleArgs()
+        args.rank = self._session.context
+        args.direction = int(direction == "combine")
+        args.num_channels, args.row_bytes = geometry.num_channels, geometry.row_bytes
+        args.last = self._settled.data_ptr()
+        self._device.launch(_native.throughput_settle, args, self._device.shape(1, 1))
 
     # ---- dispatch --------------------------------------------------------------------------------------------------
 
     def exchange_counts(
-        self, shape: Any, rows: Rows, in_rank: Tensor, per_expert: Tensor, num_sms: int, expert_alignment: int
+        self, shape: Any, rows: Rows, in_rank: Tensor, per_expert: Tensor, options: CountOptions
     ) -> Routing:
         """Queues the count exchange; the routing's tables are filled when it has run."""
         device, topology = self._device, self._session.topology
         ranks, nodes, readers = topology.num_ranks, topology.num_nodes, max(topology.sizes)
+        self.calls += 1
+        # What a kernel masks later must not change whom tokens go to: others have been told how many there are.
+        taken = device.empty(*in_rank.shape, dtype=torch.bool) if self._session.shrink else in_rank
         # The handle's combine sends bf16 rows over the same channels; they may be larger than these.
         answer = _native.RowShape()
         answer.payload_bytes, answer.topk, answer.has_weights = 2 * rows.x.shape[1], shape.topk, 1
-        channels = self._fit(max(shape.bytes(), answer.bytes()), num_sms).num_channels
-        local = per_expert.numel() // ranks
+        channels = self._fit(max(shape.bytes(), answer.bytes()), options.num_sms).num_channels
+        local, known = per_expert.numel() // ranks, options.num_worst_tokens == 0
         routing = Routing(
             channels=channels,
             num_tokens=in_rank.shape[0],
             num_local_experts=local,
             topk=shape.topk,
-            is_token_in_rank=in_rank,
+            is_token_in_rank=taken,
             channel_prefix=device.empty(ranks, channels, dtype=torch.int32),
-            node_rows=device.empty(nodes, channels, dtype=torch.int32),
+            node_rows=device.empty(topology.num_cells, channels, dtype=torch.int32),
             recv_tokens=device.empty(ranks, channels, dtype=torch.int32),
             recv_begin=device.empty(ranks, channels, dtype=torch.int32),
             stream_rows=device.empty(ranks, channels, dtype=torch.int32),
             reducer_tokens=device.empty(ranks, readers, channels, dtype=torch.int32),
             rank_prefix=device.empty(*((ranks, ranks) if nodes == 1 else (ranks,)), dtype=torch.int32),
-            expert_counts=device.empty(local, dtype=torch.int32),
-            recv_total=device.empty(1, dtype=torch.int32),
+            expert_counts=device.pinned(local, torch.int32) if known else device.empty(local, dtype=torch.int32),
+            recv_total=device.pinned(1, torch.int32) if known else device.empty(1, dtype=torch.int32),
             recv_src_idx=device.empty(0, dtype=torch.int32),
-            num_rows=0,
+            num_rows=options.num_worst_tokens,
             owner=self._owner,
         )
-        self._epoch += 1
         args = _native.CountsArgs()
         args.rank, args.layout, args.shape = self._session.context, self._session.plan.throughput, shape
-        args.epoch, args.num_tokens, args.num_channels = self._epoch, routing.num_tokens, channels
-        args.num_local_experts, args.expert_alignment, args.readers = local, expert_alignment, readers
+        args.epoch, args.num_tokens, args.num_channels = self._epoch.data_ptr(), routing.num_tokens, channels
+        args.num_local_experts, args.expert_alignment, args.readers = local, options.expert_alignment, readers
         args.is_token_in_rank, args.num_tokens_per_expert = in_rank.data_ptr(), per_expert.data_ptr()
+        args.taken = taken.data_ptr() if self._session.shrink else 0
         for name in (
             "channel_prefix node_rows recv_tokens recv_begin stream_rows reducer_tokens rank_prefix expert_counts "
             "recv_total"
@@ -334,7 +250,8 @@ class Throughput:
         args.pad_tail = int(pad)
         device.launch(_native.throughput_dispatch, args, device.shape(2 * routing.channels, _WARPS))
         keep = (
-            rows,
+            rows.x,
+            rows.scales,
             topk_idx,
             topk_weights,
             recv_x,
@@ -353,10 +270,10 @@ class Throughput:
     ) -> tuple[Tensor, Tensor | None, tuple[Any, ...]]:
         """Queues the kernel; returns (combined_x, combined weights or None, tensors to keep alive)."""
         device, topology = self._device, self._session.topology
-        if topology.num_nodes - 1 > _native.MAX_PARTIALS and not 0 < routing.topk <= _native.MAX_PARTIALS:
+        if topology.num_cells - 1 > _native.MAX_PARTIALS and not 0 < routing.topk <= _native.MAX_PARTIALS:
             raise NotSupported(
-                f"combine over {topology.num_nodes} nodes without topk_idx: a token may be summed from at most "
-                f"{_native.MAX_PARTIALS} other nodes. Pass topk_idx to dispatch."
+                f"combine over {topology.num_cells} {'ranks' if topology.apart else 'nodes'} without topk_idx: a token "
+                f"may be summed from at most {_native.MAX_PARTIALS} others. Pass topk_idx to dispatch."
             )
         hidden = x.shape[1]
         shape = _native.RowShape()
@@ -375,7 +292,7 @@ class Throughput:
         several = topology.num_nodes > 1
         scratch = device.empty(routing.channels * _WARPS * hidden if several else 0, dtype=torch.bfloat16)
         states = device.empty(
-            routing.channels * topology.num_nodes * _native.PARTIAL_STATE_BYTES // 8, dtype=torch.int64
+            routing.channels * topology.num_cells * _native.PARTIAL_STATE_BYTES // 8, dtype=torch.int64
         )
         args = _native.CombineArgs()
         args.rank, args.call = self._session.context, self._call(routing, shape, geometry, "combine")

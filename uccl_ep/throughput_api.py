@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
 
 from uccl_ep import _native, checks
 from uccl_ep.config import Config
-from uccl_ep.device import CpuDevice, EventHandle
+from uccl_ep.device import Device, EventHandle
 from uccl_ep.errors import refuse
 from uccl_ep.events import EventOverlap
+from uccl_ep.recorder.calls import recorded
+from uccl_ep.routing import ThroughputHandle
 from uccl_ep.session import Session
-from uccl_ep.throughput import Rows, Throughput, ThroughputHandle
+from uccl_ep.throughput import CountOptions, Rows, Throughput
 
 Tensor = torch.Tensor
 Event = EventOverlap[EventHandle]
+_MAX_ALIGNMENT = 1 << 16  # of rows of an expert; rounded counts stay far from 32 bits
 
 
 def _rows_of(x: Any) -> Rows:
@@ -24,15 +28,18 @@ def _rows_of(x: Any) -> Rows:
     Raises:
         InvalidArgument: not 2-D contiguous, a row that is no multiple of 16 bytes, or scales that do not fit.
     """
+    if isinstance(x, tuple) and len(x) != 2:
+        refuse("x", f"a tuple of {len(x)}", "a contiguous 2-D tensor, or a tuple of one and its scales")
     data, scales = x if isinstance(x, tuple) else (x, None)
-    if not isinstance(data, Tensor) or data.dim() != 2 or not data.is_contiguous():
+    if not isinstance(data, Tensor) or data.layout != torch.strided or data.dim() != 2 or not data.is_contiguous():
         refuse("x", type(data).__name__, "a contiguous 2-D tensor, or a tuple of one and its scales")
     if data.shape[1] * data.element_size() % 16 or data.shape[1] == 0 or data.shape[1] > _native.MAX_HIDDEN:
         refuse("x", tuple(data.shape), "rows that are a multiple of 16 bytes")
     if scales is not None:
         if data.element_size() != 1:
             refuse("x", f"{data.dtype} with scales", "a one-byte dtype such as float8_e4m3fn when scales are given")
-        good = isinstance(scales, Tensor) and scales.dim() == 2 and scales.dtype in (torch.float32, torch.int32)
+        good = isinstance(scales, Tensor) and scales.dim() == 2 and scales.layout == torch.strided
+        good = good and scales.dtype in (torch.float32, torch.int32)
         if not good or scales.shape[0] != data.shape[0]:
             refuse("x[1]", scales, f"a 2-D float32 or int32 tensor with {data.shape[0]} rows")
     return Rows(checks.aligned(data), scales)
@@ -43,7 +50,7 @@ class ThroughputApi:
 
     rank: int
     group_size: int
-    _device: CpuDevice
+    _device: Device
     _throughput: Throughput
 
     @property
@@ -62,6 +69,7 @@ class ThroughputApi:
         first, second = bias
         return first, second
 
+    @recorded("get_dispatch_layout")
     def get_dispatch_layout(
         self,
         topk_idx: Tensor,
@@ -83,15 +91,16 @@ class ThroughputApi:
         Raises:
             InvalidArgument: before anything is queued.
         """
-        self._begin(previous_event, async_finish, allocate_on_comm_stream)
-        ids = checks.row_ids("topk_idx", topk_idx)
-        if num_experts % self.group_size or not 1 <= num_experts <= _native.MAX_EXPERTS:
-            refuse(
-                "num_experts", num_experts, f"a multiple of the {self.group_size} ranks, up to {_native.MAX_EXPERTS}"
-            )
-        results = self._throughput.layout(ids, num_experts)
-        return *results, self._end(async_finish, (ids, *results))
+        with self._begin(previous_event, async_finish, allocate_on_comm_stream, topk_idx=topk_idx):
+            ids = checks.row_ids("topk_idx", topk_idx)
+            num_experts = checks.whole("num_experts", num_experts, 1, (1 << 63) - 1)
+            if num_experts % self.group_size or num_experts > _native.MAX_EXPERTS:
+                allowed = f"a multiple of the {self.group_size} ranks, up to {_native.MAX_EXPERTS}"
+                refuse("num_experts", num_experts, allowed)
+            results = self._throughput.layout(ids, num_experts)
+            return *results, self._end(async_finish, (ids, *results))
 
+    @recorded("dispatch")
     def dispatch(
         self,
         x: Tensor | tuple[Tensor, Tensor],
@@ -131,37 +140,39 @@ class ThroughputApi:
         Raises:
             InvalidArgument: before anything is sent.
         """
-        self._begin(previous_event, async_finish, allocate_on_comm_stream)
-        rows = _rows_of(x)
         if handle is not None:
-            return self._cached_dispatch(rows, handle, topk_idx, topk_weights, async_finish)
-        in_rank, per_expert = self._checked_layout(rows, num_tokens_per_rank, is_token_in_rank, num_tokens_per_expert)
-        if (topk_idx is None) != (topk_weights is None):
-            refuse("topk_idx and topk_weights", "one of them", "both or neither")
-        ids = None if topk_idx is None else checks.row_ids("topk_idx", topk_idx)
-        if ids is not None:
-            if ids.shape[0] != rows.x.shape[0]:
-                refuse("topk_idx", tuple(ids.shape), f"{rows.x.shape[0]} rows, as x has")
-            topk_weights = checks.weights("topk_weights", topk_weights, tuple(ids.shape))
-        elif num_worst_tokens:
-            refuse("num_worst_tokens", num_worst_tokens, "0 without topk_idx")
-        if expert_alignment < 1:
-            refuse("expert_alignment", expert_alignment, "1 or more")
-        if num_worst_tokens < 0:
-            refuse("num_worst_tokens", num_worst_tokens, "0 or more")
+            with self._begin(previous_event, async_finish, allocate_on_comm_stream, x=x):
+                return self._cached_dispatch(_rows_of(x), handle, topk_idx, topk_weights, async_finish)
+        layout = (num_tokens_per_rank, is_token_in_rank, num_tokens_per_expert)
+        inputs = {
+            "x": x,
+            "topk_idx": topk_idx,
+            "topk_weights": topk_weights,
+            "is_token_in_rank": is_token_in_rank,
+            "num_tokens_per_expert": num_tokens_per_expert,
+        }
+        with self._begin(previous_event, async_finish, allocate_on_comm_stream, **inputs):
+            rows = _rows_of(x)
+            in_rank, per_expert = self._checked_layout(rows, *layout)
+            most = self.group_size * _native.MAX_TOKENS_PER_RANK
+            num_worst_tokens = checks.whole("num_worst_tokens", num_worst_tokens, 0, most)
+            expert_alignment = checks.whole("expert_alignment", expert_alignment, 1, _MAX_ALIGNMENT)
+            if not isinstance(config, Config | None):
+                refuse("config", config, "a Config, or None")
+            ids, weights = self._checked_topk(rows, topk_idx, topk_weights, num_worst_tokens)
+            if num_worst_tokens == 0:
+                self._device.check_host_wait()
 
-        shape = _row_shape(rows, 0 if ids is None else ids.shape[1])
-        num_sms = (config or type(self).get_dispatch_config(self.group_size)).num_sms  # type: ignore[attr-defined]
-        routing = self._throughput.exchange_counts(shape, rows, in_rank, per_expert, num_sms, expert_alignment)
-        counts: list[int] = []
-        if num_worst_tokens:
-            routing.num_rows = num_worst_tokens
-        else:
-            self._device.finish()
-            routing.num_rows = int(routing.recv_total)
-            counts = routing.expert_counts.tolist()
-        d = self._throughput.dispatch(rows, ids, topk_weights, shape, routing, pad=num_worst_tokens > 0)
-        event = self._end(async_finish, d.keep)
+            shape = _row_shape(rows, 0 if ids is None else ids.shape[1])
+            num_sms = (config or type(self).get_dispatch_config(self.group_size)).num_sms  # type: ignore[attr-defined]
+            options = CountOptions(num_sms, expert_alignment, num_worst_tokens)
+            routing = self._throughput.exchange_counts(shape, rows, in_rank, per_expert, options)
+            counts: list[int] = []
+            if num_worst_tokens == 0:
+                self._device.finish()
+                counts = routing.counted()
+            d = self._throughput.dispatch(rows, ids, weights, shape, routing, pad=num_worst_tokens > 0)
+            event = self._end(async_finish, d.keep)
         result = ThroughputHandle.make(routing, self._session.topology.num_nodes)
         return _payload(d), d.topk_idx, d.topk_weights, counts, result, event
 
@@ -175,6 +186,20 @@ class ThroughputApi:
             refuse("x", tuple(rows.x.shape), f"{routing.num_tokens} rows, as the handle's dispatch had")
         d = self._throughput.dispatch(rows, None, None, _row_shape(rows, 0), routing, pad=False)
         return _payload(d), None, None, None, None, self._end(async_finish, d.keep)
+
+    def _checked_topk(
+        self, rows: Rows, topk_idx: Tensor | None, topk_weights: Tensor | None, num_worst_tokens: int
+    ) -> tuple[Tensor | None, Tensor | None]:
+        if (topk_idx is None) != (topk_weights is None):
+            refuse("topk_idx and topk_weights", "one of them", "both or neither")
+        if topk_idx is None:
+            if num_worst_tokens:
+                refuse("num_worst_tokens", num_worst_tokens, "0 without topk_idx")
+            return None, None
+        ids = checks.row_ids("topk_idx", topk_idx)
+        if ids.shape[0] != rows.x.shape[0]:
+            refuse("topk_idx", tuple(ids.shape), f"{rows.x.shape[0]} rows, as x has")
+        return ids, checks.weights("topk_weights", topk_weights, tuple(ids.shape))
 
     def _checked_layout(
         self, rows: Rows, per_rank: Tensor | None, in_rank: Tensor | None, per_expert: Tensor | None
@@ -190,11 +215,14 @@ class ThroughputApi:
         in_rank = checks.matrix("is_token_in_rank", in_rank, (torch.bool,), ranks)
         if in_rank.shape[0] != tokens:
             refuse("is_token_in_rank", tuple(in_rank.shape), f"{tokens} rows, as x has")
+        if not isinstance(per_expert, Tensor):
+            refuse("num_tokens_per_expert", per_expert, "what get_dispatch_layout returned")
         if per_expert.numel() % ranks or not 1 <= per_expert.numel() <= _native.MAX_EXPERTS:
             refuse("num_tokens_per_expert", tuple(per_expert.shape), f"a multiple of the {ranks} ranks")
         checks.vector("num_tokens_per_expert", per_expert, torch.int32, per_expert.numel())
         return in_rank, per_expert
 
+    @recorded("combine")
     def combine(
         self,
         x: Tensor,
@@ -216,29 +244,32 @@ class ThroughputApi:
         Returns:
             (combined_x bf16 [T, H], combined_topk_weights float32 [T, K] or None, event). fp32 sum over ascending
             ranks, rounded once; with several nodes each node's sum is rounded to bf16 first, then nodes ascending.
+            With enable_shrink rows of other nodes' ranks are added one by one instead, each at its rank's place.
 
         Raises:
             InvalidArgument: before anything is sent.
         """
-        self._begin(previous_event, async_finish, allocate_on_comm_stream)
-        routing = self._throughput.routing_of(handle)
-        x = checks.aligned(checks.matrix("x", x, (torch.bfloat16,)))
-        hidden = x.shape[1]
-        if x.shape[0] != routing.num_rows or hidden % 8 or not 8 <= hidden <= _native.MAX_HIDDEN:
-            refuse("x", tuple(x.shape), f"{routing.num_rows} rows, as received, of a multiple of 8 channels")
-        if topk_weights is not None:
-            topk_weights = checks.matrix("topk_weights", topk_weights, (torch.float32,))
-            if topk_weights.shape[0] != x.shape[0] or not 1 <= topk_weights.shape[1] <= _native.MAX_TOPK:
-                refuse("topk_weights", tuple(topk_weights.shape), f"{x.shape[0]} rows of 1 to {_native.MAX_TOPK}")
-        first, second = self._unpack_bias(bias)
-        for tensor in (first, second):
-            if tensor is None:
-                continue
-            if tuple(checks.matrix("bias", tensor, (torch.bfloat16,)).shape) != (routing.num_tokens, hidden):
-                refuse("bias", tuple(tensor.shape), f"shape {(routing.num_tokens, hidden)}")
-        biases = tuple(None if b is None else checks.aligned(b) for b in (first, second))
-        out, weights, keep = self._throughput.combine(x, topk_weights, (biases[0], biases[1]), routing)
-        return out, weights, self._end(async_finish, keep)
+        with self._begin(
+            previous_event, async_finish, allocate_on_comm_stream, x=x, topk_weights=topk_weights, bias=bias
+        ):
+            routing = self._throughput.routing_of(handle)
+            x = checks.aligned(checks.matrix("x", x, (torch.bfloat16,)))
+            hidden = x.shape[1]
+            if x.shape[0] != routing.num_rows or hidden % 8 or not 8 <= hidden <= _native.MAX_HIDDEN:
+                refuse("x", tuple(x.shape), f"{routing.num_rows} rows, as received, of a multiple of 8 channels")
+            if topk_weights is not None:
+                topk_weights = checks.matrix("topk_weights", topk_weights, (torch.float32,))
+                if topk_weights.shape[0] != x.shape[0] or not 1 <= topk_weights.shape[1] <= _native.MAX_TOPK:
+                    refuse("topk_weights", tuple(topk_weights.shape), f"{x.shape[0]} rows of 1 to {_native.MAX_TOPK}")
+            first, second = self._unpack_bias(bias)
+            for tensor in (first, second):
+                if tensor is None:
+                    continue
+                if tuple(checks.matrix("bias", tensor, (torch.bfloat16,)).shape) != (routing.num_tokens, hidden):
+                    refuse("bias", tuple(tensor.shape), f"shape {(routing.num_tokens, hidden)}")
+            biases = tuple(None if b is None else checks.aligned(b) for b in (first, second))
+            out, weights, keep = self._throughput.combine(x, topk_weights, (biases[0], biases[1]), routing)
+            return out, weights, self._end(async_finish, keep)
 
     def internode_dispatch(self, *args: Any, **kwargs: Any) -> Any:
         """dispatch, which handles any number of nodes."""
@@ -250,16 +281,21 @@ class ThroughputApi:
 
     # ---- streams ---------------------------------------------------------------------------------------------------
 
-    def _begin(self, previous_event: Event | None, async_finish: bool, allocate_on_comm_stream: bool) -> None:
+    def _begin(
+        self, previous_event: Event | None, async_finish: bool, allocate_on_comm_stream: bool, **inputs: Any
+    ) -> AbstractContextManager[Any]:
         self._session.check()
         if allocate_on_comm_stream and (previous_event is None or not async_finish):
             refuse("allocate_on_comm_stream", True, "True only with previous_event and async_finish=True")
-        if previous_event is not None:
-            self._device.wait_for(getattr(previous_event, "event", previous_event))
+        for name, value in inputs.items():
+            for part in value if isinstance(value, (tuple, list)) else (value,):
+                if isinstance(part, Tensor):
+                    self._device.check_tensor(name, part)
+        return self._device.behind(getattr(previous_event, "event", previous_event))
 
     def _end(self, async_finish: bool, keep: tuple[Any, ...]) -> Event:
         if not async_finish:
-            self._device.finish()
+            self._device.end(keep)
             return EventOverlap()
         return EventOverlap(self._device.record(keep), [t for t in keep if isinstance(t, Tensor)])
 

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from uccl_ep.errors import refuse
 
+NO_NODE = 0xFFFFFFFF  # kNoNode of kernels/layout/topology.h
+
 
 @dataclass(frozen=True)
 class Topology:
-    """The nodes of a group. Nodes are numbered by their lowest rank.
+    """The nodes of a group, and their cells (kernels/layout/topology.h). Both are numbered by their lowest rank.
 
     Attributes:
-        node_of: node of each rank.
+        node_of: node of each rank, NO_NODE for a rank that is absent.
+        apart: with several nodes, each rank is a cell of its own; else a cell is a node.
     """
 
     node_of: tuple[int, ...]
+    apart: bool = False
 
     @property
     def num_ranks(self) -> int:
@@ -26,14 +30,15 @@ class Topology:
     @property
     def num_nodes(self) -> int:
         """Nodes of the group."""
-        return max(self.node_of) + 1
+        return max(node for node in self.node_of if node != NO_NODE) + 1
 
     def members(self, node: int) -> list[int]:
-        """Ranks of a node, ascending."""
+        """Ranks of a node, ascending; of NO_NODE those that are absent."""
         return [rank for rank, of in enumerate(self.node_of) if of == node]
 
     def host_of(self, source: int, node: int) -> int:
-        """The rank of `node` where rows of `source` are read: itself on its own node (kernels/layout/topology.h)."""
+        """The rank of `node` where rows of `source`, which is present, are read: itself on its own node
+        (kernels/layout/topology.h)."""
         if self.node_of[source] == node:
             return source
         members = self.members(node)
@@ -45,14 +50,46 @@ class Topology:
         return [len(self.members(node)) for node in range(self.num_nodes)]
 
     @property
+    def cell_of(self) -> tuple[int, ...]:
+        """Cell of each rank, NO_NODE for a rank that is absent."""
+        if not self.apart or self.num_nodes == 1:
+            return self.node_of
+        number = iter(range(self.num_ranks))
+        return tuple(NO_NODE if node == NO_NODE else next(number) for node in self.node_of)
+
+    @property
+    def num_cells(self) -> int:
+        """Cells of the group."""
+        return max(cell for cell in self.cell_of if cell != NO_NODE) + 1
+
+    def read_at(self, source: int, reader: int) -> int:
+        """The rank in whose memory `reader` finds the rows of `source`."""
+        if self.apart and self.node_of[source] != self.node_of[reader]:
+            return reader
+        return self.host_of(source, self.node_of[reader])
+
+    @property
     def fan(self) -> int:
         """Most sources of one node that one rank of another stands for (kernels/layout/topology.h)."""
-        return -(-max(self.sizes) // min(self.sizes))
+        return -(-max(self.sizes) // (1 if self.apart and self.num_nodes > 1 else min(self.sizes)))
 
     @property
     def num_hosted(self) -> int:
         """Hosted slots a rank keeps for remote sources; none on a single node."""
         return self.num_nodes * self.fan if self.num_nodes > 1 else 0
+
+    def without(self, absent: Collection[int]) -> Topology:
+        """The same nodes with only the other ranks; nodes that lost all ranks are gone, the rest numbered anew.
+
+        Raises:
+            InvalidArgument: nobody would be left.
+        """
+        left = [node for rank, node in enumerate(self.node_of) if rank not in absent and node != NO_NODE]
+        if not left:
+            refuse("absent", sorted(absent), f"fewer than all {self.num_ranks} ranks")
+        number = {node: i for i, node in enumerate(dict.fromkeys(left))}
+        nodes = (NO_NODE if rank in absent else number.get(node, NO_NODE) for rank, node in enumerate(self.node_of))
+        return Topology(tuple(nodes), self.apart)
 
 
 def split_into_nodes(hosts: Sequence[str], ranks_per_node: int, max_ranks_per_node: int) -> Topology:

@@ -7,7 +7,7 @@ from types import TracebackType
 import torch
 
 from uccl_ep import _native
-from uccl_ep.device import CpuDevice
+from uccl_ep.device import Device
 
 _WORDS = 1 << 13
 
@@ -16,7 +16,7 @@ class Gate:
     """While open() has not been called, everything queued behind it on the device waits. `with Gate(device):` opens it
     at the end in any case."""
 
-    def __init__(self, device: CpuDevice) -> None:
+    def __init__(self, device: Device) -> None:
         memories = [torch.zeros(_WORDS, dtype=torch.int64) for _ in range(4)]
         self._peer = memories[1]
         settings = _native.RankTablesSettings()
@@ -28,8 +28,10 @@ class Gate:
         tables = _native.RankTables(settings)
         args = _native.BarrierArgs()
         args.rank, args.round = tables.context, 1
+        device.begin()
         device.launch(_native.rank_barrier, args, device.shape(1, 1))
         device.record((memories, tables))
+        self._kept = memories, tables  # on a GPU only tensors are held
 
     def open(self) -> None:
         """Lets the stream go on."""

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import gc
 import inspect
+import sys
 import warnings
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -126,7 +128,7 @@ def test_buffer_accepts_every_branchs_keywords_and_shows_its_attributes(variable
         ({"num_nvl_bytes": 128.0}, ["num_nvl_bytes=128.0", "multiple of 128"]),
         ({"num_rdma_bytes": 64}, ["num_rdma_bytes=64", "multiple of 128"]),
         ({"num_rdma_bytes": True}, ["num_rdma_bytes=True", "multiple of 128"]),
-        ({"num_qps_per_rank": 0}, ["num_qps_per_rank=0", "1 or more"]),
+        ({"num_qps_per_rank": 0}, ["num_qps_per_rank=0", "1 to 65536"]),
         ({"low_latency_mode": True}, ["num_rdma_bytes=0", "low-latency size", "get_low_latency_rdma_size_hint"]),
     ],
 )
@@ -141,14 +143,21 @@ def test_buffer_too_large_for_offsets(variables: Any) -> None:
         Buffer(ThreadGroup.create(1)[0], 1 << 41)
 
 
-def test_buffer_other_devices_are_not_in_this_version(variables: Any) -> None:
+def test_buffer_a_gpu_that_cannot_be_used(variables: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    absent = SimpleNamespace(available=lambda: (False, "no device visible"))
+    monkeypatch.setitem(sys.modules, "uccl_ep.gpu.cupy_driver", absent)  # type: ignore[arg-type]
     group = ThreadGroup.create(1)[0]
-    with pytest.raises(NotSupported, match="device=cuda: this version runs its kernels on the CPU only"):
+    with pytest.raises(NotSupported, match="device=cuda: no GPU can be used: no device visible"):
         Buffer(group, MIB, device="cuda")
-    variables(DEVICE="cuda")
-    with pytest.raises(NotSupported, match="device=cuda"):
+    assert_refused(lambda: Buffer(group, MIB, device="rocm"), ["device='rocm'", "hip:N"])
+    variables(DEVICE="hip:1")
+    with pytest.raises(NotSupported, match="UCCL_EP_DEVICE=hip:1: no GPU"):
         Buffer(group, MIB)
-    Buffer(group, MIB, device="cpu").destroy()  # the argument goes before the variable
+    buffer = Buffer(group, MIB, device="cpu")  # the argument goes before the variable
+    assert buffer.device_reason == "device=cpu"
+    x = torch.empty(2, 128, dtype=torch.bfloat16, device="meta")
+    assert_refused(lambda: buffer.dispatch(x, handle=(1,)), ["x='a tensor on meta'", "a tensor on cpu"])
+    buffer.destroy()
 
 
 def test_buffer_a_bad_variable_is_refused(variables: Any) -> None:

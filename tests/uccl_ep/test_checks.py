@@ -94,3 +94,29 @@ def test_checks_vector() -> None:
     ):
         wanted = ["stats=", shown, "a contiguous torch.int32 tensor of 4 elements, or None"]
         assert_refused(lambda bad=bad: checks.vector("stats", bad, torch.int32, 4), wanted)
+
+
+@pytest.mark.parametrize("value", [True, False, None, 1.0, "3", 0, 9, -(1 << 70), torch.tensor(2.5), torch.zeros(3)])
+def test_checks_whole_refuses_what_is_no_number_in_range(value: Any) -> None:
+    assert_refused(lambda: checks.whole("num_x", value, 1, 8, "Ask for fewer."), ["num_x=", "1 to 8", "Ask for fewer."])
+    assert_refused(lambda: checks.whole("num_x", torch.empty((), device="meta"), 1, 8), ["num_x=", "1 to 8"])
+
+
+@pytest.mark.parametrize("value", [1, 8, torch.tensor(5)])
+def test_checks_whole_takes_both_ends_and_other_integers(value: Any) -> None:
+    assert checks.whole("num_x", value, 1, 8) == int(value)
+
+
+def test_checks_sparse_tensors_are_refused() -> None:
+    sparse = torch.zeros(3, 4).to_sparse()
+    assert_refused(lambda: checks.matrix("x", sparse, (torch.float32,)), ["x=", "sparse", "contiguous"])
+    assert_refused(lambda: checks.vector("v", torch.zeros(4).to_sparse(), torch.float32, 4), ["v=", "contiguous"])
+
+
+@pytest.mark.parametrize("value", [None, "no", 1.0, torch.tensor([]), torch.tensor(True), []])
+def test_checks_flag_refuses_what_is_neither(value: Any) -> None:
+    assert_refused(lambda: checks.flag("use_x", value), ["use_x=", "True or False"])
+
+
+def test_checks_flag_takes_booleans_and_numbers() -> None:
+    assert [checks.flag("use_x", value) for value in (True, False, 1, 0)] == [True, False, True, False]

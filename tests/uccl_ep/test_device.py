@@ -14,7 +14,7 @@ import torch
 from tests.uccl_ep.gate import Gate
 from uccl_ep import EventHandle, _native
 from uccl_ep.device import CpuDevice
-from uccl_ep.errors import UcclEpError
+from uccl_ep.errors import InvalidArgument, UcclEpError
 from uccl_ep.settings import Settings
 
 
@@ -141,3 +141,49 @@ def test_device_tensors() -> None:
     zeros = d.zeros(4, dtype=torch.int64)
     assert zeros.dtype == torch.int64 and not zeros.any() and zeros.device.type == "cpu"
     assert d.name == "cpu"
+
+
+def test_device_words_that_the_host_reads_are_plain_memory() -> None:
+    words = device().pinned(3, torch.int32)
+    assert words.data_ptr() == words.tensor.data_ptr() and words.tensor.shape == (3,)
+
+
+def test_device_calls_end_when_the_stream_has_run() -> None:
+    d = device()
+    with Gate(d) as gate:
+        d.begin()
+        threading.Timer(0.05, gate.open).start()
+        assert not d.capturing()
+        d.check_host_wait()
+        d.end()
+    before = d.record()
+    d.catch_up()
+    assert before.query()
+    d.settle()
+    d.close()
+
+
+def test_device_behind_waits_for_events_of_any_processor() -> None:
+    slow, fast = device(), device()
+
+    class Elsewhere:
+        waited = 0
+
+        def synchronize(self) -> None:
+            self.waited += 1
+
+    elsewhere = Elsewhere()
+    with Gate(slow) as gate:
+        with fast.behind(slow.record()):
+            ahead = fast.record()
+        assert not ahead.query()
+        gate.open()
+        ahead.current_stream_wait()
+    with fast.behind(EventHandle(elsewhere)):  # type: ignore[arg-type]
+        assert elsewhere.waited == 1
+
+
+def test_device_tensors_elsewhere_are_refused() -> None:
+    device().check_tensor("x", torch.zeros(1))
+    with pytest.raises(InvalidArgument, match="x='a tensor on meta' is refused: allowed is a tensor on cpu"):
+        device().check_tensor("x", torch.zeros(1, device="meta"))

@@ -62,6 +62,11 @@ def test_peer_lost_message() -> None:
     assert error.rank is None and error.waited_s is None
 
 
+def test_peer_lost_says_what_the_network_said() -> None:
+    error = PeerLost(peer=37, host="b", phase="dispatch", expected=128, seen=96, reason="transport retry exceeded")
+    assert str(error) == "rank 37 (host b) lost in dispatch: transport retry exceeded, 96 of 128 arrivals"
+
+
 def test_peer_timeout_message_with_everything_and_with_nothing() -> None:
     error = PeerTimeout(
         rank=3, peer=0, host="a", phase="combine", expected=5, seen=0, waited_s=100.0, last_seen_s=100.04
@@ -79,6 +84,7 @@ def test_peer_timeout_message_with_everything_and_with_nothing() -> None:
     "error",
     [
         PeerLost(rank=1, peer=2, host="b", phase="dispatch", expected=8, seen=3, waited_s=1.5, last_seen_s=0.25),
+        PeerLost(peer=2, reason="remote access error"),
         PeerTimeout(peer=0),
         InvalidArgument("m", argument="a", value=[1], allowed="b", hint="c"),
         TransportError("no route"),

@@ -56,6 +56,15 @@ def test_faults_timeout_says_who_where_and_how_long() -> None:
         assert word in text
 
 
+def test_faults_compute_signal_names_expert_and_values() -> None:
+    assert enumerators("WaitPhase").index("kComputeSignal") == faults.COMPUTE_SIGNAL
+    given = {"phase": faults.COMPUTE_SIGNAL, "peer": 0xFFFFFFFF, "channel": 5, "expected": 10, "seen": 3}
+    error = faults.error_of(record(faults.TIMEOUT, **given, waited_ns=1_500_000_000), 2, HOSTS)
+    assert type(error) is UcclEpError
+    for word in ("rank 2", "overlap=True", "waited 1.5 s", "local expert 5", "expected 10, seen 3"):
+        assert word in str(error)
+
+
 def test_faults_lost_peer_claims_no_arrivals() -> None:
     error = faults.error_of(record(faults.PEER_LOST, expected=7, seen=4), 1, HOSTS)
     assert type(error) is PeerLost
@@ -105,6 +114,18 @@ def test_faults_of_the_network(kind: int, words: str) -> None:
         assert word in str(error)
 
 
+def test_faults_the_networks_words_are_part_of_a_loss() -> None:
+    evidence = faults.Evidence("throughput_dispatch", 8, 3, 0.5, "retry exceeded: no answer from the peer")
+    error = faults.error_of(record(faults.PEER_LOST, seen=12), 0, HOSTS, evidence)
+    assert type(error) is PeerLost and error.reason == evidence.network
+    assert "rank 2 (host gamma) lost in dispatch: retry exceeded: no answer from the peer, 3 of 8" in str(error)
+
+
+@pytest.mark.parametrize("code", [0, 1, 12, 2**31 - 1, -1, -(2**31)])
+def test_faults_codes_keep_their_sign(code: int) -> None:
+    assert faults.code_of(record(faults.PEER_LOST, seen=code % 2**64)) == code
+
+
 NO_CHANNEL = 0xFFFFFFFF
 
 
@@ -146,6 +167,13 @@ def test_faults_evidence_goes_into_the_sentence() -> None:
     assert isinstance(error, PeerLost) and (error.expected, error.seen) == (128, 96)
     without = faults.error_of(record(faults.PEER_LOST), 0, HOSTS, faults.Evidence("throughput_combine"))
     assert str(without) == "rank 2 (host gamma) lost in combine: reported by rank 0"
+
+
+def test_faults_own_silence_is_no_peers() -> None:
+    error = faults.error_of(record(faults.TIMEOUT, peer=1, phase=2, waited_ns=3_000_000_000), 1, HOSTS)
+    assert type(error) is TransportError
+    for word in ("rank 1 (host beta)", "its own half of dispatch (send)", "within 3.0 s", "stopped?"):
+        assert word in str(error)
 
 
 def test_faults_own_loss_is_that_of_the_proxy_process() -> None:

@@ -50,17 +50,6 @@ def test_low_latency_epochs_consumed_leaves_none_out(steps: list[bool], order: r
         assert epochs.consumed == next(e for e in range(len(finished) + 1) if e + 1 not in finished)
 
 
-def test_low_latency_epochs_overdue_when_peers_were_not_told() -> None:
-    epochs = Epochs()
-    for epoch in (1, 2, 3):
-        epochs.next("x")
-        epochs.finish(epoch)
-    assert epochs.overdue(4)  # call 4 reuses the set of call 2
-    epochs.told = 2
-    assert not epochs.overdue(4)
-    assert epochs.overdue(5)
-
-
 def handle_of(src_info: torch.Tensor | None = None) -> tuple[Any, ...]:
     planes = torch.arange(3 * 2 * 8, dtype=torch.int32).view(3, 2, 8)
     return (planes[0] if src_info is None else src_info, torch.zeros(2, 2, dtype=torch.int64), 4, 128, 4)

@@ -142,7 +142,7 @@ def test_memory_buffer_allocates_what_its_bill_says() -> None:
         buffer = Buffer(group, MIB, hint, low_latency_mode=True)
         bill = buffer.memory_bill()
         session = buffer._session
-        segments = [session._data.bytes, session._control.bytes]
+        segments = [session.plan.data_bytes, session.regions.control.bytes]
         items = {item.name: item.num_bytes for item in bill.items}
         assert bill.total_bytes == sum(segments)
         assert items["low-latency rows"] >= hint and 0.9 * MIB < items["throughput rings"] <= MIB + 16 * PAGE
@@ -150,3 +150,12 @@ def test_memory_buffer_allocates_what_its_bill_says() -> None:
         buffer.destroy()
 
     run_ranks(1, body)
+
+
+def test_memory_bill_of_a_gpu_says_where_rows_lie() -> None:
+    plan = MemoryPlan(nodes(2), MIB, MIB, True)
+    plan.reserve_zero_copy(MIB)
+    assert str(plan.bill()).splitlines()[-1].endswith("total")
+    bill = plan.bill("device", "all ranks are on one node", gpu=True)
+    assert str(bill).splitlines()[-1] == "rows in device memory: all ranks are on one node"
+    assert "when their size is first asked for" in str(bill) and bill.total_bytes == plan.bill().total_bytes

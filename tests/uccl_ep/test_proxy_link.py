@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import signal
 import threading
+import time
 from collections.abc import Callable
 from io import BytesIO
 from typing import Any
@@ -13,8 +15,9 @@ import msgpack
 import psutil
 import pytest
 
-from tests.uccl_ep.proxies import Half, connect, eventually
+from tests.uccl_ep.proxies import DATA_BYTES, Half, connect, eventually
 from uccl_ep import TransportError, proxy_link
+from uccl_ep.fabric.config import FabricConfig
 from uccl_ep.proxy_link import ProcessProxy, ProxyConfig, ThreadProxy, make_proxy, read_message
 
 KINDS = [pytest.param(ThreadProxy, "loopback"), pytest.param(ThreadProxy, "tcp"), pytest.param(ProcessProxy, "tcp")]
@@ -71,7 +74,7 @@ def test_proxy_link_a_dismissed_peers_end_is_no_fault(kind: Callable[[ProxyConfi
 
 
 def test_proxy_link_make_proxy_passes_every_field() -> None:
-    half = Half(0, "loopback")
+    half = Half(0, "loopback", fabric=FabricConfig((("mlx5_0", 2, 3),), queue_pairs=4))
     fields = {f.name for f in dataclasses.fields(ProxyConfig)}
     seen: dict[str, Any] = {}
 
@@ -92,12 +95,46 @@ def test_proxy_link_make_proxy_passes_every_field() -> None:
         assert make_proxy(half.config) == "made"  # type: ignore[comparison-overlap]
     finally:
         proxy_link._native = original
-    assert {"interface": "interface_address"}.keys() | set(seen) >= fields
-    for name in fields - {"spans", "interface"}:
+    assert {"interface", "connect_timeout_s", "devices"} | set(seen) >= fields
+    assert seen["connect_timeout_ns"] == half.config.connect_timeout_s * 1e9
+    for name in fields - {"spans", "interface", "connect_timeout_s", "fabric", "devices"}:
         assert seen[name] == getattr(half.config, name)
     assert seen["interface_address"] == half.config.interface
     assert [(s.offset, s.bytes, s.fd) for s in seen["spans"]] == half.config.spans
+    assert seen["fabric"].queue_pairs == 4 and [n.device for n in seen["fabric"].nics] == ["mlx5_0"]
     assert half.config.descriptors() == [half.data.fd, half.control.fd, half.rings.fd, half.counters.fd]
+
+
+@pytest.mark.parametrize("kind, family", KINDS)
+def test_proxy_link_tells_what_its_transport_chose(kind: Callable[[ProxyConfig], Any], family: str) -> None:
+    halves = [Half(rank, family) for rank in range(2)]
+    links = [kind(half.config) for half in halves]
+    try:
+        connect(links, halves)
+        notes = links[0].notes()
+        assert isinstance(notes, list) and all(isinstance(n, tuple) and len(n) == 2 for n in notes)
+    finally:
+        for link in links:
+            link.stop(0.0)
+
+
+def test_proxy_link_memory_of_a_device_is_named_by_offset() -> None:
+    """A dma-buf is a descriptor that a proxy process inherits; an address is one only in this process."""
+    half = Half(0, "tcp")
+    rows = (0, DATA_BYTES, -1)
+    config = dataclasses.replace(
+        half.config, spans=[rows, half.config.spans[1]], devices=[(0, 0x7F0000000000, half.data.fd)]
+    )
+    assert config.descriptors() == [half.control.fd, half.rings.fd, half.counters.fd, half.data.fd]
+    plain = msgpack.unpackb(msgpack.packb(dataclasses.asdict(config)), raw=False)
+    assert ProxyConfig.from_plain(plain) == config
+    for kind in (ThreadProxy, ProcessProxy):
+        link = kind(config)
+        assert link.local_address()
+        link.stop(0.0)
+    assert ThreadProxy(dataclasses.replace(config, devices=[(0, 0x7F0000000000, -1)])).local_address()
+    with pytest.raises((ValueError, TransportError), match="a span has neither memory nor a device's"):
+        ThreadProxy(dataclasses.replace(config, devices=[]))
 
 
 def test_proxy_link_process_survives_the_thread_that_started_it() -> None:
@@ -131,6 +168,35 @@ def test_proxy_link_a_killed_process_is_named() -> None:
         link.start()
     link.stop(1.0)
     assert not psutil.pid_exists(link.pid)
+
+
+def test_proxy_link_a_stopped_process_is_given_up_and_ended() -> None:
+    half = Half(0, "tcp")
+    link = ProcessProxy(half.config)
+    os.kill(link.pid, signal.SIGSTOP)
+    begin = time.monotonic()
+    link.stop(0.5)
+    assert 0.5 <= time.monotonic() - begin < 20.0
+    assert not psutil.pid_exists(link.pid)
+
+
+def test_proxy_link_answers_come_in_pieces_or_not_at_all() -> None:
+    reading, writing = os.pipe()
+    try:
+        answers = proxy_link._Answers(reading, time.monotonic() + 20.0)
+        body = msgpack.packb({"value": 7})
+        os.write(writing, len(body).to_bytes(4, "little") + body[:2])
+        late = threading.Thread(target=lambda: os.write(writing, body[2:]))
+        late.start()
+        assert read_message(answers) == {"value": 7}
+        late.join()
+        with pytest.raises(TimeoutError):
+            proxy_link._Answers(reading, time.monotonic() + 0.05).read(4)
+        os.write(writing, b"ab")
+    finally:
+        os.close(writing)
+        assert answers.read(4) == b"ab"
+        os.close(reading)
 
 
 def test_proxy_link_read_message() -> None:

@@ -13,14 +13,19 @@ from torch import Tensor
 
 from uccl_ep.errors import InvalidArgument
 from uccl_ep.reference_formats import (
+    E2M1,
     calc_diff,
     cast_fp8,
+    cast_nvfp4,
     column_major,
     dequantise,
+    dequantise_nvfp4,
     fused_multiply_add,
     hash_tensor,
     logfmt_decode,
     logfmt_encode,
+    swizzle_nvfp4,
+    unswizzle_nvfp4,
 )
 
 # Every finite non-negative float8_e4m3fn by byte: 3 bits of mantissa, bias 7, subnormals, 0x7F is NaN.
@@ -267,3 +272,64 @@ def test_hash_tensor_ignores_order_but_not_values() -> None:
     assert hash_tensor(torch.tensor([-1, -1], dtype=torch.int32)) == -2
     assert hash_tensor(torch.zeros(0)) == 0
     assert hash_tensor(torch.ones(2).bfloat16()) == 0x3F803F80
+
+
+def nearest_e2m1(value: float) -> int:
+    """Code of |value| rounded to nearest, ties to the even code, at most 6."""
+    distance = [abs(candidate - abs(value)) for candidate in E2M1]
+    codes = [code for code, d in enumerate(distance) if d == min(distance)]
+    return next((code for code in codes if code % 2 == 0), codes[0])
+
+
+def test_nvfp4_by_hand() -> None:
+    x = torch.zeros(1, 16)
+    x[0, :9] = torch.tensor([6.0, -3.0, 0.25, 0.75, 2.5, 3.5, 5.0, -0.25, -0.0])  # with scale 1; all but two are ties
+    q, scales = cast_nvfp4(x.bfloat16(), 1.0)
+    assert q.dtype == torch.uint8 and q.shape == (1, 8) and scales.dtype == torch.float8_e4m3fn
+    assert scales.float().tolist() == [[1.0]]
+    assert q[0].tolist() == [0xD7, 0x20, 0x64, 0x86, 0x08, 0, 0, 0]
+    assert dequantise_nvfp4(q, scales, 1.0)[0, :9].tolist() == [6, -3, 0, 1, 2, 4, 4, 0, 0]
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_nvfp4_bytes_and_scales_are_numpys_float32(seed: int) -> None:
+    x = random_rows(seed, 6, 64)
+    g = np.float32([1.0, 2688.0 / float(x.abs().max()), 0.3, 7e4][seed])
+    q, scales = cast_nvfp4(x, torch.tensor(g))
+    codes = torch.stack([q & 15, q >> 4], -1).view(6, 4, 16)
+    blocks = x.float().numpy().reshape(6, 4, 16)
+    for row, block in np.ndindex(6, 4):
+        amax = np.abs(blocks[row, block]).max()
+        wanted = min(np.float32(448), g * (amax * np.float32(1 / 6)))
+        stored = np.float32(scales[row, block].float().item())
+        assert scales.view(torch.uint8)[row, block].item() == nearest_e4m3(float(wanted))
+        multiplier = np.float32(1) / (stored * (np.float32(1) / g)) if stored else np.float32(0)
+        expected = [nearest_e2m1(float(v)) | (8 if np.signbit(v) else 0) for v in blocks[row, block] * multiplier]
+        assert codes[row, block].tolist() == expected
+
+
+def test_nvfp4_of_special_values() -> None:
+    x = torch.zeros(3, 16)
+    x[1, :3] = torch.tensor([torch.nan, 1.0, -torch.nan])
+    x[2, :3] = torch.tensor([torch.inf, -torch.inf, 1.0])
+    q, scales = cast_nvfp4(x.bfloat16(), 6.0)
+    assert scales.float().flatten().tolist() == [0.0, 1.0, 448.0]  # NaN does not count; infinity saturates
+    assert q[:, :2].tolist() == [[0, 0], [0x77, 0x07], [0xF7, 0x00]]
+    with pytest.raises(InvalidArgument, match="multiple of 16"):
+        cast_nvfp4(torch.zeros(1, 24), 1.0)
+    assert cast_nvfp4(torch.zeros(0, 32), 1.0)[0].shape == (0, 16)
+
+
+@pytest.mark.parametrize("rows", [1, 31, 128, 129, 300])
+def test_nvfp4_swizzle_is_what_the_contract_says(rows: int) -> None:
+    scales = torch.randint(0, 120, (2, rows, 8), generator=torch.Generator().manual_seed(rows), dtype=torch.uint8)
+    swizzled = swizzle_nvfp4(scales.view(torch.float8_e4m3fn))
+    tiles = -(-rows // 128)
+    assert swizzled.shape == (32, 4, tiles, 4, 2, 2) and swizzled.dtype == torch.float8_e4m3fn
+    assert swizzled.stride() == (16, 4, 1024, 1, 512, 1024 * tiles)
+    raw = swizzled.view(torch.uint8)
+    for row in {0, rows // 2, rows - 1}:
+        for scale in range(8):
+            at = (row % 32, row % 128 // 32, row // 128, scale % 4, scale // 4)
+            assert raw[at].tolist() == scales[:, row, scale].tolist()
+    assert torch.equal(unswizzle_nvfp4(swizzled, rows).view(torch.uint8), scales)

@@ -17,6 +17,7 @@ from tests.uccl_ep.ranks import MIB, case, low_latency, throughput
 from uccl_ep import (
     Buffer,
     InvalidArgument,
+    PeerLost,
     SettingsMismatch,
     ThreadGroup,
     TransportError,
@@ -24,10 +25,11 @@ from uccl_ep import (
     run_ranks,
     session,
 )
-from uccl_ep.handshake import Introduction
-from uccl_ep.session import Session, choose_family
+from uccl_ep.fabric.choice import FabricChoice
+from uccl_ep.fabric.config import FabricConfig
+from uccl_ep.roll_call import RollCall
+from uccl_ep.session import Session
 from uccl_ep.settings import settings
-from uccl_ep.topology import Topology
 
 
 class Holdings:
@@ -253,33 +255,79 @@ def test_session_process_proxy_excludes_loopback(variables: Any) -> None:
     run_ranks(2, body)
 
 
-def introductions(hosts: str, processes: str) -> list[Introduction]:
-    return [
-        Introduction(r, h, h, p, 1, "127.0.0.1", {}, 0, b"")
-        for r, (h, p) in enumerate(zip(hosts, processes, strict=True))
-    ]
+@pytest.mark.parametrize("proxy", ["thread", "process"])
+def test_session_keeps_and_prints_what_was_chosen(
+    variables: Any, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], proxy: str
+) -> None:
+    """Of NICs before the start, of the transport after it; what is handed on reaches the proxy, wherever it runs."""
+    variables(PROXY=proxy, TRANSPORT="tcp", RANKS_PER_NODE=1, EXPLAIN=1)
+    chosen = FabricChoice("tcp", "a test", FabricConfig((("rxe0", 1, 3),), queue_pairs=2), (("a NIC", "it is near"),))
+    monkeypatch.setattr(session, "choose_fabric", lambda *arguments: chosen)
+    monkeypatch.setattr(session.ThreadProxy, "notes", lambda self: [("queue pairs", "two")])
+    monkeypatch.setattr(session.ProcessProxy, "notes", lambda self: [("queue pairs", "two")])
+
+    def body(group: ThreadGroup) -> list[tuple[str, str]]:
+        buffer = Buffer(group, MIB)
+        notes = buffer._session.notes
+        buffer.destroy()
+        return notes
+
+    assert run_ranks(2, body) == [[("a NIC", "it is near"), ("queue pairs", "two")]] * 2
+    said = capfd.readouterr().err
+    for line in ("transport tcp: a test", "a NIC: it is near", "queue pairs: two"):
+        assert said.count(f"uccl-ep: {line}\n") == 1  # by one rank
+
+
+def test_session_what_one_rank_cannot_use_is_told_to_all(variables: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    problem = InvalidArgument("no address that peers reach")
+    monkeypatch.setattr(
+        session,
+        "choose_fabric",
+        lambda *args: FabricChoice("tcp", "a test", problem=problem if args[-1] == 1 else None),
+    )
+
+    def body(group: ThreadGroup) -> str:
+        with pytest.raises(UcclEpError) as caught:
+            Buffer(group, MIB)
+        return str(caught.value)
+
+    assert set(run_ranks(3, body)) == {"rank 1: InvalidArgument: no address that peers reach"}
+
+
+def test_session_facts_that_cannot_be_gathered_are_told_to_all(variables: Any) -> None:
+    variables(NICS="no_such_nic")
+
+    def body(group: ThreadGroup) -> str:
+        with pytest.raises(UcclEpError) as caught:
+            Buffer(group, MIB)
+        return str(caught.value)
+
+    one, other = run_ranks(2, body)
+    assert one == other and one.count("InvalidArgument: UCCL_EP_NICS='no_such_nic' is refused") == 2
 
 
 @pytest.mark.parametrize(
-    "wanted, hosts, processes, nodes, family",
+    "family, provider, reserved",
     [
-        ("auto", "aa", "pp", (0, 0), "shared_memory"),
-        ("auto", "aa", "pq", (0, 1), "shared_memory"),
-        ("auto", "ab", "pq", (0, 1), "tcp"),
-        ("loopback", "aa", "pp", (0, 1), "loopback"),
-        ("tcp", "aa", "pq", (0, 1), "tcp"),
-        ("shared_memory", "aa", "pq", (0, 1), "shared_memory"),
+        ("tcp", "", 1 << 35),
+        ("verbs", "", MIB),
+        ("efa", "", MIB),
+        ("libfabric", "cxi", MIB),
+        ("libfabric", "shm", 1 << 35),
     ],
 )
-def test_session_family(wanted: str, hosts: str, processes: str, nodes: tuple[int, ...], family: str) -> None:
-    chosen, reason = choose_family(wanted, introductions(hosts, processes), Topology(nodes))
-    assert chosen == family and reason
-
-
-@pytest.mark.parametrize("wanted, instead", [("loopback", "shared_memory or tcp"), ("shared_memory", "use tcp")])
-def test_session_family_that_cannot_reach_everybody(wanted: str, instead: str) -> None:
-    with pytest.raises(InvalidArgument, match=f"UCCL_EP_TRANSPORT={wanted} needs .*{instead}"):
-        choose_family(wanted, introductions("ab", "pq"), Topology((0, 1)))
+def test_session_a_nic_registers_no_more_than_the_rows_take(
+    variables: Any, monkeypatch: pytest.MonkeyPatch, family: str, provider: str, reserved: int
+) -> None:
+    """It takes every page at once, where memfds take a page when it is written."""
+    chosen = FabricChoice(family, "a test", FabricConfig(provider=provider))
+    monkeypatch.setattr(session, "choose_fabric", lambda *arguments: chosen)
+    plans = []
+    monkeypatch.setattr(Session, "_connect", lambda self, *arguments: plans.append(self.plan))
+    run_ranks(1, lambda group: Session(group, (0, MIB), True, False, settings()).close())
+    assert plans[0].zero_copy_bytes == reserved
+    in_total = [item for item in plans[0].bill().items if item.name == "zero-copy rows" and not item.reserved]
+    assert len(in_total) == (reserved == MIB)
 
 
 def test_session_start_that_is_interrupted_leaves_nothing(variables: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -314,6 +362,26 @@ def test_session_connection_failure_is_told_to_all(variables: Any, monkeypatch: 
     texts = set(run_ranks(2, body))
     reason = "TransportError: tcp: rank 1 at 203.0.113.1: no route"
     assert texts == {f"rank 0: {reason}; rank 1: {reason}"}
+
+
+def test_session_loss_at_start_up_comes_with_why_the_others_failed() -> None:
+    """The group itself broke; ranks that had already failed have told the rest over the roll call."""
+    one: Any = Session.__new__(Session)
+    loss = PeerLost(rank=0, phase="start-up, exchange of Ready (closed by peer 1)")
+    one.rank, one.roll_call = 0, None
+    assert one._with_others_words(loss) is loss
+    calls = [RollCall(rank, 3, b"s" * 32, "127.0.0.1") for rank in range(3)]
+    try:
+        for call in calls:
+            call.meet({other.rank: other.address for other in calls})
+        one.roll_call = calls[0]
+        calls[1].accuse(-1, "could not connect to rank(s) 2")
+        error = one._with_others_words(loss)
+        assert error.phase == f"{loss.phase}; rank 1 had said: could not connect to rank(s) 2"
+        assert "could not connect to rank(s) 2" in str(error)
+    finally:
+        for call in calls:
+            call.close()
 
 
 def test_session_groups_out_of_range(variables: Any) -> None:

@@ -28,8 +28,27 @@ GOOD = [
     ("HOST_BLOCKS", "3", 3),
     ("HOST_THREADS", "2", 2),
     ("DEVICE", "cpu", "cpu"),
+    ("DEVICE", "CUDA:1", "cuda:1"),
     ("EXPLAIN", "Yes", True),
     ("SHUFFLE_SEED", "18446744073709551615", 2**64 - 1),
+    ("CACHE_DIR", "/somewhere//kernels/", "/somewhere/kernels"),
+    ("NICS", "mlx5_0, mlx5_1:2,rdmap*", "mlx5_0,mlx5_1:2,rdmap*"),
+    ("NICS", "^ibp115s0f0,^ibp116s0f0:1", "^ibp115s0f0,^ibp116s0f0:1"),
+    ("GID_INDEX", "0", 0),
+    ("GPU_MEMORY", "DMABUF", "dmabuf"),
+    ("PROVIDER", "tcp;ofi_rxm", "tcp;ofi_rxm"),
+    ("QUEUE_PAIRS", "4", 4),
+    ("SERVICE_LEVEL", "15", 15),
+    ("TRAFFIC_CLASS", "104", 104),
+    ("HOP_LIMIT", "255", 255),
+    ("MTU", "4096", 4096),
+    ("UDP_SOURCE_PORT", "49152", 49152),
+    ("OBSERVE_DIR", "/tmp/seen", "/tmp/seen"),
+    ("METRICS_PORT", "9400", 9400),
+    ("FLIGHT_RECORDER", "/tmp/records/", "/tmp/records"),
+    ("FLIGHT_RECORDER", "OFF", "off"),
+    ("TRACE", "/tmp/trace", "/tmp/trace"),
+    ("AS_DEEP_EP", "1", True),
 ]
 BAD = [
     ("RANKS_PER_NODE", "-1"),
@@ -56,6 +75,23 @@ BAD = [
     ("DEVICE", "rocm"),
     ("EXPLAIN", "maybe"),
     ("SHUFFLE_SEED", "18446744073709551616"),
+    ("CACHE_DIR", __file__),
+    ("NICS", "mlx5_0,^mlx5_1"),
+    ("NICS", "mlx5_0:0"),
+    ("NICS", "mlx5_0,"),
+    ("GID_INDEX", "-2"),
+    ("GPU_MEMORY", "peermem"),
+    ("PROVIDER", "tcp shm"),
+    ("QUEUE_PAIRS", "0"),
+    ("SERVICE_LEVEL", "16"),
+    ("TRAFFIC_CLASS", "256"),
+    ("HOP_LIMIT", "0"),
+    ("MTU", "1500"),
+    ("UDP_SOURCE_PORT", "65536"),
+    ("OBSERVE_DIR", __file__),
+    ("METRICS_PORT", "65536"),
+    ("FLIGHT_RECORDER", __file__),
+    ("TRACE", __file__),
 ]
 
 
@@ -78,6 +114,22 @@ def test_defaults_of_an_empty_environment() -> None:
         "device": "auto",
         "explain": False,
         "shuffle_seed": 0,
+        "cache_dir": "",
+        "nics": "",
+        "gid_index": -1,
+        "gpu_memory": "auto",
+        "provider": "",
+        "queue_pairs": 1,
+        "service_level": 0,
+        "traffic_class": 0,
+        "hop_limit": 64,
+        "mtu": 0,
+        "udp_source_port": 0,
+        "observe_dir": "",
+        "metrics_port": 0,
+        "flight_recorder": "",
+        "trace": "",
+        "as_deep_ep": False,
     }
 
 
@@ -151,7 +203,7 @@ def test_description_has_every_row_in_full() -> None:
     assert by_name["UCCL_EP_EXPLAIN"].default == "0"
     assert by_name["UCCL_EP_PIN_CPUS"].default == "empty"
     assert by_name["UCCL_EP_TIMEOUT_S"].default == "100.0"
-    assert by_name["UCCL_EP_TRANSPORT"].allowed == "auto | loopback | shared_memory | tcp"
+    assert by_name["UCCL_EP_TRANSPORT"].allowed == "auto | loopback | shared_memory | tcp | verbs | efa | libfabric"
 
 
 @pytest.mark.parametrize("row", describe(), ids=lambda row: row.name)

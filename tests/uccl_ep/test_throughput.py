@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tests.uccl_ep.gate import Gate
 from tests.uccl_ep.ranks import MIB, assert_refused, case, layout_arguments, same, throughput
 from uccl_ep import Buffer, Config, InvalidArgument, NotSupported, ThreadGroup, _native, reference, run_ranks
-from uccl_ep.throughput import ThroughputHandle
+from uccl_ep.routing import ThroughputHandle
 
 Tensor = torch.Tensor
 
@@ -211,7 +211,7 @@ def test_throughput_combine_over_many_nodes_needs_topk(variables: Any) -> None:
         *_, handle, _ = buffer.dispatch(x, **layout_arguments(buffer, ids, 1))
 
         class Topology:
-            num_nodes = _native.MAX_PARTIALS + 2
+            num_cells, apart = _native.MAX_PARTIALS + 2, False
 
         class Session:
             topology = Topology()

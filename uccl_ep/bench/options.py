@@ -1,12 +1,15 @@
-"""What is measured: shapes of an exchange, ranks, and how often."""
+"""What is measured: shapes of an exchange, ranks, peers, and how long."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from uccl_ep.errors import refuse
 
 MODES = ("throughput", "low-latency")
+PEERS = ("gloo", "openmpi")
+SHAPES = ("small", "v3")
+MOST_LOW_LATENCY_TOKENS = 128
 
 
 @dataclass(frozen=True)
@@ -20,9 +23,24 @@ class BenchOptions:
     hidden: int = 2048
     topk: int = 8
     experts: int = 64
-    rounds: int = 12  # timed pairs, after two that are not
+    rounds: int = 12  # timed, at most: a round has every side once
+    budget_s: float = 60.0  # of timed rounds: after it, the round that runs is the last; three are always done
     transport: str = "auto"
+    peers: tuple[str, ...] = PEERS
     seed: int = 0
+
+    def shaped(self, shape: str) -> BenchOptions:
+        """This measurement in DeepSeek-V3's shapes ("v3": 4,096 or 128 tokens x 7168, top-8 of 256), or as it is.
+
+        Raises:
+            InvalidArgument: a shape that there is not.
+        """
+        if shape not in SHAPES:
+            refuse("--shape", shape, " or ".join(SHAPES))
+        if shape == "small":
+            return self
+        tokens = MOST_LOW_LATENCY_TOKENS if self.mode == "low-latency" else 4096
+        return replace(self, tokens=tokens, hidden=7168, topk=8, experts=256)
 
     def check(self) -> None:
         """Refuses what cannot run.
@@ -45,3 +63,17 @@ class BenchOptions:
         for name, value in (("--tokens", self.tokens), ("--rounds", self.rounds)):
             if value < 1:
                 refuse(name, value, "1 or more")
+        if self.budget_s <= 0:
+            refuse("--seconds", self.budget_s, "more than 0")
+        if not self.peers or any(peer not in PEERS for peer in self.peers):
+            refuse("--peer", ", ".join(self.peers) or "nothing", "one or more of " + ", ".join(PEERS))
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes of a row: bf16."""
+        return 2 * self.hidden
+
+    @property
+    def num_nodes(self) -> int:
+        """Nodes that the ranks are spread over."""
+        return -(-self.ranks // self.ranks_per_node)

@@ -1,44 +1,45 @@
-"""An exchange through uccl_ep: dispatch, experts that return their rows, combine."""
+"""An exchange through uccl_ep: dispatch, experts that scale their rows, combine."""
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
 import torch
 
-from uccl_ep.bench.inputs import Inputs
+from uccl_ep.bench.inputs import Inputs, expert_factor
 from uccl_ep.bench.options import BenchOptions
 from uccl_ep.buffer import Buffer
 
-Times = tuple[float, float]  # seconds of dispatch, of combine
-
 
 class Ours:
-    """A Buffer sized for the options."""
+    """A Buffer sized for the options; `dispatch` and `combine` are what is timed."""
 
     name = "uccl_ep"
 
-    def __init__(self, options: BenchOptions, group: Any) -> None:
-        self._options = options
-        low_latency = options.mode == "low-latency"
-        rows = 2 * options.hidden + 1024
+    def __init__(self, options: BenchOptions, rank: int, group: Any) -> None:
+        self._options, self._rank = options, rank
+        self._low_latency = options.mode == "low-latency"
+        rows = options.row_bytes + 1024
         rdma = (
             Buffer.get_low_latency_rdma_size_hint(options.tokens, options.hidden, options.ranks, options.experts)
-            if low_latency
+            if self._low_latency
             else 0
         )
         # Rings that hold some hundred rows a stream; memfds, so that what is not touched costs nothing.
-        nvl = 0 if low_latency else (8 + 4 * options.ranks) * 256 * rows // 128 * 128
-        self.buffer = Buffer(group, nvl, rdma, low_latency_mode=low_latency, explicitly_destroy=True)
+        nvl = 0 if self._low_latency else (8 + 4 * options.ranks) * 256 * rows // 128 * 128
+        self.buffer = Buffer(
+            group, nvl, rdma, low_latency_mode=self._low_latency, explicitly_destroy=True, device="cpu"
+        )
 
-    def exchange(self, inputs: Inputs) -> tuple[torch.Tensor, Times]:
-        """(combined rows, times)."""
-        return self._low_latency(inputs) if self._options.mode == "low-latency" else self._throughput(inputs)
-
-    def _throughput(self, inputs: Inputs) -> tuple[torch.Tensor, Times]:
-        begin = time.perf_counter()
-        ranks, nodes, experts, in_rank, _ = self.buffer.get_dispatch_layout(inputs.ids, self._options.experts)
+    def dispatch(self, inputs: Inputs) -> Any:
+        """Rows at their experts, and the handle."""
+        o = self._options
+        if self._low_latency:
+            packed, counts, packed_handle, _, _ = self.buffer.low_latency_dispatch(
+                inputs.x, inputs.ids, o.tokens, o.experts, use_fp8=False
+            )
+            return packed, counts, packed_handle
+        ranks, nodes, experts, in_rank, _ = self.buffer.get_dispatch_layout(inputs.ids, o.experts)
         rows, _, _, _, handle, _ = self.buffer.dispatch(
             inputs.x,
             num_tokens_per_rank=ranks,
@@ -48,19 +49,25 @@ class Ours:
             topk_idx=inputs.ids,
             topk_weights=inputs.weights,
         )
-        middle = time.perf_counter()
-        out, _, _ = self.buffer.combine(rows, handle)
-        return out, (middle - begin, time.perf_counter() - middle)
+        return rows, None, handle
 
-    def _low_latency(self, inputs: Inputs) -> tuple[torch.Tensor, Times]:
-        o = self._options
-        begin = time.perf_counter()
-        rows, _, handle, _, _ = self.buffer.low_latency_dispatch(
-            inputs.x, inputs.ids, o.tokens, o.experts, use_fp8=False
-        )
-        middle = time.perf_counter()
+    def experts(self, state: Any) -> None:
+        """Scales the rows in place; not timed."""
+        rows, counts, _ = state
+        if counts is None:
+            rows.mul_(expert_factor(self._rank).bfloat16())
+            return
+        first = self._rank * len(counts)
+        for local, count in enumerate(counts.tolist()):
+            rows[local, :count].mul_(expert_factor(first + local).bfloat16())
+
+    def combine(self, inputs: Inputs, state: Any) -> torch.Tensor:
+        """Combined rows, bf16 [T, H]."""
+        rows, counts, handle = state
+        if counts is None:
+            return self.buffer.combine(rows, handle)[0]
         out, _, _ = self.buffer.low_latency_combine(rows, inputs.ids, inputs.weights, handle)
-        return out, (middle - begin, time.perf_counter() - middle)
+        return out
 
     def close(self) -> None:
         """Frees the Buffer."""

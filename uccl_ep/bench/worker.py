@@ -1,51 +1,225 @@
-"""One rank of a measurement: interleaved rounds of ours and the peer's, every one checked."""
+"""One rank of a measurement: rounds in which every side has its turn, each result checked.
+
+Started by launch.py as `python -m uccl_ep.bench.worker FOLDER [RANK]`; under mpirun the rank is MPI's. It writes
+FOLDER/rank-<r>.json, or FOLDER/error-<r>.txt.
+"""
 
 from __future__ import annotations
 
+import json
 import os
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from uccl_ep.bench.options import BenchOptions
 
-_WARM_UP = 2
-_TOLERANCE = 0.04  # of bf16 values up to a few tens, after a rounding per node
+WARM_UP = 2  # rounds in which each form of a peer is tried
+LONG_WARM_UP_S = 15.0  # after a longer one there is no second
+LEAST_ROUNDS = 3
+SPEC = "spec.json"
 
 
-def run_rank(rank: int, options: BenchOptions, port: int, results: Any) -> None:
-    """Entry of a spawned process; puts (rank, times or an error) into the queue `results`."""
-    os.environ["UCCL_EP_RANKS_PER_NODE"] = str(options.ranks_per_node)
-    os.environ["UCCL_EP_TRANSPORT"] = options.transport
-    try:
-        results.put((rank, _measure(rank, options, port), ""))
-    except Exception as error:  # the parent prints it; a trace per rank would bury it
-        results.put((rank, None, f"{type(error).__name__}: {error}"))
+def load_spec(folder: Path) -> tuple[BenchOptions, int]:
+    """(options, port of rank 0's store) that launch.py left in the folder."""
+    spec = json.loads((folder / SPEC).read_text(encoding="utf-8"))
+    spec["options"]["peers"] = tuple(spec["options"]["peers"])
+    return BenchOptions(**spec["options"]), int(spec["port"])
 
 
-def _measure(rank: int, options: BenchOptions, port: int) -> dict[str, Any]:
+class Rounds:
+    """The sides of a measurement and how a round of one of them goes."""
+
+    def __init__(self, options: BenchOptions, rank: int) -> None:
+        from uccl_ep.bench.inputs import expected_factor, make_inputs
+
+        self.inputs = [make_inputs(options, rank, number) for number in range(2)]
+        self._factors = [expected_factor(options, one) for one in self.inputs]
+
+    def play(self, side: Any, number: int, barrier: Callable[[], None]) -> tuple[float, float, float]:
+        """Seconds of dispatch and of combine, both begun when all ranks have come, and the CPU seconds of both.
+
+        CPU time is the whole process's, proxies included; it hardly depends on what else the machine does.
+
+        Raises:
+            ValueError: the side returned wrong rows.
+        """
+        from uccl_ep.bench.inputs import TOLERANCE, worst_error
+
+        inputs, factor = self.inputs[number % 2], self._factors[number % 2]
+        barrier()
+        used, begin = time.process_time(), time.perf_counter()
+        state = side.dispatch(inputs)
+        dispatched, used = time.perf_counter() - begin, time.process_time() - used
+        side.experts(state)
+        barrier()
+        used, begin = time.process_time() - used, time.perf_counter()
+        out = side.combine(inputs, state)
+        combined, used = time.perf_counter() - begin, time.process_time() - used
+        error = worst_error(out, inputs, factor)
+        if error > TOLERANCE:
+            raise ValueError(f"{side.name} returned wrong rows in round {number}: relative error {error:.3g}")
+        return dispatched, combined, used
+
+
+def order(sides: list[Any], number: int) -> list[Any]:
+    """The sides in the order of a round: each comes first equally often, and every other round goes backwards."""
+    first = (number // 2) % len(sides)
+    turned = sides[first:] + sides[:first]
+    return turned[::-1] if number % 2 else turned
+
+
+def _forms(options: BenchOptions, rank: int, group: Any) -> dict[str, list[Any]]:
+    """Both forms of each peer."""
+    from uccl_ep.bench.collectives import Collective, GlooCollective, MpiCollective
+    from uccl_ep.bench.per_expert import PerExpert
+    from uccl_ep.bench.per_rank import PerRank
+    from uccl_ep.bench.staging import Staging
+
+    staging = Staging(options.hidden)
+    found = {}
+    for peer in options.peers:
+        collective: Collective = GlooCollective(group) if peer == "gloo" else MpiCollective(options.hidden)
+        found[peer] = [form(options, rank, collective, staging) for form in (PerRank, PerExpert)]
+    return found
+
+
+def _slowest(seconds: float) -> float:
     import torch
     import torch.distributed as dist
 
-    from uccl_ep.bench.gloo import Gloo
-    from uccl_ep.bench.inputs import identity_result, make_inputs
+    value = torch.tensor([seconds], dtype=torch.float64)
+    dist.all_reduce(value, op=dist.ReduceOp.MAX)
+    return float(value)
+
+
+def _loaded(options: BenchOptions) -> dict[str, str]:
+    """Versions of what this process has really loaded."""
+    import hashlib
+
+    import numpy
+    import torch
+
+    import uccl_ep
+    from uccl_ep import _native
+
+    native = hashlib.sha256(Path(str(_native.__file__)).read_bytes()).hexdigest()[:12]
+    loaded = {"uccl_ep": uccl_ep.__version__, "native module": f"sha256 {native}", "torch": torch.__version__}
+    loaded["numpy"] = numpy.__version__
+    if "openmpi" in options.peers:
+        import mpi4py
+        from mpi4py import MPI
+
+        loaded["mpi4py"] = mpi4py.__version__
+        loaded["mpi"] = str(MPI.Get_library_version()).split(",")[0].strip("\0 ")
+    return loaded
+
+
+def measure(rank: int, options: BenchOptions, port: int) -> dict[str, Any]:
+    """All rounds of a rank; see `_report` for what it returns."""
+    import torch
+    import torch.distributed as dist
+
+    from uccl_ep.bench.limit import CopyProbe, num_copiers
     from uccl_ep.bench.ours import Ours
 
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=options.ranks)
-    inputs = make_inputs(options, rank)
-    expected = identity_result(options, inputs).float()
-    ours, peer = Ours(options, dist.group.WORLD), Gloo(options, dist.group.WORLD)
-    times: dict[str, list[tuple[float, float]]] = {ours.name: [], peer.name: []}
-    for number in range(_WARM_UP + options.rounds):
-        for side in (ours, peer) if number % 2 == 0 else (peer, ours):
-            dist.barrier()
-            out, seconds = side.exchange(inputs)
-            worst = ((out.float() - expected).abs() / (1.0 + expected.abs())).max().item()
-            if worst > _TOLERANCE:
-                raise ValueError(f"{side.name} returned wrong rows in round {number}: relative error {worst:.3g}")
-            if number >= _WARM_UP:
-                times[side.name].append(seconds)
-    stats = ours.buffer.stats()
+    rounds, probe = Rounds(options, rank), CopyProbe()
+    ours, forms = Ours(options, rank, dist.group.WORLD), _forms(options, rank, dist.group.WORLD)
+    tried: dict[str, dict[str, float]] = {peer: {} for peer in forms}
+    begin = time.monotonic()
+    for number in range(WARM_UP):
+        rounds.play(ours, number, dist.barrier)
+        for peer, sides in forms.items():
+            for side in sides:
+                seconds = _slowest(sum(rounds.play(side, number, dist.barrier)[:2]))
+                tried[peer][side.form] = min(seconds, tried[peer].get(side.form, seconds))
+        if _slowest(time.monotonic() - begin) > LONG_WARM_UP_S:
+            break
+    strongest = [min(sides, key=lambda side: tried[side.name][side.form]) for sides in forms.values()]
+    copier = probe if rank < num_copiers(options) else None
+    times, copies = _timed(options, rounds, [ours, *strongest], copier)
+    report = {
+        "times": times,
+        "copies": copies,
+        "tried": tried,
+        "forms": {side.name: side.form for side in strongest},
+        **_report(options, rounds, ours),
+    }
     dist.barrier()
     ours.close()
+    dist.barrier()  # nobody's connections end while another still needs them
     dist.destroy_process_group()
-    return {"times": times, "proxy": stats["proxy"], "via": sorted({p["via"] for p in stats["peers"]})}
+    return report
+
+
+def _timed(options: BenchOptions, rounds: Rounds, sides: list[Any], probe: Any) -> tuple[dict[str, Any], list[float]]:
+    """Times by side and round, and this rank's copies (none when `probe` is None: the others copy)."""
+    import torch.distributed as dist
+
+    times: dict[str, list[tuple[float, float, float]]] = {side.name: [] for side in sides}
+    copies: list[float] = []
+    begin = time.monotonic()
+    for number in range(options.rounds):
+        dist.barrier()
+        if probe is not None:
+            copies.append(probe.seconds())
+        for side in order(sides, number):
+            times[side.name].append(rounds.play(side, number, dist.barrier))
+        spent = _slowest(time.monotonic() - begin)  # so that all ranks end after the same round
+        if number + 1 >= LEAST_ROUNDS and spent >= options.budget_s:
+            break
+    return times, copies
+
+
+def _report(options: BenchOptions, rounds: Rounds, ours: Any) -> dict[str, Any]:
+    from uccl_ep.bench.limit import output_rows
+
+    stats = ours.buffer.stats()
+    rows = [output_rows(options, inputs) for inputs in rounds.inputs]
+    return {
+        "output_rows": sum(rows) / len(rows),
+        "proxy": stats["proxy"],
+        "via": sorted({peer["via"] for peer in stats["peers"]}),
+        "loaded": _loaded(options),
+    }
+
+
+def run_rank(folder: Path, rank: int) -> int:
+    """Measures and writes the rank's file; returns the exit status."""
+    try:
+        options, port = load_spec(folder)
+        os.environ["UCCL_EP_RANKS_PER_NODE"] = str(options.ranks_per_node)
+        os.environ["UCCL_EP_TRANSPORT"] = options.transport
+        report = measure(rank, options, port)
+    except Exception as error:  # the parent prints it; a trace per rank would bury it
+        _write(folder / f"error-{rank}.txt", f"{type(error).__name__}: {error}")
+        return 1
+    _write(folder / f"rank-{rank}.json", json.dumps(report))
+    return 0
+
+
+def _write(path: Path, text: str) -> None:
+    """The file appears whole: the parent looks for it while we write."""
+    part = path.with_suffix(".part")
+    part.write_text(text, encoding="utf-8")
+    part.rename(path)
+
+
+def main(arguments: list[str]) -> int:
+    """FOLDER [RANK]."""
+    if len(arguments) > 1:
+        return run_rank(Path(arguments[0]), int(arguments[1]))
+    import mpi4py
+
+    mpi4py.rc.thread_level = "funneled"  # one thread of a rank calls MPI, so MPI need not lock
+    from mpi4py import MPI
+
+    return run_rank(Path(arguments[0]), int(MPI.COMM_WORLD.Get_rank()))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

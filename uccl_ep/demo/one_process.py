@@ -65,16 +65,21 @@ from_experts: Callable[..., Tensor] = FromExperts.apply
 
 
 class OneProcess:
-    """The `Exchange` of a process that holds all experts and the micro-batches of all ranks."""
+    """The `Exchange` of a process that holds all experts and the micro-batches of all ranks.
+
+    Attributes:
+        alive: ranks whose experts take part; what is routed to others' is left out.
+    """
 
     def __init__(self, options: DemoOptions) -> None:
         self.options = options
+        self.alive = list(range(options.ranks))
 
     def __call__(self, batches: Sequence[Routed], experts: Experts) -> list[Tensor]:
         options = self.options
         rows, topk_idx, weights = (torch.cat(parts) for parts in zip(*batches, strict=True))
         per_rank = options.local_experts
-        masks = [topk_idx // per_rank == rank for rank in range(options.ranks)]
+        masks = [(topk_idx // per_rank == rank) & (rank in self.alive) for rank in range(options.ranks)]
         tokens = [mask.any(1).nonzero().squeeze(1) for mask in masks]
         sent = to_experts(rows, weights, tokens, masks, options)
         results = []

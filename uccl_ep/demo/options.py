@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -45,6 +46,8 @@ class DemoOptions:
     seed: int = 1
     validation_batches: int = 4
     """Batches per rank in the validation loss."""
+    kill: str = ""
+    """RANK@stepN: that rank is killed in the middle of step N (from 1) and the others go on; empty: nobody."""
 
     @property
     def nodes(self) -> int:
@@ -66,6 +69,17 @@ class DemoOptions:
     @property
     def tokens_per_step(self) -> int:
         return self.ranks * self.tokens_per_rank
+
+    @property
+    def doom(self) -> tuple[int, int] | None:
+        """(rank, step counted from 0) of --kill."""
+        found = re.fullmatch(r"(\d+)@step(\d+)", self.kill)
+        return (int(found[1]), int(found[2]) - 1) if found else None
+
+    @property
+    def survivors(self) -> list[int]:
+        """Ranks that --kill leaves."""
+        return [rank for rank in range(self.ranks) if self.doom is None or rank != self.doom[0]]
 
     def node_of(self, rank: int) -> int:
         return rank // self.ranks_per_node
@@ -91,6 +105,14 @@ class DemoOptions:
         for name, allowed in (("gate", GATES), ("proxy", PROXIES), ("transport", TRANSPORTS)):
             if getattr(self, name) not in allowed:
                 raise InvalidArgument(f"--{name} is {getattr(self, name)!r}; allowed: {', '.join(allowed)}")
+
+        if self.kill:
+            doom = self.doom
+            if doom is None or not (doom[0] < self.ranks and 0 <= doom[1] < self.steps) or self.ranks < 2:
+                raise InvalidArgument(
+                    f"--kill is {self.kill!r}; it must be RANK@stepN with a rank below {self.ranks} of at least 2 and "
+                    f"a step from 1 to {self.steps}, for example 1@step{max(1, self.steps * 2 // 3)}"
+                )
 
     def environment(self) -> dict[str, str]:
         """The UCCL_EP_* variables that make `uccl_ep` build the chosen world on one host."""

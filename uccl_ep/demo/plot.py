@@ -21,6 +21,13 @@ def draw(report: Report, path: Path) -> None:
     curves.plot(steps, report.one_process.losses, color="tab:orange", linewidth=5, alpha=0.45, label=label)
     label = f"{options.ranks} ranks on {options.nodes} nodes: {report.ranks[0].losses[-1]:.6f}"
     curves.plot(steps, report.ranks[0].losses, color="tab:blue", linewidth=1.2, label=label)
+    for loss in report.interruptions():
+        curves.axvline(loss["step"], color="tab:red", linewidth=1, linestyle="--")
+        note = f"rank {', '.join(map(str, loss['lost']))} killed in step {loss['step']};\nthe step is done without it "
+        note += f"{loss['pause_s']:.2f} s later"
+        curves.annotate(
+            note, (loss["step"], max(report.ranks[0].losses)), fontsize=8, ha="right", va="top", color="tab:red"
+        )
     curves.set_xlabel("step")
     curves.set_ylabel("training loss, nats per byte")
     curves.set_title(f"loss (final difference {report.training_difference:.1e})")

@@ -43,11 +43,20 @@ class Report:
     def validation_difference(self) -> float:
         return abs(self.ranks[0].validation_loss - self.one_process.validation_loss)
 
+    def interruptions(self) -> list[dict[str, Any]]:
+        """Ranks that were killed (--kill): what the first survivor says, with the longest pause of all survivors."""
+        found = []
+        for i, first in enumerate(self.ranks[0].interruptions):
+            found.append({**first, "pause_s": max(result.interruptions[i]["pause_s"] for result in self.ranks)})
+        return found
+
     def paths(self) -> list[PathTotal]:
         """Totals by path, nearest first."""
         totals: dict[tuple[str, str], list[int]] = {}
         for result in self.ranks:
             for peer in result.stats["peers"]:
+                if peer["via"] == "absent":
+                    continue
                 path = INSIDE_NODE if peer["node_local"] else BETWEEN_NODES
                 if peer["rank"] == result.stats["rank"]:
                     path = OWN_RANK
@@ -82,12 +91,25 @@ class Report:
                     f"start from the same weights, read the same bytes and round at the same places, so rows were "
                     f"lost, mixed up or rounded elsewhere on their way between ranks{self.first_difference()}"
                 )
+        if self.options.kill and not self.interruptions():
+            found.append(f"nobody noticed that a rank was killed (--kill {self.options.kill})")
         if self.options.nodes > 1 and self.proxy("write_bytes") == 0:
             found.append(
                 f"no byte went through the proxies although the {self.options.ranks} ranks are spread over "
                 f"{self.options.nodes} nodes: the counters in Buffer.stats() are wrong or the nodes are not apart"
             )
         return found
+
+    def interruption_text(self) -> list[str]:
+        """A sentence for each rank that was killed."""
+        return [
+            f"Rank {', '.join(map(str, loss['lost']))} was killed in the middle of step {loss['step']} "
+            f"({loss['error']}). The others agreed on who is left and had a new life of the buffer "
+            f"{loss['recover_s']:.2f} s after they noticed; the step was done without the dead {loss['pause_s']:.2f} s "
+            f"after the kill. The one process drops the same experts and batches from step {loss['step']} on. "
+            "Rows, bytes and waits below are of the new life."
+            for loss in self.interruptions()
+        ]
 
     def first_difference(self) -> str:
         """Where a search should start."""
@@ -113,6 +135,7 @@ class Report:
             "bytes_sent": self.matrix("bytes_sent"),
             "wait_ns": self.matrix("wait_ns"),
             "stats": [result.stats for result in self.ranks],
+            "interruptions": self.interruptions(),
             "problems": self.problems(),
         }
 
@@ -179,6 +202,8 @@ def wait_table(report: Report) -> Table:
 
 
 def show(report: Report, console: Console) -> None:
+    for sentence in report.interruption_text():
+        console.print(sentence, highlight=False, soft_wrap=True)
     for table in (loss_table(report), path_table(report), wait_table(report)):
         console.print(table)
     for problem in report.problems():

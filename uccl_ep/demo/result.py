@@ -4,6 +4,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,9 @@ class RunResult:
     parameters: int
     """Numbers that this process trains."""
     stats: dict[str, Any] = field(default_factory=dict)
+    interruptions: list[dict[str, Any]] = field(default_factory=list)
+    """One for each loss of ranks: step (from 1), lost, error, recover_s (Buffer.recover alone), resumed_at (when the
+    step was done after all, time.monotonic) and, from the launcher, pause_s (from the kill to then)."""
 
     def save(self, path: Path) -> None:
         path.write_text(json.dumps(dataclasses.asdict(self)), encoding="utf-8")
@@ -31,12 +35,15 @@ class RunResult:
         return RunResult(**json.loads(path.read_text(encoding="utf-8")))
 
 
-def train(trainer: Any, steps: int, progress: TrainingProgress) -> RunResult:
+def train(
+    trainer: Any, steps: int, progress: TrainingProgress, before_step: Callable[[int], None] = lambda step: None
+) -> RunResult:
     """Runs all steps and the validation of a uccl_ep.demo.trainer.Trainer."""
     found: list[float] = []
     with progress:
         began = time.perf_counter()
         for step in range(steps):
+            before_step(step)
             found.append(trainer.step(step))
             progress.update(step, found[-1], time.perf_counter() - began)
         seconds = time.perf_counter() - began

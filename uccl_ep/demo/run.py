@@ -3,6 +3,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 
@@ -27,11 +28,19 @@ def run_one_process(options: DemoOptions, console: Console | None) -> RunResult:
     before = torch.get_num_threads()
     torch.set_num_threads(1)  # as in each rank, so that sums are added in the same order
     try:
-        trainer = Trainer(options, load_corpus(), range(options.ranks), OneProcess(options), lambda values: None)
+        exchange = OneProcess(options)
+        trainer = Trainer(options, load_corpus(), range(options.ranks), exchange, lambda values: None)
         progress = TrainingProgress("one process", options.steps, options.tokens_per_step, console)
-        return train(trainer, options.steps, progress)
+        return train(trainer, options.steps, progress, lambda step: drop_the_dead(options, step, trainer, exchange))
     finally:
         torch.set_num_threads(before)
+
+
+def drop_the_dead(options: DemoOptions, step: int, trainer: Any, exchange: Any) -> None:
+    """From the step of --kill on, the one process leaves out what the others have lost: its batches and its experts."""
+    if options.doom is not None and options.doom[1] == step:
+        trainer.go_on_with(options.survivors)
+        exchange.alive = options.survivors
 
 
 def check_out(out: Path) -> None:
@@ -48,6 +57,7 @@ def run_demo(options: DemoOptions, out: Path, as_json: bool, console: Console) -
     check_out(out)
     from uccl_ep.demo.launch import launch
     from uccl_ep.demo.plot import draw
+    from uccl_ep.demo.reaper import launch_and_kill
 
     shown = None if as_json else console
     if shown:
@@ -58,7 +68,7 @@ def run_demo(options: DemoOptions, out: Path, as_json: bool, console: Console) -
             highlight=False,
             soft_wrap=True,
         )
-    ranks = launch(options, show=shown is not None)
+    ranks = (launch_and_kill if options.kill else launch)(options, show=shown is not None)
     report = Report(options, ranks, run_one_process(options, shown))
     draw(report, out)
     if shown:

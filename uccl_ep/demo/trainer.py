@@ -33,6 +33,7 @@ class Trainer:
     ) -> None:
         self.options, self.corpus, self.ranks = options, corpus, list(ranks)
         self.exchange, self.sum_over_ranks = exchange, sum_over_ranks
+        self.alive = list(range(options.ranks))
         first, count = self.ranks[0] * options.local_experts, len(self.ranks) * options.local_experts
         self.dense = Dense(options)
         self.replicas = [self.dense, *(self.dense.replica() for _ in self.ranks[1:])]
@@ -41,6 +42,14 @@ class Trainer:
         self.optimizer = torch.optim.AdamW(
             [*self.dense.parameters(), *self.expert_parameters], lr=options.learning_rate, betas=(0.9, 0.95)
         )
+
+    def go_on_with(self, alive: Sequence[int]) -> None:
+        """From now on only these ranks' micro-batches are there; what an unfinished step left is dropped."""
+        self.alive = list(alive)
+        self.ranks = [rank for rank in self.ranks if rank in self.alive]
+        self.replicas = self.replicas[: len(self.ranks)]
+        for module in (*self.replicas, *self.experts):
+            module.zero_grad()
 
     def learning_rate(self, step: int) -> float:
         """Linear warm-up, then a cosine down to a tenth."""
@@ -80,14 +89,14 @@ class Trainer:
             grads = [(torch.zeros_like(p) if p.grad is None else p.grad).flatten() for p in replica.parameters()]
             flat += torch.cat([*grads, loss.detach().view(1)]).double()
         self.sum_over_ranks(flat)
-        mean = flat / self.options.ranks
+        mean = flat / len(self.alive)
         sizes = [p.numel() for p in self.dense.parameters()]
         for p, grad in zip(self.dense.parameters(), torch.split(mean[:-1].float(), sizes), strict=True):
             p.grad = grad.view_as(p).clone()
         for p in self.expert_parameters:
             if p.grad is None:
                 p.grad = torch.zeros_like(p)  # no token came: Adam's averages must decay as they would elsewhere
-            p.grad /= self.options.ranks
+            p.grad /= len(self.alive)
         return float(mean[-1])
 
     @torch.no_grad()
@@ -105,4 +114,4 @@ class Trainer:
             for loss in losses(self.replicas, self.experts, self.exchange, batches):
                 total += loss.cross_entropy.double()
         self.sum_over_ranks(total)
-        return float(total) / (options.ranks * options.validation_batches)
+        return float(total) / (len(self.alive) * options.validation_batches)

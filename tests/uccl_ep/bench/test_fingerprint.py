@@ -8,7 +8,7 @@ import os
 import torch
 
 import uccl_ep
-from uccl_ep.bench.fingerprint import cpu_model, fingerprint
+from uccl_ep.bench.fingerprint import cache_bytes, cpu_model, fingerprint
 
 
 def test_fingerprint_is_plain_data_about_this_process() -> None:
@@ -17,3 +17,4 @@ def test_fingerprint_is_plain_data_about_this_process() -> None:
     assert found["cores"] == len(os.sched_getaffinity(0))
     assert found["torch"] == torch.__version__ and found["uccl_ep"] == uccl_ep.__version__
     assert found["cpu"] == cpu_model() != ""
+    assert found["cache_bytes"] == cache_bytes() and all(size >= 1 << 10 for size in cache_bytes().values())

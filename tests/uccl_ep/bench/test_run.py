@@ -1,4 +1,4 @@
-"""Summing up a measurement, and a whole small one (which also runs worker.py, ours.py and gloo.py)."""
+"""A whole small measurement (which also runs worker.py and both forms of a peer), and what is refused before it."""
 
 from __future__ import annotations
 
@@ -9,44 +9,73 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
+from uccl_ep.bench import run
+from uccl_ep.bench.collectives import openmpi_absence
 from uccl_ep.bench.options import BenchOptions
-from uccl_ep.bench.run import percentile, run_bench, summarise
+from uccl_ep.bench.run import available, check_memory, run_bench
 from uccl_ep.errors import UcclEpError
 
-
-def test_bench_summary_takes_the_slowest_rank_of_each_round_and_the_median_of_pairs() -> None:
-    per_rank = [
-        {"times": {"uccl_ep": [(1.0, 1.0), (2.0, 1.0)], "gloo all_to_all": [(2.0, 2.0), (9.0, 3.0)]}},
-        {"times": {"uccl_ep": [(0.5, 1.5), (1.0, 1.0)], "gloo all_to_all": [(1.0, 1.0), (1.0, 1.0)]}},
-    ]
-    summary = summarise(per_rank)
-    assert summary["uccl_ep"]["both"]["median_ms"] == pytest.approx(2500.0)  # rounds: 2 s and 3 s
-    assert summary["uccl_ep"]["combine"]["median_ms"] == pytest.approx(1250.0)
-    assert summary["speedup"] == {"median_of_pairs": pytest.approx(3.0), "pairs": 2}  # 4/2 and 12/3
-
-
-def test_bench_percentile_is_a_value_that_was_measured() -> None:
-    values = [float(v) for v in range(1, 101)]
-    assert percentile(values, 0.5) == 51.0 and percentile(values, 0.99) == 100.0 and percentile([7.0], 0.99) == 7.0
+SMALL = BenchOptions(
+    ranks=2,
+    ranks_per_node=1,
+    tokens=16,
+    hidden=128,
+    topk=2,
+    experts=4,
+    rounds=2,
+    transport="tcp",
+    peers=("gloo",),
+)
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.timeout(300)  # starts processes that load torch
 @pytest.mark.parametrize("mode", ["throughput", "low-latency"])
 def test_bench_measures_checks_and_writes_json(mode: str, tmp_path: Path) -> None:
-    options = BenchOptions(
-        mode=mode, ranks=2, ranks_per_node=1, tokens=16, hidden=128, topk=2, experts=4, rounds=2, transport="tcp"
-    )
+    options = BenchOptions(**{**vars(SMALL), "mode": mode})
     text = io.StringIO()
     out = tmp_path / "results" / "one.json"
     result = run_bench(options, out, False, Console(file=text, width=200))
     assert json.loads(out.read_text()) == result
     assert result["paths"] == ["load/store", "tcp"] and result["proxy_writes"] > 0 and result["proxy_bytes"] > 0
-    assert result["speedup"]["pairs"] == 2 and "times gloo's speed" in text.getvalue()
+    assert set(result["forms"]["tried_s"]["gloo"]) == {"once per rank", "once per expert"}
+    assert result["pairs"]["gloo"]["both"]["pairs"] == 2 and result["targets"] == []
+    assert len(result["sides"]["uccl_ep"]["ranks"]) == 2 and result["limit"]["memcpy_bytes_per_s"] > 0
+    assert result["machine"]["loaded"]["native module"].startswith("sha256 ")
+    assert "uccl_ep faster by" in text.getvalue()
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.skipif(bool(openmpi_absence()), reason=openmpi_absence())
+@pytest.mark.parametrize("ranks_per_node", [1, 2])
+def test_bench_measures_beside_openmpi(ranks_per_node: int) -> None:
+    options = BenchOptions(**{**vars(SMALL), "ranks_per_node": ranks_per_node, "peers": ("gloo", "openmpi")})
+    result = run_bench(options, None, True, Console(file=io.StringIO()))
+    assert set(result["pairs"]) == {"gloo", "openmpi"} and result["absent"] == {}
+    assert result["machine"]["loaded"]["mpi"].startswith("Open MPI")
+
+
+@pytest.mark.timeout(300)
 def test_bench_reports_the_rank_that_failed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("UCCL_EP_PROXY_THREADS", "many")
-    options = BenchOptions(ranks=2, ranks_per_node=1, tokens=4, hidden=128, topk=2, experts=4, rounds=1)
-    with pytest.raises(UcclEpError, match="rank 0: .*UCCL_EP_PROXY_THREADS"):
-        run_bench(options, None, False, Console(file=io.StringIO()))
+    with pytest.raises(UcclEpError, match="rank [01]: .*UCCL_EP_PROXY_THREADS"):
+        run_bench(SMALL, None, False, Console(file=io.StringIO()))
+
+
+def test_bench_says_which_peer_is_not_here(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run, "openmpi_absence", lambda: "mpi4py is not installed")
+    both = BenchOptions(peers=("gloo", "openmpi"))
+    options, absent = available(both)
+    assert options.peers == ("gloo",) and absent == {"openmpi": "mpi4py is not installed"}
+    assert available(SMALL) == (SMALL, {})
+    text = io.StringIO()
+    with pytest.raises(UcclEpError, match="mpi4py is not installed"):
+        run_bench(BenchOptions(peers=("openmpi",)), None, False, Console(file=text))
+    assert "openmpi is not measured" in text.getvalue()
+
+
+def test_bench_refuses_more_than_the_memory_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    check_memory(SMALL)
+    monkeypatch.setattr(run, "needed_bytes", lambda options: 1 << 60)
+    with pytest.raises(UcclEpError, match="GB are free: fewer --ranks"):
+        check_memory(SMALL)

@@ -51,3 +51,18 @@ def test_options_survive_the_way_to_a_rank(tmp_path: Path) -> None:
     options = DemoOptions(fp8=True, learning_rate=3e-4, gate="softmax")
     options.save(tmp_path / "o.json")
     assert DemoOptions.load(tmp_path / "o.json") == options
+
+
+def test_kill_names_a_rank_and_a_step() -> None:
+    options = DemoOptions(kill="2@step40")
+    options.check()
+    assert options.doom == (2, 39) and options.survivors == [0, 1, 3]
+    assert DemoOptions().doom is None and DemoOptions().survivors == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize("bad", ["2", "4@step1", "1@step0", "1@step61", "x@step2", "1@2", "-1@step2", "1@step2 "])
+def test_kill_is_refused_with_an_example(bad: str) -> None:
+    with pytest.raises(InvalidArgument, match=r"--kill is .*RANK@stepN.*for example 1@step40"):
+        DemoOptions(kill=bad).check()
+    with pytest.raises(InvalidArgument, match="--kill"):
+        DemoOptions(ranks=1, experts=16, kill="0@step2").check()

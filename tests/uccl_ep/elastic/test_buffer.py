@@ -1,0 +1,92 @@
+"""ElasticBuffer itself: arguments, attributes that integrators read, hints, life."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import pytest
+
+from tests.uccl_ep.elastic.worlds import HIDDEN, MAX_TOKENS, on_ranks
+from uccl_ep import EventHandle, InvalidArgument, ThreadGroup, run_ranks
+from uccl_ep.elastic import ElasticBuffer
+
+
+def test_elastic_buffer_attributes_and_domains(variables: Any) -> None:
+    variables(RANKS_PER_NODE=2)
+
+    def body(group: ThreadGroup, buffer: ElasticBuffer) -> None:
+        assert (buffer.rank_idx, buffer.num_ranks, buffer.group) == (group.rank(), 3, group)
+        assert buffer.get_physical_domain_size() == (buffer.num_rdma_ranks, buffer.num_nvlink_ranks) == (2, 2)
+        assert buffer.get_logical_domain_size() == (buffer.num_scaleout_ranks, buffer.num_scaleup_ranks) == (1, 3)
+        assert (buffer.scaleout_rank_idx, buffer.scaleup_rank_idx) == (0, group.rank())
+        assert buffer.num_max_tokens_per_rank == MAX_TOKENS and buffer.num_bytes % (2 << 20) == 0
+        assert buffer.allow_hybrid_mode and buffer.allow_multiple_reduction and not buffer.deterministic
+        assert type(buffer.capture()) is EventHandle and buffer.get_comm_stream() is not None
+        assert buffer.get_theoretical_num_sms(num_experts=9, num_topk=2) % 2 == 0
+        assert buffer.get_theoretical_num_qps(24) == 9
+        with pytest.raises(InvalidArgument, match="num_scaleout_topk"):
+            buffer.get_theoretical_num_sms(9, 2, num_scaleout_topk=1)
+        buffer.barrier(use_comm_stream=False, with_cpu_sync=True)
+
+    on_ranks(3, body)
+
+
+@pytest.mark.parametrize(
+    "arguments, words",
+    [
+        ({"num_bytes": 1 << 20}, "num_bytes=1048576"),
+        ({"num_bytes": 0}, "num_bytes=0"),
+        ({"num_cpu_bytes": 4096}, "num_cpu_bytes=4096"),
+        ({}, "num_max_tokens_per_rank=0"),
+        ({"num_max_tokens_per_rank": 8}, "hidden=0"),
+        ({"num_max_tokens_per_rank": 1 << 20, "hidden": 256}, "num_max_tokens_per_rank=1048576"),
+        ({"num_max_tokens_per_rank": 8, "hidden": 256, "num_topk": 99}, "num_topk=99"),
+        ({"num_bytes": 2 << 20, "deterministic": "yes"}, "deterministic='yes'"),
+    ],
+)
+def test_elastic_buffer_refusals(variables: Any, arguments: dict[str, Any], words: str) -> None:
+    variables()
+    with pytest.raises(InvalidArgument, match=words):
+        ElasticBuffer(ThreadGroup.create(2)[0], **arguments)
+
+
+def test_elastic_buffer_size_is_enough_and_taken_as_it_is(variables: Any) -> None:
+    variables()
+    group = ThreadGroup.create(2)[0]
+    hint = ElasticBuffer.get_buffer_size_hint(group, MAX_TOKENS, HIDDEN, num_topk=2, use_fp8_dispatch=True)
+
+    def body(group: ThreadGroup) -> int:
+        buffer = ElasticBuffer(group, num_bytes=hint, num_max_tokens_per_rank=MAX_TOKENS, hidden=HIDDEN, sl_idx=0)
+        group.barrier()
+        number = buffer.num_bytes
+        buffer._end()
+        return number
+
+    assert run_ranks(2, body) == [hint, hint]
+
+
+def test_elastic_buffer_ends(variables: Any) -> None:
+    variables()
+
+    def body(group: ThreadGroup) -> None:
+        kept = ElasticBuffer(group, 2 << 20)
+        with pytest.raises(InvalidArgument, match="explicitly_destroy=True"):
+            kept.destroy()
+        forgotten = ElasticBuffer(group, 2 << 20, explicitly_destroy=True)
+        group.barrier()
+        inner = kept._buffer
+        kept.__del__()
+        assert kept.runtime is None and inner.runtime is None
+        if group.rank() == 0:
+            with pytest.warns(UserWarning, match="never destroyed"):
+                forgotten.__del__()
+        group.barrier()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            forgotten.__del__()
+        forgotten.destroy()
+        forgotten.destroy()
+        assert forgotten.runtime is None
+
+    run_ranks(2, body)

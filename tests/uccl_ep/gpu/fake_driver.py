@@ -1,0 +1,269 @@
+"""A CPU that behaves like a GPU, for everything above uccl_ep.gpu.driver: streams that run behind the caller's back,
+memory whose kernel address is not its host address, graph capture that is as strict as CUDA's, memory that other
+processes can open. Kernels are the real ones, by name, from the bytes of their arguments."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import Any
+
+import msgpack
+import torch
+
+from tests.uccl_ep.gpu.fake_graph import FakeGraph, Recorder, Retainer
+from uccl_ep import UcclEpError, _native
+from uccl_ep.gpu.driver import Facts
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.mremap.restype = ctypes.c_void_p
+_libc.mremap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_size_t, ctypes.c_int]
+_libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
+_FOREVER_NS = (1 << 63) - 1
+
+
+class FakeStream:
+    """A native thread with a queue; `launched` has the names of its kernels."""
+
+    def __init__(self, key: int) -> None:
+        self.key = key
+        self.native = _native.Stream()
+        self.graph: FakeGraph | None = None  # that its work is being recorded into
+        self.launched: list[str] = []
+
+
+class FakeEvent:
+    """A point of a stream, or of a stream inside a graph."""
+
+    def __init__(self, native: Any, graph: FakeGraph | None, number: int = -1) -> None:
+        self.native, self.graph, self.number = native, graph, number
+
+
+class FakeDriver:
+    """See uccl_ep.gpu.driver.Driver. `held()` says what has not been given back; `refusals` is what capture forbade."""
+
+    def __init__(self, num_sms: int = 16, identity: str = "0000:00:00.0", **facts: Any) -> None:
+        known = {
+            "name": "Fake", "arch": "sm_90a", "warp": _native.WARP, "num_sms": num_sms, "max_shared_bytes": 227 << 10,
+            "memory_bytes": 1 << 30, "identity": identity, "can_export": True, "maps_host_memory": True,
+        }  # fmt: skip
+        self.facts = Facts(**{**known, **facts})
+        self.torch_device = torch.device("cpu")
+        self.pin_limit = 1 << 62
+        self.no_dmabuf = ""  # why it exports none
+        self.blocks_per_sm = 1
+        self.library: Any = None
+        self.used: list[tuple[int, int]] = []  # (address of a tensor, key of the stream it was kept for)
+        self._functions: list[str] = []
+        self._kept: list[tuple[torch.Tensor, FakeStream]] = []
+        self._allocated: dict[int, Any] = {}
+        self._opened: dict[int, Any] = {}
+        self._pinned: dict[int, tuple[int, int]] = {}  # host address: (kernels' address, bytes)
+        self._default = FakeStream(0)
+        self._keys = 0
+        self._local = threading.local()
+        self._lock = threading.Lock()
+
+    def held(self) -> dict[str, int]:
+        """Memory that has not been given back, by kind."""
+        return {"allocated": len(self._allocated), "opened": len(self._opened), "pinned": len(self._pinned)}
+
+    # ---- code ------------------------------------------------------------------------------------------------------
+
+    def load(self, binary: Any) -> Any:
+        self._forbid("loading code")
+        return object()
+
+    def function(self, module: Any, name: str) -> int:
+        self._functions.append(name)
+        return len(self._functions) - 1
+
+    def allow_shared(self, function: int, shared_bytes: int) -> None:
+        assert shared_bytes <= self.facts.max_shared_bytes
+
+    def resident_blocks(self, function: int, block: int, shared_bytes: int) -> int:
+        return self.blocks_per_sm
+
+    def launch(self, function: int, grid: int, block: int, shared_bytes: int, stream: Any, args: bytes) -> None:
+        name, warps = self._functions[function], block // self.facts.warp
+        assert warps * self.facts.warp == block and shared_bytes == _native.shared_bytes(name, args, warps)
+        stream.launched.append(name)
+        shape = _native.LaunchShape(grid, warps, 1)
+        if stream.graph is not None:
+            stream.graph.add_launch(stream, name, args, shape)
+        else:
+            _native.launch(stream.native, name, args, shape)
+
+    # ---- memory ----------------------------------------------------------------------------------------------------
+
+    def allocate(self, num_bytes: int) -> int:
+        self._forbid("allocating memory")
+        segment = _native.Segment.create("fake-gpu", num_bytes)
+        with self._lock:
+            self._allocated[segment.address] = segment
+        return int(segment.address)
+
+    def free(self, address: int) -> None:
+        self._forbid("freeing memory")
+        del self._allocated[address]
+
+    def view(self, address: int, num_bytes: int) -> torch.Tensor:
+        return torch.frombuffer((ctypes.c_uint8 * num_bytes).from_address(address), dtype=torch.uint8)
+
+    def export(self, address: int) -> bytes:
+        segment = self._allocated[address]
+        packed: bytes = msgpack.packb([os.getpid(), segment.fd, segment.bytes])
+        return packed
+
+    def dmabuf(self, address: int, num_bytes: int) -> int:
+        if self.no_dmabuf:
+            raise UcclEpError(self.no_dmabuf)
+        return os.dup(self._allocated[address].fd)
+
+    def open(self, handle: bytes) -> int:
+        try:
+            pid, fd, num_bytes = msgpack.unpackb(handle)
+        except Exception as error:
+            raise UcclEpError(f"no memory handle: {error}") from error
+        assert pid != os.getpid(), "a process opens no memory of its own"
+        segment = _native.Segment.open(pid, fd, num_bytes)
+        self._opened[segment.address] = segment
+        return int(segment.address)
+
+    def close(self, address: int) -> None:
+        del self._opened[address]
+
+    def register(self, address: int, num_bytes: int) -> int:
+        """The kernels' address is a second mapping of the same pages, gone with unregister."""
+        self._forbid("pinning memory")
+        assert address % 4096 == 0 and address not in self._pinned
+        with self._lock:
+            if sum(size for _, size in self._pinned.values()) + num_bytes > self.pin_limit:
+                raise UcclEpError(f"locked memory is limited to {self.pin_limit} bytes: raise it with ulimit -l")
+            alias = _libc.mremap(address, 0, num_bytes, 1)  # an old size of 0 copies a shared mapping
+            assert alias not in (None, ctypes.c_void_p(-1).value), os.strerror(ctypes.get_errno())
+            self._pinned[address] = (alias, num_bytes)
+        return int(alias)
+
+    def unregister(self, address: int) -> None:
+        self._forbid("unpinning memory")
+        with self._lock:
+            alias, num_bytes = self._pinned.pop(address)
+        _libc.munmap(alias, num_bytes)
+
+    def read(self, address: int, num_bytes: int) -> bytes:
+        return ctypes.string_at(address, num_bytes)
+
+    def write(self, address: int, data: bytes) -> None:
+        self._forbid("copying from the host")
+        ctypes.memmove(address, data, len(data))
+
+    # ---- streams ---------------------------------------------------------------------------------------------------
+
+    def new_stream(self) -> FakeStream:
+        with self._lock:
+            self._keys += 1
+            return FakeStream(self._keys)
+
+    def current_stream(self) -> FakeStream:
+        current: FakeStream = getattr(self._local, "stream", self._default)
+        return current
+
+    @contextmanager
+    def on(self, stream: FakeStream) -> Iterator[None]:
+        before = self.current_stream()
+        self._local.stream = stream
+        try:
+            yield
+        finally:
+            self._local.stream = before
+
+    def stream_key(self, stream: FakeStream) -> int:
+        return stream.key
+
+    def record(self, stream: FakeStream) -> FakeEvent:
+        if stream.graph is not None:
+            return FakeEvent(None, stream.graph, stream.graph.add_record(stream))
+        return FakeEvent(stream.native.record(), None)
+
+    def wait(self, stream: FakeStream, event: FakeEvent) -> None:
+        if event.graph is not None:
+            if event.graph.ended:
+                raise UcclEpError("a stream waits for an event of a capture that has ended")
+            event.graph.add_wait(stream, event.number)
+        elif stream.graph is not None:
+            raise UcclEpError("inside a capture a stream waits for an event from outside of it")
+        else:
+            stream.native.wait(event.native)
+
+    def query(self, event: FakeEvent) -> bool:
+        self._forbid("asking for an event")
+        assert event.graph is None
+        return bool(event.native.query())
+
+    def synchronize(self, event: FakeEvent) -> None:
+        self._forbid("waiting on the host")
+        if event.graph is not None:
+            raise UcclEpError("waiting on the host for an event inside a graph")
+        event.native.wait(_FOREVER_NS)
+
+    def capturing(self, stream: FakeStream) -> bool:
+        return stream.graph is not None
+
+    def use_on(self, tensor: torch.Tensor, stream: FakeStream) -> None:
+        self.used.append((tensor.data_ptr(), stream.key))
+        if stream.graph is None:
+            with self._lock:
+                self._kept.append((tensor, stream))
+
+    # ---- for tests -------------------------------------------------------------------------------------------------
+
+    def _forbid(self, what: str) -> None:
+        if getattr(self._local, "graph", None) is not None:
+            raise UcclEpError(f"{what} is not permitted while this thread captures a graph")
+
+    def settle(self) -> None:
+        """Waits for the thread's current stream; memory that only it has used may then be reused."""
+        self.synchronize(self.record(self.current_stream()))
+        with self._lock:
+            idle = {s.key: s.native.record().wait(1_000_000) for _, s in self._kept}
+            self._kept = [(tensor, stream) for tensor, stream in self._kept if not idle[stream.key]]
+        retainer = getattr(self._local, "retainer", None)
+        if retainer is not None:
+            retainer.let_go()
+
+    @contextmanager
+    def rank(self, own_stream: bool = True) -> Iterator[None]:
+        """A rank's thread: it has a stream of its own, and its tensors live as a GPU's allocator has them."""
+        self._local.retainer = Retainer()
+        with self.on(self.new_stream() if own_stream else self._default), self._local.retainer:
+            yield
+            self.settle()
+
+    @contextmanager
+    def capture(self) -> Iterator[FakeGraph]:
+        """What is queued meanwhile is recorded; as torch.cuda.graph, on a stream of its own."""
+        self.settle()
+        origin = self.new_stream()
+        graph = FakeGraph(origin, self.current_stream)
+        origin.graph = self._local.graph = graph
+        try:
+            with self.on(origin), Recorder(graph):
+                yield graph
+        finally:
+            self._local.graph = None
+            graph.end()
+
+    def replay(self, graph: FakeGraph) -> None:
+        """Queues a graph's work behind what the current stream has."""
+        graph.replay(self.current_stream())
+
+
+def fake_builder(arch: str) -> list[Any]:
+    """One program with every kernel, for KernelLibrary."""
+    program = SimpleNamespace(kernels=tuple(_native.kernel_arguments()))
+    return [SimpleNamespace(program=program, arch=arch, code=SimpleNamespace(binary=b""), cached=True)]

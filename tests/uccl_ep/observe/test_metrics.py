@@ -1,0 +1,137 @@
+"""Prometheus's own parser reads what is served, and finds the job's numbers in it."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+import time
+import urllib.request
+from typing import Any
+
+import pytest
+from prometheus_client import CollectorRegistry
+from prometheus_client.parser import text_string_to_metric_families
+
+from tests.uccl_ep.observe.samples import running
+from tests.uccl_ep.observe.test_attach import Rank
+from uccl_ep import Buffer, InvalidArgument, NotSupported, ThreadGroup, run_ranks
+from uccl_ep.observe import serve_metrics
+from uccl_ep.observe.metrics import Collector
+from uccl_ep.observe.publish import Published
+from uccl_ep.observe.watch import Watcher
+
+
+def scrape(port: int) -> dict[str, list[Any]]:
+    """Samples by name."""
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=20) as answer:
+        text = answer.read().decode()
+    found: dict[str, list[Any]] = {}
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            found.setdefault(sample.name, []).append(sample)
+    return found
+
+
+def value(found: dict[str, list[Any]], name: str, **labels: str) -> float:
+    (sample,) = [s for s in found[name] if labels.items() <= s.labels.items()]
+    return float(sample.value)
+
+
+def test_metrics_of_a_real_job(variables: Any) -> None:
+    variables(RANKS_PER_NODE=1, TRANSPORT="shared_memory")
+    steps = [0, 0]
+
+    def count(rank: int, buffer: Any) -> None:
+        steps[rank] += 1
+
+    with running(2, count) as found:
+        server, job = serve_metrics(0, pid=os.getpid()), found[0].page.job
+        try:
+            scrapes = []
+            for least in (2, 4):
+                deadline = time.monotonic() + 20
+                while min(steps) < least and time.monotonic() < deadline:
+                    time.sleep(0.005)
+                scrapes.append(scrape(server.port))
+        finally:
+            server.close()
+    first, second = scrapes
+    for name in ("rows_sent", "bytes_received", "writes", "write_bytes", "arrivals"):
+        # Two nodes of a rank: what goes to the other is its own; rows received count by whose they are.
+        before = value(first, f"uccl_ep_{name}_total", buffer=job, rank="0", peer="1")
+        after = value(second, f"uccl_ep_{name}_total", buffer=job, rank="0", peer="1")
+        assert after >= before > 0 and after == int(after)
+    assert 0 < value(second, "uccl_ep_wait_seconds_total", buffer=job, rank="0", peer="1") < 60
+    assert value(second, "uccl_ep_up", buffer=job, rank="1", family="shared_memory", pid=str(os.getpid())) == 1
+    assert value(second, "uccl_ep_fault", buffer=job, rank="1") == 0
+    assert value(second, "uccl_ep_ring_waiting", buffer=job, rank="1", ring="1") >= 0
+    with pytest.raises(OSError):
+        scrape(server.port)
+    server.close()
+
+
+def test_metrics_say_of_ranks_that_have_ended_that_they_have() -> None:
+    rank = Rank(1, 2)
+    published = Published(rank.page)
+    registry = CollectorRegistry()
+    registry.register(Collector(Watcher(os.getpid())))
+    rank.segments.clear()
+    samples = [s for f in registry.collect() for s in f.samples if s.labels["buffer"] == published.page.job]
+    assert [(s.name, s.value) for s in samples] in ([("uccl_ep_up", 0.0)], [])
+
+
+def test_metrics_peers_of_which_nothing_is_known_stay_out() -> None:
+    rank = Rank(0, 300)
+    published = Published(rank.page)
+    registry = CollectorRegistry()
+    registry.register(Collector(Watcher(os.getpid())))
+    families = {f.name: f for f in registry.collect()}
+    mine = [s for s in families["uccl_ep_writes"].samples if s.labels["buffer"] == published.page.job]
+    assert mine == [] and families["uccl_ep_wait_seconds"].documentation
+    assert [s.value for s in families["uccl_ep_up"].samples if s.labels["buffer"] == published.page.job] == [1.0]
+
+
+def test_metrics_one_endpoint_a_port_and_process() -> None:
+    first = serve_metrics(0, pid=os.getpid())
+    second = serve_metrics(first.port, pid=os.getpid())
+    first.close()
+    assert scrape(first.port) is not None  # the other still stands for it
+    with pytest.raises(OSError):
+        serve_metrics(second.port)  # of other ranks
+    second.close()
+    with pytest.raises(OSError):
+        scrape(first.port)
+
+
+def test_metrics_port_of_the_environment(variables: Any) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    variables(METRICS_PORT=port)
+
+    def body(group: ThreadGroup) -> float:
+        buffer = Buffer(group, 1 << 20)
+        group.barrier()
+        ups = [s for s in scrape(port)["uccl_ep_up"] if s.labels["pid"] == str(os.getpid())]
+        group.barrier()
+        buffer.destroy()
+        return sum(s.value for s in ups)
+
+    assert run_ranks(2, body) == [2, 2]
+    with pytest.raises(OSError):
+        scrape(port)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [((-1,), "port"), ((65536,), "port"), ((0, "0.0.0.0"), "one interface"), ((0, ""), "one interface")],
+)
+def test_metrics_refuse_where_not_to_listen(arguments: Any, words: str) -> None:
+    with pytest.raises(InvalidArgument, match=words):
+        serve_metrics(*arguments)
+
+
+def test_metrics_without_the_library_say_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "prometheus_client", None)
+    with pytest.raises(NotSupported, match=r"uccl-ep\[metrics\]"):
+        serve_metrics(0)

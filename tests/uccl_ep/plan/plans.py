@@ -1,0 +1,54 @@
+"""Jobs on recorded machines, for the tests of plans."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from tests.uccl_ep.fabric.machines import Recorded
+from uccl_ep.fabric.choice import choose_fabric
+from uccl_ep.handshake import Introduction
+from uccl_ep.plan.fill import Agreed
+from uccl_ep.plan.imagine import Job
+from uccl_ep.plan.make import make_plan
+from uccl_ep.plan.record import GroupPlan
+from uccl_ep.plan.traffic import Load
+from uccl_ep.regions import choose_placement
+from uccl_ep.settings import Settings
+from uccl_ep.topology import split_into_nodes
+
+Change = Callable[[Introduction], Introduction]
+SMALL = Load(tokens=16, hidden=512, experts=64, topk=4)
+
+
+def job(
+    tmp_path: Path, *machines: Recorded, ranks: int = 16, per_host: int = 8, load: Load = SMALL, **rest: Any
+) -> Job:
+    """A job whose hosts are these machines; the last stands for all further ones. Experts are padded."""
+    load = replace(load, experts=-(-load.experts // max(1, ranks)) * max(1, ranks))
+    trees = tuple(machine.write(tmp_path / f"tree{i}") for i, machine in enumerate(machines))
+    return Job(ranks, per_host, load, trees=trees, **rest)
+
+
+def plan(tmp_path: Path, *machines: Recorded, settings: Settings | None = None, **rest: Any) -> GroupPlan:
+    """Its plan."""
+    return make_plan(job(tmp_path, *machines, **rest), settings or Settings())
+
+
+def kinds(made: GroupPlan) -> list[str]:
+    """Of its cautions."""
+    return [caution.kind for caution in made.cautions]
+
+
+def agree(told: list[Introduction], settings: Settings) -> Agreed:
+    """What ranks that said this would agree on."""
+    topology = split_into_nodes([i.host_id for i in told], settings.ranks_per_node, 64)
+    fabric = choose_fabric(settings, told, topology, 0)
+    return Agreed(told, settings, topology, fabric, choose_placement(told, topology, fabric.family))
+
+
+def with_portrait(**values: Any) -> Change:
+    """Changes what a rank says of itself."""
+    return lambda i: replace(i, portrait={**i.portrait, **values})

@@ -1,0 +1,75 @@
+"""Whom a time-out is about, when ranks wait for each other in chains."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.uccl_ep.proxies import eventually
+from uccl_ep.blame import Knowledge, is_stopped, root_of
+
+
+@pytest.mark.parametrize(
+    ("accused", "accusations", "stopped", "root"),
+    [
+        (3, {}, [], 3),  # it says nothing: it waits for nobody
+        (1, {1: 3}, [], 3),
+        (1, {1: 2, 2: 3}, [], 3),
+        (1, {}, [3], 3),  # whoever was waited for cannot have gone on without it
+        (1, {1: 2}, [1, 3], 1),
+        (2, {}, [3, 1], 1),
+        (0, {0: 0, 1: 3, 2: 3}, [], 3),  # its own half waited for the other half, which waited for somebody
+        (1, {1: 2, 2: 1}, [], 1),  # a circle of which nobody knows the way out
+        (1, {1: 2, 2: 1, 0: 3, 4: 3, 5: 6}, [], 3),
+    ],
+)
+def test_blame_root_of(accused: int, accusations: dict[int, int], stopped: list[int], root: int) -> None:
+    assert root_of(9, accused, Knowledge(accusations, stopped)) == root
+
+
+_RANKS = st.integers(0, 7)
+
+
+@given(_RANKS, st.dictionaries(_RANKS, _RANKS), st.sets(_RANKS))
+def test_blame_root_of_any_accusations_ends_and_names_somebody_named(
+    accused: int, accusations: dict[int, int], stopped: set[int]
+) -> None:
+    root = root_of(9, accused, Knowledge(accusations, stopped, {8: 1}))
+    assert root in {accused, *accusations.values(), *stopped}
+    if stopped:
+        assert root in stopped
+    elif not set(accusations.values()) - set(accusations) and accused in accusations:
+        assert root == accused  # everybody waits: nobody is the one
+
+
+def test_blame_own_half_waits_for_who_has_been_silent_for_longest() -> None:
+    heard = {1: 500, 2: 300, 3: 400}
+    assert root_of(0, 0, Knowledge({0: 0}, (), heard)) == 2
+    assert root_of(0, 0, Knowledge({0: 0}, (), {1: 300, 2: 300})) == 1
+    assert root_of(0, 0, Knowledge({0: 0}, [0], heard)) == 0  # its own proxy is stopped
+    assert root_of(0, 0, Knowledge({0: 0})) == 0
+    assert root_of(0, 3, Knowledge({0: 3}, (), heard)) == 3
+    assert root_of(0, 0, Knowledge({0: 0, 2: 3, 1: 2}, (), heard)) == 3  # or for whom the others wait
+    assert root_of(0, 0, Knowledge({0: 0, 1: 3, 3: 1}, (), heard)) == 2  # unless those wait themselves
+
+
+def test_blame_is_stopped() -> None:
+    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    try:
+        assert not is_stopped(child.pid) and not is_stopped(os.getpid())
+        child.send_signal(signal.SIGSTOP)
+        assert eventually(lambda: is_stopped(child.pid))
+        child.send_signal(signal.SIGCONT)
+        assert eventually(lambda: not is_stopped(child.pid))
+    finally:
+        child.kill()
+        child.wait()
+        assert child.stdin is not None
+        child.stdin.close()
+    assert not is_stopped(child.pid)

@@ -1,0 +1,122 @@
+"""Memory of results: used again when nobody has it any more, and never before."""
+
+from __future__ import annotations
+
+import gc
+import random
+import threading
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from uccl_ep.output_pool import SMALLEST, OutputPool
+
+_LARGE = (SMALLEST, 3)
+
+
+def _address(pool: OutputPool) -> int:
+    return pool.empty(_LARGE, torch.uint8).data_ptr()
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float8_e4m3fn, torch.uint8, torch.float32, torch.int64])
+def test_shape_dtype_and_alignment_are_those_asked_for(dtype: torch.dtype) -> None:
+    pool = OutputPool()
+    for shape in [(0, 7168), (3, 5), (2048, 1024), (4, 300, 1024)]:
+        t = pool.empty(shape, dtype)
+        assert t.shape == shape and t.dtype == dtype and t.is_contiguous()
+        if t.nbytes >= SMALLEST:
+            assert t.data_ptr() % 4096 == 0
+            t.view(torch.uint8).fill_(7)
+            assert int(t.view(torch.uint8).sum()) == 7 * t.nbytes
+
+
+def test_dropped_memory_is_used_again_also_for_a_few_rows_less() -> None:
+    pool = OutputPool()
+    first = pool.empty((1000, 7168), torch.bfloat16)
+    address = first.data_ptr()
+    del first
+    assert pool.kept_bytes >= 1000 * 7168 * 2
+    again = pool.empty((990, 7168), torch.bfloat16)
+    assert again.data_ptr() == address and pool.kept_bytes == 0
+
+
+@pytest.mark.parametrize("keep", ["slice", "other dtype", "detached", "storage", "autograd"])
+def test_what_still_looks_at_a_result_keeps_its_memory(keep: str) -> None:
+    pool = OutputPool()
+    t = pool.empty((1024, 1024), torch.float32)
+    t.fill_(3)
+    address = t.data_ptr()
+    weight = torch.ones(1, requires_grad=True)
+    ways: dict[str, Callable[[torch.Tensor], object]] = {
+        "slice": lambda x: x[5:6],
+        "other dtype": lambda x: x.view(torch.int32),
+        "detached": lambda x: x.detach(),
+        "storage": lambda x: x.untyped_storage(),
+        "autograd": lambda x: (x * weight).sum(),  # saves x for the backward
+    }
+    held = ways[keep](t)
+    del t
+    gc.collect()
+    assert pool.kept_bytes == 0
+    assert pool.empty((1024, 1024), torch.float32).data_ptr() != address
+    if keep == "autograd":
+        assert isinstance(held, torch.Tensor)
+        held.backward()  # type: ignore[no-untyped-call]
+        assert weight.grad is not None and float(weight.grad) == 3 * 1024 * 1024
+    del held
+    gc.collect()
+    assert address in {pool.empty((1024, 1024), torch.float32).data_ptr() for _ in range(2)}
+
+
+def test_live_results_never_overlap() -> None:
+    pool, live, draw = OutputPool(), [], random.Random(1)
+    for tag in range(120):
+        rows = draw.randrange(1, 40)
+        t = pool.empty((rows, SMALLEST // 8), torch.uint8)
+        t.fill_(tag)
+        live.append((tag, t))
+        if len(live) > 6 or draw.random() < 0.3:
+            live.pop(draw.randrange(len(live)))
+        assert all(bool((kept == value).all()) for value, kept in live)
+
+
+def test_no_more_is_kept_than_was_in_use_at_once() -> None:
+    pool = OutputPool()
+    for rows in range(1, 12):
+        pool.empty((rows, SMALLEST * 2), torch.uint8)  # dropped at once
+    assert pool.kept_bytes <= 11 * SMALLEST * 2 + SMALLEST * 4
+    both = [pool.empty(_LARGE, torch.uint8) for _ in range(2)]
+    del both
+    assert pool.kept_bytes <= 11 * SMALLEST * 2 + SMALLEST * 4
+
+
+def test_close_lets_go_and_what_is_still_held_stays_readable() -> None:
+    pool = OutputPool()
+    held = pool.empty(_LARGE, torch.uint8)
+    held.fill_(9)
+    _address(pool)
+    pool.close()
+    pool.close()
+    assert pool.kept_bytes == 0
+    assert bool((held == 9).all())
+    del held
+    assert pool.kept_bytes == 0
+
+
+def test_threads_may_share_a_pool() -> None:
+    pool, wrong = OutputPool(), []
+
+    def work(tag: int) -> None:
+        for _ in range(30):
+            t = pool.empty(_LARGE, torch.uint8)
+            t.fill_(tag)
+            if not bool((t == tag).all()):
+                wrong.append(tag)
+
+    threads = [threading.Thread(target=work, args=(tag,)) for tag in range(4)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join()
+    assert not wrong

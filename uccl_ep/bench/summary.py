@@ -1,0 +1,131 @@
+"""Sums up what the ranks measured: a round's slowest rank, ratios of pairs with their spread, shares of the limit."""
+
+from __future__ import annotations
+
+import statistics
+from typing import Any
+
+from uccl_ep.bench.limit import COPY_BYTES, copied_per_s, limit_seconds, moved_bytes
+from uccl_ep.bench.options import BenchOptions
+
+OURS = "uccl_ep"
+PARTS = ("dispatch", "combine", "both")
+
+# How much faster than a peer's stronger form, by mode; and the share of the memcpy limit.
+WANTED = {"throughput": {"gloo": 5.0, "openmpi": 2.0}, "low-latency": {"gloo": 3.0, "openmpi": 1.5}}
+WANTED_SHARE = 0.5
+
+
+def percentile(values: list[float], share: float) -> float:
+    """The value below which `share` of the values lie (nearest rank)."""
+    ordered = sorted(values)
+    return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
+
+
+def spread(values: list[float]) -> dict[str, Any]:
+    """Median, quartiles and extremes of the ratios of pairs."""
+    return {
+        "median": statistics.median(values),
+        "q25": percentile(values, 0.25),
+        "q75": percentile(values, 0.75),
+        "least": min(values),
+        "most": max(values),
+        "pairs": len(values),
+    }
+
+
+def _milliseconds(values: list[float]) -> dict[str, float]:
+    return {
+        "median_ms": statistics.median(values) * 1e3,
+        "p50_ms": percentile(values, 0.5) * 1e3,
+        "p99_ms": percentile(values, 0.99) * 1e3,
+    }
+
+
+def slowest_rounds(reports: list[dict[str, Any]], side: str) -> dict[str, list[float]]:
+    """By part, the slowest rank's seconds of each round. `both` is their sum: each begins when all ranks have come."""
+    rounds = list(zip(*(r["times"][side] for r in reports), strict=True))
+    dispatch = [max(d for d, _, _ in of) for of in rounds]
+    combine = [max(c for _, c, _ in of) for of in rounds]
+    return {"dispatch": dispatch, "combine": combine, "both": [d + c for d, c in zip(dispatch, combine, strict=True)]}
+
+
+def _side(reports: list[dict[str, Any]], side: str) -> dict[str, Any]:
+    slowest = slowest_rounds(reports, side)
+    found: dict[str, Any] = {part: _milliseconds(slowest[part]) for part in PARTS}
+    rounds = zip(*(report["times"][side] for report in reports), strict=True)
+    found["cpu_ms"] = statistics.median(sum(cpu for _, _, cpu in of) for of in rounds) * 1e3  # of all ranks together
+    found["ranks"] = [
+        {
+            "dispatch": _milliseconds([d for d, _, _ in report["times"][side]]),
+            "combine": _milliseconds([c for _, c, _ in report["times"][side]]),
+        }
+        for report in reports
+    ]
+    return found
+
+
+def _limit(options: BenchOptions, reports: list[dict[str, Any]], ours: dict[str, Any]) -> dict[str, Any]:
+    rows = sum(report["output_rows"] for report in reports)
+    copied = copied_per_s([report["copies"] for report in reports if report["copies"]])
+    seconds = limit_seconds(options, rows, copied)
+    times = {"dispatch": seconds, "combine": seconds, "both": 2 * seconds}
+    return {
+        "memcpy_bytes_per_s": copied,
+        "memcpy_ranks_at_once": sum(bool(report["copies"]) for report in reports),
+        "memcpy_bytes_of_one": COPY_BYTES,
+        "bytes_read_and_written_of_a_phase": moved_bytes(options, rows),
+        "limit_ms": {part: times[part] * 1e3 for part in PARTS},
+        "share_of_limit": {part: times[part] * 1e3 / ours[part]["median_ms"] for part in PARTS},
+    }
+
+
+def summarise(options: BenchOptions, reports: list[dict[str, Any]]) -> dict[str, Any]:
+    """What goes into the file beside options and machine.
+
+    Args:
+        options: what was measured.
+        reports: of every rank, in rank order (worker.py).
+    """
+    sides = {side: _side(reports, side) for side in reports[0]["times"]}
+    ours = slowest_rounds(reports, OURS)
+    pairs: dict[str, Any] = {}
+    for peer in sides:
+        if peer != OURS:
+            theirs = slowest_rounds(reports, peer)
+            pairs[peer] = {
+                part: spread([p / o for o, p in zip(ours[part], theirs[part], strict=True)]) for part in PARTS
+            }
+    limit = _limit(options, reports, sides[OURS])
+    return {
+        "sides": sides,
+        "pairs": pairs,
+        "forms": {"chosen": reports[0]["forms"], "tried_s": reports[0]["tried"]},
+        "limit": limit,
+        "targets": targets(options, pairs, limit) if options == options.shaped("v3") else [],  # they are for that shape
+    }
+
+
+def where(options: BenchOptions) -> str:
+    """The measurement in a few words, as tables and targets name it."""
+    nodes = "" if options.num_nodes == 1 else f" on {options.num_nodes} nodes"
+    return f"{options.mode}, {options.ranks} ranks{nodes}"
+
+
+def targets(options: BenchOptions, pairs: dict[str, Any], limit: dict[str, Any]) -> list[dict[str, Any]]:
+    """One entry a target: name, where, measured, wanted, at_least, met."""
+    found = []
+    for peer, ratios in pairs.items():
+        found.append((f"times as fast as {peer}", ratios["both"]["median"], WANTED[options.mode][peer]))
+    found.append(("share of the memcpy limit", limit["share_of_limit"]["both"], WANTED_SHARE))
+    return [
+        {
+            "name": name,
+            "where": where(options),
+            "measured": measured,
+            "wanted": wanted,
+            "at_least": True,
+            "met": measured >= wanted,
+        }
+        for name, measured, wanted in found
+    ]

@@ -1,0 +1,189 @@
+"""ElasticBuffer: DeepEP's V2 interface. One throughput Buffer does the work; this file is its life and its sizes."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+from uccl_ep import _native, checks
+from uccl_ep.buffer import Buffer
+from uccl_ep.device import EventHandle
+from uccl_ep.elastic import sizes
+from uccl_ep.elastic.combine import CombineApi
+from uccl_ep.elastic.dispatch import DispatchApi
+from uccl_ep.elastic.experimental import ExperimentalApi
+from uccl_ep.errors import InvalidArgument, refuse
+from uccl_ep.group import as_group
+
+
+class ElasticBuffer(DispatchApi, CombineApi, ExperimentalApi):
+    """Memory, proxy and kernels of one rank for V2's dispatch and combine. Making one is collective.
+
+    Shapes use T = this rank's tokens, K = top-k, N = ranks, E = experts, L = E / N local experts, H = hidden channels,
+    M = num_max_tokens_per_rank.
+
+    Args:
+        group: torch ProcessGroup of any backend, or a ThreadGroup.
+        num_bytes: bytes of this rank, a multiple of 2 MiB; None computes them from the next four.
+        num_cpu_bytes: of num_bytes, for upstream's experimental parts: must be 0.
+        num_max_tokens_per_rank: M, the same on all ranks; a dispatch may name its own. hidden: H. num_topk: 0 means 32.
+        use_fp8_dispatch: rows will be one-byte with scales; they need no more memory than bf16 rows.
+        deterministic: accepted; rows always come in the same order here, so True and False are the same.
+        allow_hybrid_mode: accepted; rows are never forwarded here (see ARCHITECTURE.md), so there is one mode.
+        allow_multiple_reduction: combine may round sums per rank and per node; False sums all rows once (K passes).
+        explicitly_destroy: destroy() will be called; a reminder is printed when it was not.
+        device: as Buffer's.
+
+    prefer_overlap_with_compute, sl_idx, num_allocated_qps, num_cpu_timeout_secs and num_gpu_timeout_secs belong to
+    upstream's network: accepted; the time-out is UCCL_EP_TIMEOUT_S.
+
+    Raises:
+        InvalidArgument: an argument is out of range. SettingsMismatch, UcclEpError: as Buffer.
+    """
+
+    def __init__(
+        self,
+        group: Any,
+        num_bytes: int | None = None,
+        num_cpu_bytes: int = 0,
+        num_max_tokens_per_rank: int = 0,
+        hidden: int = 0,
+        num_topk: int = 0,
+        use_fp8_dispatch: bool = False,
+        deterministic: bool = False,
+        allow_hybrid_mode: bool = True,
+        allow_multiple_reduction: bool = True,
+        prefer_overlap_with_compute: bool = True,
+        sl_idx: int = 3,
+        num_allocated_qps: int = 0,
+        num_cpu_timeout_secs: int = 300,
+        num_gpu_timeout_secs: int = 100,
+        explicitly_destroy: bool = False,
+        *,
+        device: str | None = None,
+    ) -> None:
+        self.runtime: Any = None
+        self.explicitly_destroy = checks.flag("explicitly_destroy", explicitly_destroy)
+        if num_cpu_bytes:
+            refuse("num_cpu_bytes", num_cpu_bytes, "0: only upstream's experimental parts use CPU bytes")
+        checks.whole("num_max_tokens_per_rank", num_max_tokens_per_rank, 0, _native.MAX_TOKENS_PER_RANK)
+        if num_bytes is None:
+            num_bytes = self.get_buffer_size_hint(
+                group, num_max_tokens_per_rank, hidden, num_topk, use_fp8_dispatch, allow_hybrid_mode
+            )
+        elif isinstance(num_bytes, bool) or num_bytes <= 0 or num_bytes % sizes.GRANULE:
+            refuse("num_bytes", num_bytes, "a multiple of 2 MiB", "ElasticBuffer.get_buffer_size_hint gives one.")
+        self.group, self.num_bytes = group, num_bytes
+        self.num_max_tokens_per_rank, self.hidden, self.num_topk = num_max_tokens_per_rank, hidden, num_topk
+        self.use_fp8_dispatch = checks.flag("use_fp8_dispatch", use_fp8_dispatch)
+        self.deterministic = checks.flag("deterministic", deterministic)
+        self.allow_hybrid_mode = checks.flag("allow_hybrid_mode", allow_hybrid_mode)
+        self.allow_multiple_reduction = checks.flag("allow_multiple_reduction", allow_multiple_reduction)
+        self.prefer_overlap_with_compute = checks.flag("prefer_overlap_with_compute", prefer_overlap_with_compute)
+        self.num_allocated_qps = checks.whole("num_allocated_qps", num_allocated_qps, 0, 1 << 16)
+        self._buffer = Buffer(group, num_bytes, explicitly_destroy=True, device=device)
+        self.runtime = self._buffer.runtime
+        self.rank_idx, self.num_ranks = self._buffer.rank, self._buffer.group_size
+        topology = self._buffer._session.topology
+        self.num_rdma_ranks, self.num_nvlink_ranks = topology.num_nodes, max(topology.sizes)
+        # Every rank reads what it is sent where it landed: one logical domain, whatever the wires are.
+        self.num_scaleout_ranks, self.num_scaleup_ranks = 1, self.num_ranks
+        self.scaleout_rank_idx, self.scaleup_rank_idx = 0, self.rank_idx
+        self.nccl_comm_handle = None
+
+    # ---- life --------------------------------------------------------------------------------------------------
+
+    def destroy(self) -> None:
+        """Frees the memory and ends the proxy. Not collective; idempotent.
+
+        Raises:
+            InvalidArgument: the buffer was made without explicitly_destroy=True.
+        """
+        if not self.explicitly_destroy:
+            raise InvalidArgument("destroy() needs an ElasticBuffer made with explicitly_destroy=True")
+        self._end()
+
+    def _end(self) -> None:
+        self.runtime = None
+        self._buffer.destroy()
+
+    def __del__(self) -> None:
+        if getattr(self, "runtime", None) is None:
+            return
+        if self.explicitly_destroy:
+            warnings.warn("uccl_ep.ElasticBuffer: explicitly_destroy=True but never destroyed", stacklevel=1)
+        self._end()
+
+    def barrier(self, use_comm_stream: bool = True, with_cpu_sync: bool = False, sequential: bool = True) -> None:
+        """Returns when every rank has entered it and everything sent before is delivered. Collective.
+
+        The host always waits, so the arguments, which say where upstream waits, make no difference.
+        """
+        self._buffer.barrier()
+
+    # ---- streams and domains -----------------------------------------------------------------------------------
+
+    @staticmethod
+    def capture() -> EventHandle:
+        """An event on the current stream; a bare one, unlike V1's."""
+        return EventHandle()
+
+    _unpack_bias = staticmethod(Buffer._unpack_bias)
+
+    def get_comm_stream(self) -> Any:
+        """The stream that communication kernels run on."""
+        return self._buffer.get_comm_stream()
+
+    def get_physical_domain_size(self) -> tuple[int, int]:
+        """(nodes, ranks of the largest node)."""
+        return self.num_rdma_ranks, self.num_nvlink_ranks
+
+    def get_logical_domain_size(self) -> tuple[int, int]:
+        """(1, N): rows are never forwarded, so all ranks are one scale-up domain."""
+        return self.num_scaleout_ranks, self.num_scaleup_ranks
+
+    # ---- sizes -------------------------------------------------------------------------------------------------
+
+    @staticmethod
+    def get_buffer_size_hint(
+        group: Any,
+        num_max_tokens_per_rank: int,
+        hidden: int,
+        num_topk: int = 0,
+        use_fp8_dispatch: bool = False,
+        allow_hybrid_mode: bool = True,
+        allow_multiple_reduction: bool = True,
+    ) -> int:
+        """num_bytes for these sizes, a multiple of 2 MiB: rings, which do not grow with the number of experts.
+
+        Raises:
+            InvalidArgument: num_max_tokens_per_rank or hidden is 0 or too large.
+        """
+        checks.whole("num_max_tokens_per_rank", num_max_tokens_per_rank, 1, _native.MAX_TOKENS_PER_RANK)
+        checks.whole("hidden", hidden, 1, _native.MAX_HIDDEN // 2)
+        checks.whole("num_topk", num_topk, 0, _native.MAX_TOPK)
+        return sizes.buffer_size(as_group(group).size(), num_max_tokens_per_rank, hidden, num_topk)
+
+    def get_theoretical_num_sms(
+        self,
+        num_experts: int,
+        num_topk: int,
+        num_scaleout_topk: int = 0,
+        rdma_gbs: float = 0,
+        nvlink_gbs: float = 0,
+        sm_read_gbs: float = 200,
+        sm_write_gbs: float = 50,
+    ) -> int:
+        """Multiprocessors that keep the network busy: even, at least 4. Bandwidths in GB/s; 0 means not known.
+
+        Raises:
+            InvalidArgument: num_scaleout_topk is not 0, or a count is out of range.
+        """
+        if num_scaleout_topk:
+            refuse("num_scaleout_topk", num_scaleout_topk, "0")
+        gbs = sizes.Bandwidths(rdma_gbs, nvlink_gbs, sm_read_gbs, sm_write_gbs)
+        return sizes.num_sms(num_experts, num_topk, self.num_ranks, self.num_rdma_ranks, gbs)
+
+    def get_theoretical_num_qps(self, num_sms: int) -> int:
+        """Queue pairs that upstream would use for a number of multiprocessors; our proxies choose their own."""
+        return sizes.num_qps(checks.whole("num_sms", num_sms, 0, 1 << 16), self.num_allocated_qps)

@@ -1,0 +1,344 @@
+"""ElasticBuffer.dispatch: the throughput dispatch with V2's arguments, results and handle."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+
+from uccl_ep import _native, checks
+from uccl_ep.buffer import Buffer
+from uccl_ep.config import Config
+from uccl_ep.device import EventHandle
+from uccl_ep.elastic import expand
+from uccl_ep.elastic.handle import EPHandle
+from uccl_ep.errors import InvalidArgument, refuse
+from uccl_ep.events import EventOverlap
+
+Tensor = torch.Tensor
+Event = EventOverlap[EventHandle]
+_MAX_ALIGNMENT = 1 << 16
+
+
+Results = tuple[Any, Tensor | None, Tensor | None, EPHandle]
+"""recv_x, recv_topk_idx, recv_topk_weights, handle."""
+
+
+class Call(NamedTuple):
+    """The arguments of a dispatch that are no tensors to send."""
+
+    given: tuple[int | None, int | None, int | None]  # num_experts, num_max_tokens_per_rank, expert_alignment
+    num_sms: int
+    stats: Tensor | None
+    before: tuple[EventHandle | None, EventHandle | None]  # what the sending, and what the expansion waits for
+    copies: bool
+    cpu_sync: bool | None
+    expand: bool
+    zero_padding: bool
+    column_major: bool
+
+
+class Options(NamedTuple):
+    """What a dispatch does, checked."""
+
+    num_experts: int
+    max_tokens: int
+    alignment: int
+    num_sms: int
+    cpu_sync: bool
+    expand: bool
+    zero_padding: bool
+    column_major: bool
+
+
+class Received(NamedTuple):
+    """Tokens as they came: [n, ...] each."""
+
+    data: Tensor
+    scales: Tensor | None
+    source: Tensor  # int32 [n]: source rank * M + token
+    weights: Tensor | None  # f32 [n, K], as the source had them
+
+
+def split(x: Any) -> tuple[Tensor, Tensor | None]:
+    """(data, scales or None) of dispatch's x.
+
+    Raises:
+        InvalidArgument: not a 2-D tensor, or scales that do not fit it.
+    """
+    data, scales = x if isinstance(x, tuple) and len(x) == 2 else (x, None)
+    if not isinstance(data, Tensor) or data.dim() != 2 or not data.is_contiguous():
+        refuse("x", type(data).__name__, "a contiguous 2-D tensor, or a tuple of one and its scales")
+    if scales is None:
+        if data.dtype != torch.bfloat16:
+            refuse("x", data.dtype, "bf16 rows, or a tuple of one-byte rows and their scales")
+        return data, None
+    if data.element_size() != 1:
+        refuse("x", f"{data.dtype} with scales", "a one-byte dtype such as float8_e4m3fn when scales are given")
+    if not isinstance(scales, Tensor) or scales.dim() != 2 or scales.element_size() != 4:
+        refuse("x[1]", scales, "a 2-D tensor of a 4-byte dtype")
+    if scales.shape[0] != data.shape[0]:
+        refuse("x[1]", tuple(scales.shape), f"{data.shape[0]} rows, as x[0] has")
+    return data, scales
+
+
+def pack(scales: Tensor | None, source: Tensor, weights: Tensor | None) -> Tensor:
+    """What travels beside a row, as int32 words [T, S + 1 + K]: scales, where the row is from, its unmasked weights.
+
+    The kernels' own weights are zero where an expert is elsewhere (V1's rule); V2 wants them as the source had them.
+    """
+    words = [source.unsqueeze(1)]
+    if scales is not None:
+        words.insert(0, scales.contiguous().view(torch.int32))
+    if weights is not None:
+        words.append(weights.view(torch.int32))
+    return torch.cat(words, 1)
+
+
+def unpack(data: Tensor, words: Tensor, dtype: torch.dtype, scales: Tensor | None, weighted: bool) -> Received:
+    """The other side of `pack`; `scales` are the sender's own, for their number and dtype."""
+    packs = 0 if scales is None else scales.shape[1]
+    received_scales = None if scales is None else words[:, :packs].contiguous().view(scales.dtype)
+    weights = words[:, packs + 1 :].contiguous().view(torch.float32) if weighted else None
+    return Received(data.view(dtype), received_scales, words[:, packs].contiguous(), weights)
+
+
+class DispatchApi:
+    """What ElasticBuffer inherits; see ElasticBuffer for the letters in shapes."""
+
+    rank_idx: int
+    num_ranks: int
+    num_max_tokens_per_rank: int
+    _buffer: Buffer
+
+    def get_theoretical_num_sms(self, num_experts: int, num_topk: int) -> int:
+        raise AttributeError("get_theoretical_num_sms")  # ElasticBuffer has it
+
+    def dispatch(
+        self,
+        x: Tensor | tuple[Tensor, Tensor],
+        topk_idx: Tensor | None = None,
+        topk_weights: Tensor | None = None,
+        cumulative_local_expert_recv_stats: Tensor | None = None,
+        num_experts: int | None = None,
+        num_max_tokens_per_rank: int | None = None,
+        expert_alignment: int | None = None,
+        num_sms: int = 0,
+        num_qps: int = 0,
+        previous_event: EventHandle | None = None,
+        previous_event_before_epilogue: EventHandle | None = None,
+        async_with_compute_stream: bool = False,
+        allocate_on_comm_stream: bool = False,
+        handle: EPHandle | None = None,
+        do_handle_copy: bool = True,
+        do_cpu_sync: bool | None = None,
+        do_expand: bool = False,
+        do_zero_padding: bool = False,
+        use_tma_aligned_col_major_sf: bool = False,
+    ) -> tuple[Any, Tensor | None, Tensor | None, EPHandle, Event]:
+        """Sends each token once to every rank that holds one of its experts.
+
+        Args:
+            x: bf16 [T, H], or (one-byte data [T, H], scales of a 4-byte dtype [T, packs], any strides); T <= M.
+            topk_idx: int64 [T, K], -1 = not routed, a token's experts distinct; None with a handle.
+            topk_weights: f32 [T, K] or None.
+            cumulative_local_expert_recv_stats: int32 [L], tokens per expert are added to it; not with a handle.
+            num_experts: E, needed without a handle. num_max_tokens_per_rank: M, None means the buffer's.
+            expert_alignment: None means 1, or the handle's.
+            num_sms: 0 chooses; num_qps has no effect, our proxies choose their own queue pairs.
+            previous_event: start behind it only; with allocate_on_comm_stream, as upstream.
+            previous_event_before_epilogue: the expansion, which torch does on the current stream, waits for it.
+            async_with_compute_stream: return an event; the current stream is behind the result in any case.
+            handle: of an earlier dispatch: same routing again, without counting.
+            do_handle_copy: the handle keeps a copy of topk_idx, so that the caller may overwrite it.
+            do_cpu_sync: False leaves the host ignorant of the counts: outputs have the worst size, and rows from
+                handle.psum_num_recv_tokens_per_scaleup_rank[-1] on are undefined. None: True without a handle.
+            do_expand: one row for each local (token, expert), grouped by expert, each group padded to the alignment.
+            do_zero_padding: that padding is zero; needs do_expand.
+            use_tma_aligned_col_major_sf: scales with strides (1, rows rounded up to 4).
+
+        Returns:
+            (recv_x or (recv_x, recv_sf), recv_topk_idx, recv_topk_weights, handle, event). Rows are ordered by source
+            rank, then token, always. recv_topk_idx is int64 [n, K], local experts or -1, or None when expanded;
+            recv_topk_weights f32 [n, K] as the source had them, or [rows] when expanded, or None without weights.
+
+        Raises:
+            InvalidArgument: before anything is sent.
+        """
+        if previous_event is not None and not allocate_on_comm_stream:
+            refuse("previous_event", previous_event, "None without allocate_on_comm_stream=True")
+        call = Call(
+            given=(num_experts, num_max_tokens_per_rank, expert_alignment),
+            num_sms=num_sms,
+            stats=cumulative_local_expert_recv_stats,
+            before=(previous_event, previous_event_before_epilogue),
+            copies=checks.flag("do_handle_copy", do_handle_copy),
+            cpu_sync=do_cpu_sync,
+            expand=checks.flag("do_expand", do_expand),
+            zero_padding=checks.flag("do_zero_padding", do_zero_padding),
+            column_major=checks.flag("use_tma_aligned_col_major_sf", use_tma_aligned_col_major_sf),
+        )
+        results = self._start(x, topk_idx, topk_weights, handle, call)()
+        return *results, EventOverlap(EventHandle()) if async_with_compute_stream else EventOverlap()
+
+    def _start(
+        self, x: Any, topk_idx: Tensor | None, topk_weights: Tensor | None, handle: EPHandle | None, call: Call
+    ) -> Callable[[], Results]:
+        """Sends; returns what gives (recv_x, recv_topk_idx, recv_topk_weights, handle) when it is called."""
+        data, scales = split(x)
+        if handle is None:
+            if topk_idx is None:
+                refuse("topk_idx", None, "int64 [T, K], or a handle")
+            ids = checks.row_ids("topk_idx", topk_idx)
+            options = self._options(call, ids.shape[1])
+            stats = checks.vector(
+                "cumulative_local_expert_recv_stats",
+                call.stats,
+                torch.int32,
+                options.num_experts // self.num_ranks,
+            )
+            received, sent = self._send(data, scales, topk_weights, options, call.before, ids=ids)
+            made = self._handle(received, sent, ids.clone() if call.copies else topk_idx, options)
+            if stats is not None:
+                stats += made.num_unaligned_recv_tokens_per_expert
+        else:
+            if topk_idx is not None or call.stats is not None or call.cpu_sync:
+                names = "topk_idx, cumulative_local_expert_recv_stats, do_cpu_sync"
+                refuse(names, "given with a handle", "none of them")
+            made, options = handle, self._cached_options(handle, call)
+            received = self._send(data, scales, topk_weights, options, call.before, handle=handle)[0]
+
+        def finish() -> Results:
+            if call.before[1] is not None:
+                call.before[1].current_stream_wait()
+            return *self._finish(received, made, options), made
+
+        return finish
+
+    # ---- arguments -------------------------------------------------------------------------------------------------
+
+    def _options(self, call: Call, topk: int) -> Options:
+        num_experts, max_tokens, alignment = call.given
+        if num_experts is None or isinstance(num_experts, bool) or num_experts < 1 or num_experts % self.num_ranks:
+            refuse("num_experts", num_experts, f"a multiple of the {self.num_ranks} ranks")
+        if call.zero_padding and not call.expand:
+            refuse("do_zero_padding", True, "False without do_expand=True")
+        max_tokens = self.num_max_tokens_per_rank if max_tokens is None else max_tokens
+        hint = "The buffer was made without num_max_tokens_per_rank." if not max_tokens else ""
+        checks.whole("num_max_tokens_per_rank", max_tokens, 1, _native.MAX_TOKENS_PER_RANK, hint)
+        alignment = checks.whole("expert_alignment", 1 if alignment is None else alignment, 1, _MAX_ALIGNMENT)
+        sms = checks.whole("num_sms", call.num_sms, 0, 1 << 16) or self.get_theoretical_num_sms(num_experts, topk)
+        cpu_sync = True if call.cpu_sync is None else checks.flag("do_cpu_sync", call.cpu_sync)
+        flags = (cpu_sync, call.expand, call.zero_padding, call.column_major)
+        return Options(num_experts, max_tokens, alignment, sms, *flags)
+
+    def _cached_options(self, handle: EPHandle, call: Call) -> Options:
+        if not isinstance(handle, EPHandle):
+            refuse("handle", type(handle).__name__, "the EPHandle that dispatch returned")
+        kept = (handle.num_experts, handle.num_max_tokens_per_rank, handle.expert_alignment)
+        names = ("num_experts", "num_max_tokens_per_rank", "expert_alignment")
+        for name, value, own in zip(names, call.given, kept, strict=True):
+            if value is not None and value != own:
+                refuse(name, value, f"{own}, as the handle's dispatch had, or None")
+        if call.expand and not handle.do_expand:
+            refuse("do_expand", True, "False, as the handle's dispatch had")
+        if call.zero_padding and not handle.do_expand:
+            refuse("do_zero_padding", True, "False without do_expand=True")
+        return Options(*kept, handle.num_sms, False, handle.do_expand, call.zero_padding, call.column_major)
+
+    # ---- sending ---------------------------------------------------------------------------------------------------
+
+    def _send(
+        self,
+        data: Tensor,
+        scales: Tensor | None,
+        weights: Tensor | None,
+        options: Options,
+        before: tuple[EventHandle | None, EventHandle | None],
+        ids: Tensor | None = None,
+        handle: EPHandle | None = None,
+    ) -> tuple[Received, tuple[Any, ...]]:
+        """Rows as bytes with their words through the throughput dispatch; also what that returned."""
+        tokens = data.shape[0]
+        if tokens > options.max_tokens:
+            refuse("x", f"{tokens} rows", f"up to num_max_tokens_per_rank={options.max_tokens}")
+        topk = (ids if ids is not None else handle.topk_idx).shape[1]  # type: ignore[union-attr]
+        if weights is not None:
+            weights = checks.weights("topk_weights", weights, (tokens, topk))
+        source = torch.arange(tokens, dtype=torch.int32, device=data.device) + self.rank_idx * options.max_tokens
+        # Bytes for every dtype: the kernels take words beside a row for one-byte rows only.
+        rows = (data.view(torch.uint8), pack(scales, source, weights))
+        previous = None if before[0] is None else EventOverlap(before[0])
+        if handle is not None:
+            sent = self._buffer.dispatch(rows, handle=handle.routing, previous_event=previous)
+        else:
+            assert ids is not None
+            layout = self._buffer.get_dispatch_layout(ids, options.num_experts, previous_event=previous)
+            per_rank, per_node, per_expert, in_rank, _ = layout
+            if ids.shape[0] != tokens:
+                raise InvalidArgument(f"topk_idx={tuple(ids.shape)} is refused: allowed is {tokens} rows, as x has.")
+            sent = self._buffer.dispatch(
+                rows,
+                num_tokens_per_rank=per_rank,
+                num_tokens_per_rdma_rank=per_node,
+                num_tokens_per_expert=per_expert,
+                is_token_in_rank=in_rank,
+                topk_idx=ids,
+                topk_weights=torch.zeros(ids.shape, dtype=torch.float32, device=ids.device),
+                expert_alignment=options.alignment,
+                num_worst_tokens=0 if options.cpu_sync else self.num_ranks * options.max_tokens,
+                config=Config(options.num_sms),
+                previous_event=previous,
+            )
+        received, words = sent[0]
+        return unpack(received, words, data.dtype, scales, weights is not None), sent
+
+    def _handle(self, received: Received, sent: tuple[Any, ...], topk_idx: Tensor, options: Options) -> EPHandle:
+        idx, counts_list, routing = sent[1], sent[3], sent[4]
+        local = options.num_experts // self.num_ranks
+        counts = expand.count_experts(idx, local, options.alignment)
+        rows = expand.expanded_rows(idx, counts) if options.expand else torch.full_like(idx, -1)
+        num_tokens = idx.shape[0]
+        if not options.expand:
+            expanded = num_tokens
+        elif options.cpu_sync:
+            expanded = sum(counts_list)
+        else:
+            expanded = expand.worst_rows(num_tokens, idx.shape[1], local, options.alignment)
+        here = torch.arange(num_tokens, dtype=torch.int32, device=idx.device)
+        per_rank = routing[0][:, self.rank_idx] if len(routing) == 6 else routing[-4]
+        return EPHandle(
+            do_expand=options.expand,
+            num_experts=options.num_experts,
+            expert_alignment=options.alignment,
+            num_max_tokens_per_rank=options.max_tokens,
+            num_sms=options.num_sms,
+            sent_topk_idx=topk_idx,
+            num_recv_tokens=num_tokens,
+            num_expanded_tokens=expanded,
+            num_recv_tokens_per_expert_list=counts_list,
+            psum_num_recv_tokens_per_scaleup_rank=per_rank.contiguous().int(),
+            psum_num_recv_tokens_per_expert=(counts.end if options.expand else counts.aligned_ends).int(),
+            num_unaligned_recv_tokens_per_expert=counts.real.int(),
+            recv_src_metadata=torch.cat([received.source.unsqueeze(1), here.unsqueeze(1), rows.int()], 1),
+            recv_topk_idx=idx,
+            routing=routing,
+        )
+
+    def _finish(
+        self, received: Received, handle: EPHandle, options: Options
+    ) -> tuple[Any, Tensor | None, Tensor | None]:
+        """recv_x, recv_topk_idx and recv_topk_weights as the caller asked for them."""
+        data, scales, weights = received.data, received.scales, received.weights
+        idx: Tensor | None = handle.recv_topk_idx
+        if options.expand:
+            choices = expand.choice_of_row(handle.expanded_rows.long(), handle.num_expanded_tokens)
+            topk = handle.recv_topk_idx.shape[1]
+            data = expand.take_rows(data, choices, topk, options.zero_padding)
+            scales = None if scales is None else expand.take_rows(scales, choices, topk, options.zero_padding)
+            weights = None if weights is None else expand.spread_weights(weights, choices)
+            idx = None
+        if scales is None:
+            return data, idx, weights
+        return (data, expand.column_major(scales) if options.column_major else scales), idx, weights

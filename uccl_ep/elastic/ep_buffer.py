@@ -1,0 +1,195 @@
+"""EPBuffer: DeepEP's V2.5 interface, a thin layer over ElasticBuffer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from uccl_ep import checks
+from uccl_ep.device import EventHandle
+from uccl_ep.elastic.buffer import ElasticBuffer
+from uccl_ep.elastic.dispatch import Call
+from uccl_ep.elastic.handle import EPHandle
+from uccl_ep.errors import NotSupported, refuse
+from uccl_ep.events import EventOverlap
+
+Tensor = torch.Tensor
+Event = EventOverlap[EventHandle]
+_ATTRIBUTES = (
+    "group rank_idx num_ranks num_bytes num_max_tokens_per_rank allow_hybrid_mode allow_multiple_reduction "
+    "prefer_overlap_with_compute deterministic num_allocated_qps num_scaleout_ranks num_scaleup_ranks "
+    "scaleout_rank_idx scaleup_rank_idx num_rdma_ranks num_nvlink_ranks explicitly_destroy nccl_comm_handle"
+)
+
+
+class EPBuffer:
+    """ElasticBuffer with V2.5's arguments; see there for what they mean, for shapes, and for the attributes.
+
+    Args that differ: no num_cpu_bytes; `lb_allocation_plan_or_num_bytes` must be 0 (expert load balancing inside the
+    buffer is not part of uccl_ep); sl_idx None.
+
+    Raises:
+        InvalidArgument, SettingsMismatch, UcclEpError: as ElasticBuffer. NotSupported: a load-balancing region.
+    """
+
+    def __init__(
+        self,
+        group: Any,
+        num_bytes: int | None = None,
+        num_max_tokens_per_rank: int = 0,
+        hidden: int = 0,
+        num_topk: int = 0,
+        use_fp8_dispatch: bool = False,
+        lb_allocation_plan_or_num_bytes: Any = 0,
+        deterministic: bool = False,
+        allow_hybrid_mode: bool = True,
+        allow_multiple_reduction: bool = True,
+        prefer_overlap_with_compute: bool = True,
+        sl_idx: int | None = None,
+        num_allocated_qps: int = 0,
+        num_cpu_timeout_secs: int = 300,
+        num_gpu_timeout_secs: int = 100,
+        explicitly_destroy: bool = False,
+        *,
+        device: str | None = None,
+    ) -> None:
+        if not isinstance(lb_allocation_plan_or_num_bytes, int) or lb_allocation_plan_or_num_bytes:
+            raise NotSupported("lb_allocation_plan_or_num_bytes: load balancing inside the buffer is not in uccl_ep")
+        self._elastic = ElasticBuffer(
+            group,
+            num_bytes,
+            0,
+            num_max_tokens_per_rank,
+            hidden,
+            num_topk,
+            use_fp8_dispatch,
+            deterministic,
+            allow_hybrid_mode,
+            allow_multiple_reduction,
+            prefer_overlap_with_compute,
+            num_allocated_qps=num_allocated_qps,
+            explicitly_destroy=explicitly_destroy,
+            device=device,
+        )
+        for name in _ATTRIBUTES.split():
+            setattr(self, name, getattr(self._elastic, name))
+        self.barrier = self._elastic.barrier
+        self.get_comm_stream = self._elastic.get_comm_stream
+        self.get_physical_domain_size = self._elastic.get_physical_domain_size
+        self.get_logical_domain_size = self._elastic.get_logical_domain_size
+        self.get_theoretical_num_sms = self._elastic.get_theoretical_num_sms
+        self.get_theoretical_num_qps = self._elastic.get_theoretical_num_qps
+        self.destroy = self._elastic.destroy
+
+    @property
+    def runtime(self) -> Any:
+        """What is behind the buffer; None after destroy()."""
+        return self._elastic.runtime
+
+    get_buffer_size_hint = staticmethod(ElasticBuffer.get_buffer_size_hint)
+    capture = staticmethod(ElasticBuffer.capture)
+    _unpack_bias = staticmethod(ElasticBuffer._unpack_bias)
+
+    def print_memory_usage(self) -> None:
+        """Prints what this rank has allocated, by purpose."""
+        print(self._elastic._buffer.memory_bill())
+
+    def dispatch(
+        self,
+        x: Tensor | tuple[Tensor, Tensor],
+        topk_idx: Tensor | None = None,
+        topk_weights: Tensor | None = None,
+        cumulative_local_expert_recv_stats: Tensor | None = None,
+        num_experts: int | None = None,
+        num_max_tokens_per_rank: int | None = None,
+        expert_alignment: int | None = None,
+        num_sms: int = 0,
+        num_qps: int = 0,
+        previous_event: EventHandle | None = None,
+        async_with_compute_stream: bool = False,
+        allocate_on_comm_stream: bool = False,
+        handle: EPHandle | None = None,
+        do_handle_copy: bool = False,
+        do_cpu_sync: bool | None = None,
+        do_expand: bool = False,
+        do_zero_padding: bool = False,
+        use_tma_aligned_col_major_sf: bool = False,
+        defer_epilogue: bool = False,
+    ) -> Any:
+        """ElasticBuffer.dispatch, with two differences.
+
+        The handle keeps the caller's topk_idx (do_handle_copy must be False) and refuses to be used when it was changed
+        in place. With defer_epilogue (and async_with_compute_stream) only an event is returned: its wait() or
+        current_stream_wait() does the expansion and returns (recv_x, recv_topk_idx, recv_topk_weights, handle). The
+        host's wait for counts, if there is one, is not deferred.
+        """
+        if checks.flag("do_handle_copy", do_handle_copy):
+            refuse("do_handle_copy", True, "False: V2.5's handles keep the caller's topk_idx")
+        if previous_event is not None and not allocate_on_comm_stream:
+            refuse("previous_event", previous_event, "None without allocate_on_comm_stream=True")
+        if checks.flag("defer_epilogue", defer_epilogue) and not async_with_compute_stream:
+            refuse("defer_epilogue", True, "False without async_with_compute_stream=True")
+        if handle is not None and isinstance(handle, EPHandle):
+            _ = handle.topk_idx  # unchanged?
+        call = Call(
+            given=(num_experts, num_max_tokens_per_rank, expert_alignment),
+            num_sms=num_sms,
+            stats=cumulative_local_expert_recv_stats,
+            before=(previous_event, None),
+            copies=False,
+            cpu_sync=do_cpu_sync,
+            expand=checks.flag("do_expand", do_expand),
+            zero_padding=checks.flag("do_zero_padding", do_zero_padding),
+            column_major=checks.flag("use_tma_aligned_col_major_sf", use_tma_aligned_col_major_sf),
+        )
+        finish = self._elastic._start(x, topk_idx, topk_weights, handle, call)
+        event: Event = EventOverlap(EventHandle()) if async_with_compute_stream else EventOverlap()
+        if defer_epilogue:
+            event.register_hook_after_wait(finish)
+            return event
+        return *finish(), event
+
+    def combine(
+        self,
+        x: Tensor,
+        handle: EPHandle,
+        topk_weights: Tensor | None = None,
+        bias: Any = None,
+        num_sms: int = 0,
+        num_qps: int = 0,
+        previous_event: EventHandle | None = None,
+        async_with_compute_stream: bool = False,
+        allocate_on_comm_stream: bool = False,
+        defer_epilogue: bool = False,
+    ) -> Any:
+        """ElasticBuffer.combine; with defer_epilogue only an event, whose wait() returns (combined_x, weights)."""
+        if checks.flag("defer_epilogue", defer_epilogue) and not async_with_compute_stream:
+            refuse("defer_epilogue", True, "False without async_with_compute_stream=True")
+        combined, weights, event = self._elastic.combine(
+            x,
+            handle,
+            topk_weights,
+            bias,
+            num_sms,
+            num_qps,
+            previous_event,
+            async_with_compute_stream=async_with_compute_stream,
+            allocate_on_comm_stream=allocate_on_comm_stream,
+        )
+        if defer_epilogue:
+            event.register_hook_after_wait(lambda: (combined, weights))
+            return event
+        return combined, weights, event
+
+    def lb_prefetch_weights(self, *arguments: Any, **keywords: Any) -> None:
+        """Not part of uccl_ep. Raises NotSupported, as the other lb_ methods."""
+        raise NotSupported("EPBuffer.lb_prefetch_weights: load balancing inside the buffer is not in uccl_ep")
+
+    def lb_reduce_grads(self, *arguments: Any, **keywords: Any) -> None:
+        """Not part of uccl_ep."""
+        raise NotSupported("EPBuffer.lb_reduce_grads: load balancing inside the buffer is not in uccl_ep")
+
+    def lb_get_theoretical_num_sms(self, *arguments: Any, **keywords: Any) -> None:
+        """Not part of uccl_ep."""
+        raise NotSupported("EPBuffer.lb_get_theoretical_num_sms: load balancing inside the buffer is not in uccl_ep")

@@ -1,0 +1,1 @@
+"""One short example for each way to start ranks; see README.md."""

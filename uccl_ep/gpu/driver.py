@@ -1,0 +1,140 @@
+"""What this package needs of a GPU, as one small contract.
+
+`cupy_driver` fulfils it on NVIDIA and AMD through CuPy (code, memory) and torch (streams, tensors); the tests' driver
+fulfils it on a CPU, so that everything above this line is exercised where there is no GPU. Addresses are plain integers
+in the unified address space. No method waits for the device unless it says so.
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What is known of a GPU; `identity` is the same for the same physical GPU in any process of the host."""
+
+    name: str  # as the vendor has it
+    arch: str  # what kernels are compiled for: sm_90a, gfx942
+    warp: int  # lanes
+    num_sms: int
+    max_shared_bytes: int  # a block may ask for
+    memory_bytes: int
+    identity: str  # PCI bus id
+    can_export: bool  # memory can be opened by other processes of the host
+    maps_host_memory: bool  # registered host memory is readable and writable by kernels
+
+
+class Driver(Protocol):
+    """One GPU as one process sees it. Thread-safe: ranks that are threads share a driver."""
+
+    facts: Facts
+    torch_device: torch.device
+
+    # ---- code ------------------------------------------------------------------------------------------------------
+
+    def load(self, binary: bytes) -> Any:
+        """A module of compiled kernels, kept loaded as long as the result lives."""
+
+    def function(self, module: Any, name: str) -> int:
+        """A kernel of the module, loaded completely: launching it later allocates and loads nothing.
+
+        Raises:
+            UcclEpError: the module has no such kernel.
+        """
+
+    def allow_shared(self, function: int, shared_bytes: int) -> None:
+        """Lets launches of a kernel use this much dynamic shared memory a block."""
+
+    def resident_blocks(self, function: int, block: int, shared_bytes: int) -> int:
+        """How many of such blocks one SM can hold at once."""
+
+    def launch(self, function: int, grid: int, block: int, shared_bytes: int, stream: Any, args: bytes) -> None:
+        """Queues a kernel on a stream; its one parameter is a struct given as bytes. Recorded while capturing."""
+
+    # ---- memory ----------------------------------------------------------------------------------------------------
+
+    def allocate(self, num_bytes: int) -> int:
+        """Device memory, zeroed, at least 4096-aligned, exportable where facts.can_export.
+
+        Raises:
+            UcclEpError: there is not enough.
+        """
+
+    def free(self, address: int) -> None:
+        """Gives memory of `allocate` back. May wait for the device."""
+
+    def view(self, address: int, num_bytes: int) -> torch.Tensor:
+        """uint8 tensor [num_bytes] over device memory or registered host memory, as kernels see it; does not own it."""
+
+    def export(self, address: int) -> bytes:
+        """What another process of this host needs to open memory of `allocate`."""
+
+    def dmabuf(self, address: int, num_bytes: int) -> int:
+        """Descriptor of a dma-buf over whole pages of memory of `allocate`: what a NIC registers. The caller closes it.
+
+        Raises:
+            UcclEpError: this driver gives none.
+        """
+
+    def open(self, handle: bytes) -> int:
+        """Address of memory that another process exported (never this one: it has the address already)."""
+
+    def close(self, address: int) -> None:
+        """Ends an `open`."""
+
+    def register(self, address: int, num_bytes: int) -> int:
+        """Pins host memory (4096-aligned) and maps it for kernels; returns the address they use.
+
+        Raises:
+            UcclEpError: refused, with the limit to raise (locked memory) where that is why.
+        """
+
+    def unregister(self, address: int) -> None:
+        """Ends a `register`, by the host's address."""
+
+    def read(self, address: int, num_bytes: int) -> bytes:
+        """Device memory as it is now, copied past whatever kernels are queued or running; waits for the copy only."""
+
+    def write(self, address: int, data: bytes) -> None:
+        """Copies to device memory, likewise; returns when it is there."""
+
+    # ---- streams ---------------------------------------------------------------------------------------------------
+
+    def new_stream(self) -> Any:
+        """A stream that waits for no other by itself (torch.cuda.Stream)."""
+
+    def current_stream(self) -> Any:
+        """The calling thread's current stream."""
+
+    def on(self, stream: Any) -> AbstractContextManager[Any]:
+        """Within it `stream` is current for this thread, also for torch."""
+
+    def stream_key(self, stream: Any) -> int:
+        """The same number for the same stream."""
+
+    def record(self, stream: Any) -> Any:
+        """An event after everything queued on the stream so far (torch.cuda.Event)."""
+
+    def wait(self, stream: Any, event: Any) -> None:
+        """What is queued on the stream from now on runs after the event."""
+
+    def query(self, event: Any) -> bool:
+        """Whether the event has happened."""
+
+    def synchronize(self, event: Any) -> None:
+        """Blocks the calling thread, without the GIL, until the event has happened.
+
+        Raises:
+            UcclEpError: the device failed.
+        """
+
+    def capturing(self, stream: Any) -> bool:
+        """Whether work queued on the stream is being recorded into a graph instead of run."""
+
+    def use_on(self, tensor: torch.Tensor, stream: Any) -> None:
+        """Keeps a tensor's memory from being reused before what is queued on `stream` has run (record_stream)."""

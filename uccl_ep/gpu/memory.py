@@ -1,0 +1,327 @@
+"""The memory of a rank on a GPU.
+
+Control words and rings stay memfds, pinned and mapped for kernels; so do the rows where proxies must reach them with
+the CPU. Otherwise rows lie in the GPU's own memory, which ranks of other processes open and threads of the same process
+use by address. What kernels alone touch (ring heads, tables, masks, counters) is always in the GPU's memory.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from uccl_ep import _native
+from uccl_ep.errors import InvalidArgument, NotSupported, UcclEpError
+from uccl_ep.gpu.driver import Driver
+from uccl_ep.handshake import Meeting
+from uccl_ep.memory import MemoryPlan
+from uccl_ep.regions import Peer, Placement, Regions
+from uccl_ep.settings import Settings
+from uccl_ep.sizes import format_bytes, round_up
+
+_ALIGN = 256
+_LEFT = 2  # proxy/engine/departures.h
+
+
+class Shared:
+    """Memory with an address for kernels that several ranks of this process use; given back by the last of them.
+
+    So a rank may be destroyed while kernels of another rank of the process still look at its words.
+    """
+
+    _lock = threading.Lock()
+
+    def __init__(self, address: int, give_back: Callable[[], None]) -> None:
+        self.address = address
+        self._give_back = give_back
+        self._users = 1
+
+    def hold(self) -> Shared:
+        """One more user."""
+        with self._lock:
+            self._users += 1
+        return self
+
+    def drop(self) -> None:
+        """One user less."""
+        with self._lock:
+            self._users -= 1
+            last = self._users == 0
+        if last:
+            self._give_back()
+
+
+_published: dict[tuple[int, int, str], Shared] = {}  # (session, rank, what): of ranks of this process
+
+
+class GpuRegions(Regions):
+    """See Regions.
+
+    Args:
+        session: number of the group's session, which tells this process's ranks of several Buffers apart.
+    """
+
+    def __init__(
+        self, plan: MemoryPlan, placement: Placement, rank: int, settings: Settings, driver: Driver, session: int
+    ) -> None:
+        super().__init__(plan, placement, rank, settings)
+        self._driver, self._session = driver, session
+        self._own: dict[str, Shared] = {}  # by purpose
+        self._node: dict[str, dict[int, int]] = {"data": {}, "control": {}}  # kernels' addresses, by rank
+        self._endings: list[Callable[[], None]] = []  # for what is of other ranks
+        self._rows: tuple[torch.Tensor, int] | None = None  # zero copy
+        self._dmabuf = -1
+
+    # ---- own memory --------------------------------------------------------------------------------------------
+
+    def make(self) -> None:
+        """Makes this rank's own memory; pins what both processors use."""
+        sweep()
+        super().make()
+        self._pin("control", self.control)
+        self._pin("rings", self.rings)
+        if self.placement.where == "host":
+            self._pin("data", self._peer_data[self.rank])
+            self.data = self._driver.view(self._own["data"].address, self.plan.data_bytes)
+        for what in self._node:
+            _published[self._session, self.rank, what] = self._own[what]
+            self._node[what][self.rank] = self._own[what].address
+        sizes = [16 * self.num_rings, 4 * self.num_ranks, 8 * _native.PEER_STATS * self.num_ranks]
+        self._words = self._take("words", sum(round_up(size, _ALIGN) for size in sizes))
+
+    def _make_data(self, name: str) -> None:
+        if self.placement.where == "host":
+            super()._make_data(name)
+            return
+        address = self._take("data", self.plan.data_bytes)
+        self.data = self._driver.view(address, self.plan.data_bytes)
+        if self.plan.topology.num_nodes > 1:  # NICs write there
+            self._dmabuf = self._export_dmabuf(address)
+
+    def _export_dmabuf(self, address: int) -> int:
+        if self.rank in self.placement.by_address:
+            return -1
+        try:
+            return self._driver.dmabuf(address, self.plan.data_bytes)
+        except UcclEpError as error:
+            size = format_bytes(self.plan.data_bytes)
+            raise UcclEpError(
+                f"rank {self.rank} cannot export {size} of rows on GPU {self._driver.facts.name} for its NICs, though "
+                f"a smaller piece went: {error}. UCCL_EP_GPU_MEMORY=host keeps rows in pinned host memory"
+            ) from error
+
+    def spans(self) -> list[tuple[int, int, int]]:
+        """What the proxy is told of: (flat offset, bytes, descriptor or -1 where only NICs reach)."""
+        rows = [(0, self.plan.data_bytes, -1)] if self.devices() else []
+        return [*rows, *super().spans()]
+
+    def devices(self) -> list[tuple[int, int, int]]:
+        """Rows in this GPU that NICs write: (flat offset, address, dma-buf or -1)."""
+        if self.placement.where == "host" or self.plan.topology.num_nodes == 1:
+            return []
+        return [(0, self._own["data"].address, self._dmabuf)]
+
+    def _take(self, what: str, num_bytes: int) -> int:
+        driver = self._driver
+        address = driver.allocate(num_bytes)
+        self._own[what] = Shared(address, lambda: driver.free(address))
+        return address
+
+    def _pin(self, what: str, segment: _native.Segment) -> int:
+        driver = self._driver
+        try:
+            address = driver.register(segment.address, segment.bytes)
+        except UcclEpError as error:
+            why = f" Rows are pinned too because {self.placement.reason}." if self.placement.where == "host" else ""
+            raise UcclEpError(
+                f"rank {self.rank} cannot pin the {format_bytes(segment.bytes)} of its {what} for GPU "
+                f"{driver.facts.name}: {error}. Control words, rings and rows that the CPU touches must be pinned.{why}"
+            ) from error
+        self._own[what] = Shared(address, lambda: driver.unregister(segment.address))
+        return address
+
+    def meeting(self, address: bytes, watch_pid: int) -> Meeting:
+        """What peers need to know."""
+        made = super().meeting(address, watch_pid)
+        if self.placement.where == "host" or not self._driver.facts.can_export:
+            return made
+        return replace(made, data_handle=self._driver.export(self._own["data"].address))
+
+    # ---- peers -------------------------------------------------------------------------------------------------
+
+    def meet(self, peers: Sequence[Peer]) -> None:
+        """Opens the memory of this host's other ranks."""
+        super().meet(peers)
+        for peer in peers:
+            if peer.member:
+                self._node["control"][peer.meeting.rank] = self._reach("control", peer)
+                self._node["data"][peer.meeting.rank] = self._reach("data", peer)
+
+    def _open_data(self, peer: Peer) -> None:
+        if self.placement.where == "host":
+            super()._open_data(peer)
+
+    def _reach(self, what: str, peer: Peer) -> int:
+        """Where kernels of this rank find a peer's memory."""
+        driver, rank = self._driver, peer.meeting.rank
+        if peer.same_process:
+            shared = _published[self._session, rank, what].hold()
+            self._endings.append(shared.drop)
+            return shared.address
+        if what == "data" and self.placement.where == "device":
+            try:
+                opened = driver.open(peer.meeting.data_handle)
+            except UcclEpError as error:
+                raise UcclEpError(f"rank {self.rank} cannot open the GPU memory of rank {rank}: {error}") from error
+            self._endings.append(lambda: driver.close(opened))
+            return opened
+        segment = (self._peer_control if what == "control" else self._peer_data)[rank]
+        try:
+            mapped = driver.register(segment.address, segment.bytes)
+        except UcclEpError as error:
+            raise UcclEpError(f"rank {self.rank} cannot pin the {what} of rank {rank}: {error}") from error
+        self._endings.append(lambda: driver.unregister(segment.address))
+        return mapped
+
+    def place(self, tables: _native.RankTablesSettings, members: Sequence[int]) -> _native.RankContext:
+        """Puts the tables into the GPU's memory."""
+        driver, ranks = self._driver, self.num_ranks
+        mask = self._words + round_up(16 * self.num_rings, _ALIGN)
+        stats = mask + round_up(4 * ranks, _ALIGN)
+        stats_bytes = 8 * _native.PEER_STATS * ranks
+        self.mask = driver.view(mask, 4 * ranks).view(torch.int32)
+        self.peer_stats = driver.view(stats, stats_bytes).view(torch.int64).view(ranks, _native.PEER_STATS)
+        self._stats = (stats, stats_bytes)
+        tables.data = [self._node["data"][r] for r in members]
+        tables.control = [self._node["control"][r] for r in members]
+        tables.rings, tables.ring_words = self._own["rings"].address, self._words
+        tables.mask, tables.peer_stats = mask, stats
+        made = _native.RankTables(tables)
+        image, _ = made.placed_at(0)
+        address = self._take("tables", len(image))
+        image, context = made.placed_at(address)
+        driver.write(address, image)
+        return context
+
+    # ---- reports -----------------------------------------------------------------------------------------------
+
+    def data_word(self, rank: int, offset: int) -> int:
+        """A word of a data region, past whatever kernels are running."""
+        if self.placement.where == "host":
+            return super().data_word(rank, offset)
+        return int.from_bytes(self._driver.read(self._node["data"][rank] + offset, 8), "little")
+
+    def read_stats(self) -> torch.Tensor:
+        """peer_stats as they are now, past whatever kernels are running."""
+        raw = bytearray(self._driver.read(*self._stats))
+        return torch.frombuffer(raw, dtype=torch.int64).view(self.num_ranks, _native.PEER_STATS)
+
+    # ---- zero copy ---------------------------------------------------------------------------------------------
+
+    def zero_copy(self, num_bytes: int) -> tuple[torch.Tensor, int]:
+        """Rows for kernels and the proxy, taken when their size is known. An earlier, smaller span stays, since a
+        graph may name it.
+
+        Raises:
+            NotSupported: memory would have to be taken inside a graph capture.
+        """
+        segment = self._zero_copy_segment()
+        offset, driver = self.plan.zero_copy_offset, self._driver
+        if self._rows is not None and self._rows[0].numel() >= num_bytes:
+            return self._rows
+        if num_bytes > segment.bytes:
+            return self._rows or (self.data[:0], offset)  # the caller refuses it with numbers
+        if driver.capturing(driver.current_stream()):
+            raise NotSupported("get_next_low_latency_combine_buffer: call it once for these sizes before the capture")
+        num_bytes = round_up(num_bytes, 4096)
+        what = f"zero-copy rows of {num_bytes} bytes"
+        if self.placement.where == "device" and not self.devices():
+            address = self._take(what, num_bytes)
+        else:  # between nodes the proxy's NICs send from there, and know of nothing that is taken later
+            address = self._pin(what, _native.Segment.open(os.getpid(), segment.fd, num_bytes))
+        self._rows = driver.view(address, num_bytes), offset
+        return self._rows
+
+    # ---- end ---------------------------------------------------------------------------------------------------
+
+    def release_peers(self) -> None:
+        """Closes and unpins what is of other ranks, before they are told that this one has left."""
+        endings, self._endings = self._endings, []
+        _run_all(endings)
+
+    def close(self) -> None:
+        """Gives everything back. Rows that other processes have open stay until those have left."""
+        for what in self._node:
+            _published.pop((self._session, self.rank, what), None)
+        own, self._own = self._own, {}
+        if self._dmabuf >= 0:
+            os.close(self._dmabuf)
+            self._dmabuf = -1
+        self._rows = None
+        others = [p.meeting for p in self._peers.values() if p.member and not p.same_process]
+        if self.placement.where == "device" and others and "data" in own:
+            _park(Parked(own.pop("data"), self.control, self.plan, others))
+        super().close()
+        endings, self._endings = self._endings, []
+        _run_all([*endings, *(shared.drop for shared in own.values())])
+        sweep()
+
+
+def _run_all(endings: Sequence[Callable[[], None]]) -> None:
+    """All of them, whatever one raises; then the first error."""
+    errors = []
+    for ending in endings:
+        try:
+            ending()
+        except Exception as error:
+            errors.append(error)
+    if errors:
+        raise errors[0]
+
+
+class Parked:
+    """Rows of a destroyed Buffer that other processes have open: freeing them under their kernels is undefined."""
+
+    def __init__(self, rows: Shared, control: Any, plan: MemoryPlan, others: Sequence[Meeting]) -> None:
+        self.rows, self._control, self._plan, self._others = rows, control, plan, others
+
+    def in_use(self) -> bool:
+        """Some process that has them open has neither left nor ended."""
+        words = memoryview(self._control.numpy()).cast("Q")
+        return any(
+            words[self._plan.control.departed(m.rank) // 8] < _LEFT and os.path.exists(f"/proc/{m.segment_pid}")
+            for m in self._others
+        )
+
+
+_parked: list[Parked] = []
+_parked_lock = threading.Lock()
+
+
+def _park(rows: Parked) -> None:
+    with _parked_lock:
+        _parked.append(rows)
+
+
+def sweep() -> int:
+    """Frees parked rows that nobody uses any more; returns how many are left. Whenever a Buffer is made or ends."""
+    with _parked_lock:
+        free = [rows for rows in _parked if not rows.in_use()]
+        _parked[:] = [rows for rows in _parked if rows not in free]
+        left = len(_parked)
+    for rows in free:
+        rows.rows.drop()
+    return left
+
+
+def refuse_unmapped(driver: Driver) -> None:
+    """Raises InvalidArgument for a GPU whose kernels cannot reach host memory: rings and control words are there."""
+    if not driver.facts.maps_host_memory:
+        raise InvalidArgument(
+            f"GPU {driver.facts.name} cannot map host memory, where command rings lie; use device='cpu'"
+        )

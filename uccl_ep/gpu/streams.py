@@ -1,0 +1,312 @@
+"""Ordering on a GPU: which stream a call's kernels run on, what they wait for, and who waits for them.
+
+Kernels of one Buffer never overlap: each launch reads counters that the one before it has moved on. So a call on
+another stream than the last one's waits for that one's end. Inside a graph capture only events of that capture can be
+waited for; work of before is ordered by the stream that the graph is replayed on.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from uccl_ep import _native
+from uccl_ep import device as devices
+from uccl_ep.errors import InvalidArgument
+from uccl_ep.gpu.driver import Driver
+
+_COMM_STREAM_TRIES = 256  # torch hands out the streams of a pool of 32 in turn
+_QUEUES = {"cuda": ("CUDA_DEVICE_MAX_CONNECTIONS", 8, 32), "hip": ("GPU_MAX_HW_QUEUES", 4, 32)}  # default, most
+
+
+class StreamPoint:
+    """A point in a GPU stream's work, as EventHandle has it."""
+
+    def __init__(self, driver: Driver, stream: Any) -> None:
+        self.driver, self.stream = driver, stream
+        self.captured = driver.capturing(stream)
+        self.event = driver.record(stream)
+
+    def wait(self, timeout_ns: int = 0) -> bool:
+        """Makes the calling thread's current stream wait; the thread does not."""
+        self.hold_back(self.driver.current_stream())
+        return True
+
+    def query(self) -> bool:
+        """Whether the point has been reached; True for one inside a graph, which has no time of its own."""
+        return self.captured or self.driver.query(self.event)
+
+    def synchronize(self) -> None:
+        """Blocks the calling thread."""
+        if not self.captured:
+            self.driver.synchronize(self.event)
+
+    def hold_back(self, stream: Any) -> None:
+        """Makes a stream wait, where that means something (see the top of this file)."""
+        if self.usable_in(stream):
+            self.driver.wait(stream, self.event)
+
+    def usable_in(self, stream: Any) -> bool:
+        """Whether a stream can wait for this point."""
+        if not self.captured:
+            return not self.driver.capturing(stream)
+        return self.driver.capturing(self.stream)  # its capture still goes on; waiting takes `stream` into it
+
+
+class StreamClaims:
+    """Which ranks of this process use which streams. Thread-safe.
+
+    Kernels of different ranks wait for each other, so two ranks on one stream, whose kernels run one after the other,
+    would wait for ever.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._claims: dict[int, dict[int, tuple[int, int]]] = {}  # stream key -> {claimant: (session, rank)}
+
+    def claim(self, key: int, claimant: int, owner: tuple[int, int]) -> None:
+        """Notes that rank owner[1] of session owner[0] uses a stream.
+
+        Raises:
+            InvalidArgument: another rank of that session does.
+        """
+        with self._lock:
+            users = self._claims.setdefault(key, {})
+            for session, rank in users.values():
+                if session == owner[0] and rank != owner[1]:
+                    raise InvalidArgument(
+                        f"rank {owner[1]} calls on a stream that rank {rank} of the same process calls on too"
+                        + (" (the default stream)" if key == 0 else "")
+                        + ": a stream runs one kernel after the other, and kernels of two ranks wait for each other. "
+                        "Give each rank's thread a stream of its own: with torch.cuda.stream(torch.cuda.Stream()): ..."
+                    )
+            users[claimant] = owner
+
+    def unused_stream(self, driver: Driver, claimant: int, owner: tuple[int, int]) -> Any:
+        """A new stream that no rank of the process uses yet, claimed.
+
+        Raises:
+            InvalidArgument: all that the driver gives are in use.
+        """
+        for _ in range(_COMM_STREAM_TRIES):
+            stream = driver.new_stream()
+            key = driver.stream_key(stream)
+            with self._lock:
+                if not self._claims.get(key):
+                    self._claims[key] = {claimant: owner}
+                    return stream
+        raise InvalidArgument("every stream that torch gives is in use by a rank of this process: use fewer Buffers")
+
+    def release(self, claimant: int) -> None:
+        """Drops every claim of one claimant."""
+        with self._lock:
+            for key in [key for key, users in self._claims.items() if users.pop(claimant, None) and not users]:
+                del self._claims[key]
+
+
+claims = StreamClaims()
+
+
+@dataclass(frozen=True)
+class _Mark:
+    """The end of a call's kernels."""
+
+    key: int
+    point: StreamPoint
+
+
+class CallOrder:
+    """The order of one Buffer's calls. Used by one thread at a time, as the Buffer is."""
+
+    def __init__(self, driver: Driver, owner: tuple[int, int]) -> None:
+        self._driver, self._owner, self._claimant = driver, owner, id(self)
+        self.comm_stream = claims.unused_stream(driver, self._claimant, owner)
+        weakref.finalize(self, claims.release, self._claimant)
+        self._caller: Any = None
+        self._stream = self.comm_stream
+        self._joined = True  # the launch stream is behind what the caller has queued
+        self._inside = False  # the call's tensors come from the comm stream
+        self._ordered = False  # ... and behind this Buffer's last call
+        self._open = False  # kernels were launched whose end is not marked
+        self._last: _Mark | None = None
+
+    def begin(self, on_caller: bool) -> None:
+        """Starts a call on the comm stream, or on the caller's.
+
+        Raises:
+            InvalidArgument: another rank uses the caller's stream.
+        """
+        if self._open:
+            self._mark()  # a call that ended by an exception
+        self._caller = self._driver.current_stream()
+        key = self._driver.stream_key(self._caller)
+        if key != self._driver.stream_key(self.comm_stream):
+            claims.claim(key, self._claimant, self._owner)
+        self._stream = self._caller if on_caller else self.comm_stream
+        self._joined, self._inside, self._ordered = on_caller, False, False
+
+    @contextmanager
+    def behind(self, previous: Any) -> Iterator[None]:
+        """Starts a call on the comm stream that waits for an event instead of the caller's stream.
+
+        In a capture, an event of before it would leave the comm stream outside: then the caller's stream is waited for.
+        """
+        self.begin(False)
+        point = previous.native if isinstance(previous, devices.EventHandle) else previous
+        if isinstance(point, StreamPoint):
+            if not (point.usable_in(self.comm_stream) and point.captured == self._driver.capturing(self._caller)):
+                point = None
+        elif isinstance(point, _native.Event):
+            point.wait((1 << 63) - 1)  # of a CPU's stream
+            point = None
+        if point is None:
+            yield
+            return
+        self._driver.wait(self.comm_stream, point.event if isinstance(point, StreamPoint) else point)
+        self._joined = self._inside = True
+        with self._driver.on(self.comm_stream):
+            yield
+
+    def touched(self) -> None:
+        """The call has queued something else (a fill) where its tensors come from."""
+        self._joined = self._inside or self._stream is self._caller
+
+    def launch_stream(self) -> Any:
+        """Where to launch the call's next kernel; all that it must wait for is arranged."""
+        if not self._joined:
+            self._driver.wait(self._stream, self._driver.record(self._caller))
+            self._joined = True
+        if not self._ordered:
+            last, self._ordered = self._last, True
+            if last is not None and last.key != self._driver.stream_key(self._stream):
+                last.point.hold_back(self._stream)
+        self._open = True
+        return self._stream
+
+    def _mark(self) -> StreamPoint:
+        self._open = False
+        point = StreamPoint(self._driver, self._stream)
+        self._last = _Mark(self._driver.stream_key(self._stream), point)
+        return point
+
+    def record(self, held: object) -> StreamPoint:
+        """Ends a call asynchronously."""
+        point = self._mark()
+        for tensor in tensors_in(held):
+            self._driver.use_on(tensor, self._stream)
+            if self._inside:
+                self._driver.use_on(tensor, self._caller)
+        return point
+
+    def end(self, held: object) -> None:
+        """Ends a call: the caller's stream goes on behind it."""
+        point = self._mark()
+        if self._stream is self._caller:
+            for tensor in tensors_in(held):  # the other half's stream may have been another
+                self._driver.use_on(tensor, self._stream)
+            return
+        self._driver.wait(self._caller, point.event)
+        if self._inside:
+            for tensor in tensors_in(held):
+                self._driver.use_on(tensor, self._caller)
+
+    def finish(self) -> None:
+        """Blocks the thread until the call's kernels have run; the caller's stream goes on behind them."""
+        point = self._mark()
+        if self._stream is not self._caller:
+            self._driver.wait(self._caller, point.event)
+        point.synchronize()
+
+    def catch_up(self) -> None:
+        """The caller's current stream goes on behind every call so far."""
+        if self._open:
+            self._mark()
+        if self._last is not None:
+            self._last.point.wait()
+
+    def close(self) -> None:
+        """Waits for every call, and for what the caller has queued (a replay, perhaps); gives the streams back."""
+        try:
+            if self._last is not None:
+                self._last.point.synchronize()
+            for stream in (self.comm_stream, self._driver.current_stream()):
+                StreamPoint(self._driver, stream).synchronize()
+        finally:
+            claims.release(self._claimant)
+
+
+def tensors_in(held: object) -> Iterator[torch.Tensor]:
+    """The tensors of a tuple or list that may hold other things too."""
+    if isinstance(held, torch.Tensor):
+        yield held
+    elif isinstance(held, (tuple, list)):
+        for item in held:
+            yield from tensors_in(item)
+
+
+def check_queues(kind: str, ranks: int, environment: Mapping[str, str]) -> None:
+    """Refuses more ranks of one process on one GPU than it has hardware queues for: two streams each.
+
+    Streams that share a queue wait for each other's kernels, and kernels of two ranks wait for each other.
+
+    Raises:
+        InvalidArgument: with the variable to set before the GPU is first used.
+    """
+    variable, default, most = _QUEUES[kind]
+    text = environment.get(variable, "")
+    queues = int(text) if text.isdecimal() else default
+    if ranks > 1 and 2 * ranks > queues:
+        raise InvalidArgument(
+            f"{ranks} ranks of one process share a GPU: their {2 * ranks} streams need as many hardware queues, and "
+            f"{variable} allows {queues}. Set {variable}={min(most, max(2 * ranks, queues))} before the process first "
+            f"uses the GPU (at most {most}: {most // 2} ranks)."
+        )
+
+
+_current = threading.local()
+_opened: list[Driver] = []
+_opened_lock = threading.Lock()
+
+
+def _driver_here() -> Driver | None:
+    """The GPU whose current stream is meant: torch's current device, else that of this thread's last Buffer."""
+    with _opened_lock:
+        if torch.cuda.is_available():
+            ordinal = torch.cuda.current_device()
+            for driver in _opened:
+                if driver.torch_device.index == ordinal:
+                    return driver
+        mine: Driver | None = getattr(_current, "driver", None)
+        return mine if mine in _opened else _opened[-1] if _opened else None
+
+
+def _record_current() -> devices.Point:
+    driver = _driver_here()
+    return _native.Event() if driver is None else StreamPoint(driver, driver.current_stream())
+
+
+def enter_process(driver: Driver) -> Callable[[], None]:
+    """From now on EventHandle() records this thread's current GPU stream. Returns what ends that, idempotent."""
+    _current.driver = driver
+    with _opened_lock:
+        if not _opened:
+            devices.current_point.append(_record_current)
+        _opened.append(driver)
+    left = [False]
+
+    def leave() -> None:
+        with _opened_lock:
+            if left[0]:
+                return
+            left[0] = True
+            _opened.remove(driver)
+            if not _opened:
+                devices.current_point.remove(_record_current)
+
+    return leave

@@ -1,0 +1,121 @@
+"""The rank's side: writes its page once it is ready, and takes it away when it ends. Costs nothing in between."""
+
+from __future__ import annotations
+
+import os
+import time
+import warnings
+import weakref
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+import uccl_ep
+from uccl_ep import _native
+from uccl_ep.observe.page import Location, Page, pack
+
+if TYPE_CHECKING:
+    from uccl_ep.observe.metrics import MetricsServer
+    from uccl_ep.session import Session
+
+PAGE_SUFFIX = "-page"
+"""Of the memfd's name, `uccl-ep-<rank>-page`, by which readers find it."""
+
+
+class Published:
+    """A page that can be read for as long as this object lives.
+
+    Attributes:
+        page: what it says. path: its file in UCCL_EP_OBSERVE_DIR; None: there is none.
+    """
+
+    def __init__(self, page: Page, directory: str = "") -> None:
+        self.page = page
+        magic, rest = pack(page)
+        self._segment = _native.Segment.create(f"uccl-ep-{page.rank}{PAGE_SUFFIX}", len(magic) + len(rest))
+        view = self._segment.numpy()
+        view[len(magic) : len(magic) + len(rest)] = np.frombuffer(rest, dtype=np.uint8)
+        view[: len(magic)] = np.frombuffer(magic, dtype=np.uint8)  # last: from here on it is a page
+        self.path = _write_file(Path(directory), page, magic + rest) if directory else None
+        if self.path is not None:  # also when the interpreter ends without a close
+            weakref.finalize(self, _remove, self.path, os.getpid())
+
+    def serve(self, server: MetricsServer) -> None:
+        """Closes `server` with the page."""
+        weakref.finalize(self, server.close)
+
+
+def publish(session: Session) -> Published:
+    """Makes a rank that is ready visible from outside. What does not work here is a warning: the job goes on."""
+    s = session.settings
+    try:
+        published = Published(_page_of(session), s.observe_dir)
+    except OSError as error:
+        warnings.warn(f"UCCL_EP_OBSERVE_DIR={s.observe_dir}: {error}; no file is left there", stacklevel=2)
+        published = Published(_page_of(session))
+    if s.metrics_port and _speaks_for_its_host(session):
+        from uccl_ep.observe.metrics import serve_metrics
+
+        try:
+            published.serve(serve_metrics(s.metrics_port, s.interface or "127.0.0.1"))
+        except (OSError, uccl_ep.NotSupported) as error:
+            warnings.warn(f"UCCL_EP_METRICS_PORT={s.metrics_port}: {error}; no metrics are served", stacklevel=2)
+    return published
+
+
+def _speaks_for_its_host(session: Session) -> bool:
+    hosts = session.hosts
+    return session.rank == min(r for r, h in enumerate(hosts) if h == hosts[session.rank] and r not in session.absent)
+
+
+def _page_of(session: Session) -> Page:
+    s, regions, introductions = session.settings, session.regions, session.introductions
+    present = [rank for rank in range(session.num_ranks) if rank not in session.absent]
+    names = list(dict.fromkeys(session.hostnames))
+    index = {name: i for i, name in enumerate(names)}
+    segments = {name: _locate(segment) for name, segment in regions.shared().items()}
+    return Page(
+        rank=session.rank,
+        num_ranks=session.num_ranks,
+        session=introductions[present[0]].session,
+        pid=os.getpid(),
+        proxy_pid=regions.proxy_pid,
+        library=uccl_ep.__version__,
+        host_names=names,
+        host_of=[index[name] for name in session.hostnames],
+        pids=[i.pid for i in introductions],
+        node_of=list(session.topology.node_of),
+        apart=session.topology.apart,
+        device=introductions[session.rank].device,
+        family=session.family,
+        placement=session.placement.where,
+        proxy_threads=s.proxy_threads,
+        num_rings=regions.num_rings,
+        ring_capacity=s.ring_capacity,
+        max_in_flight=s.max_in_flight,
+        max_in_flight_bytes=s.max_in_flight_bytes,
+        num_channels=session.plan.num_channels,
+        started_ns=time.monotonic_ns(),
+        segments=segments,
+        absent=sorted(session.absent),
+    )
+
+
+def _locate(segment: _native.Segment) -> Location:
+    return Location(segment.fd, os.fstat(segment.fd).st_ino, segment.bytes)
+
+
+def _write_file(directory: Path, page: Page, data: bytes) -> Path:
+    """Whole or not at all: readers may look at any moment."""
+    directory.mkdir(parents=True, exist_ok=True)
+    path = directory / f"uccl-ep-{page.job}-{page.rank}.page"
+    partial = path.with_suffix(f".{os.getpid()}")
+    partial.write_bytes(data)
+    os.replace(partial, path)
+    return path
+
+
+def _remove(path: Path, pid: int) -> None:
+    if os.getpid() == pid:  # a forked child has the object too
+        path.unlink(missing_ok=True)

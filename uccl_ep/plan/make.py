@@ -1,0 +1,76 @@
+"""A plan before the job: from a job's sizes, settings and its hosts' sysfs trees to all that would be decided."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from uccl_ep import _native
+from uccl_ep.config import combine_config, dispatch_config
+from uccl_ep.errors import InvalidArgument
+from uccl_ep.fabric.choice import choose_fabric
+from uccl_ep.handshake import Introduction
+from uccl_ep.memory import MemoryBill, MemoryPlan, low_latency_layout
+from uccl_ep.plan.cautions import find_cautions
+from uccl_ep.plan.fill import Agreed, fill, with_traffic
+from uccl_ep.plan.imagine import Job, introduce
+from uccl_ep.plan.record import GroupPlan
+from uccl_ep.plan.traffic import expect
+from uccl_ep.regions import choose_placement
+from uccl_ep.settings import Settings
+from uccl_ep.sizes import round_up
+from uccl_ep.topology import Topology, split_into_nodes
+
+_BEFORE = "before the job"
+_BF16_BYTES = 2
+_ALIGN = 128
+
+
+def make_plan(job: Job, settings: Settings) -> GroupPlan:
+    """The plan, with cautions and expected bytes.
+
+    Raises:
+        InvalidArgument: sizes that no Buffer takes, or a network that cannot reach all ranks; as the job would say it.
+    """
+    job.check(_native.MAX_RANKS)
+    told = introduce(job, settings)
+    refused = next((i for i in told if i.error), None)
+    if refused is not None:
+        raise InvalidArgument(f"rank {refused.rank} ({refused.hostname}): {refused.error}")
+    whole = split_into_nodes([i.host_id for i in told], settings.ranks_per_node, _native.MAX_RANKS_PER_NODE)
+    topology = replace(whole, apart=job.shrink)
+    fabric = choose_fabric(settings, told, topology, 0)
+    agreed = Agreed(told, settings, topology, fabric, choose_placement(told, topology, fabric.family))
+    plan = fill(agreed, _BEFORE, memory_of(job, agreed, whole))
+    rates = [rank.gbps for rank in plan.ranks if rank.gbps]
+    slowest = min(rates) if len(rates) == len(plan.ranks) else 0.0
+    return with_traffic(find_cautions(plan, agreed), expect(job.load, topology, slowest))
+
+
+def memory_of(job: Job, agreed: Agreed, whole: Topology) -> MemoryBill:
+    """What a Buffer of this job takes, if it is made as DeepEP's callers do: with the size hints.
+
+    Args:
+        whole: the topology that hints are meant for: a cell a node.
+
+    Raises:
+        InvalidArgument: more than offsets on the wire can name.
+    """
+    load, low = job.load, job.load.mode == "low_latency"
+    nvl = rdma = 0
+    if low:
+        rdma = round_up(low_latency_layout(load.tokens, load.hidden, load.experts, whole, 0).bytes(), _ALIGN)
+    else:
+        row = _BF16_BYTES * load.hidden
+        configs = (dispatch_config(job.ranks), combine_config(job.ranks))
+        nvl = max(config.get_nvl_buffer_size_hint(row, job.ranks) for config in configs)
+        rdma = max(config.get_rdma_buffer_size_hint(row, job.ranks) for config in configs)
+    plan = MemoryPlan(agreed.topology, nvl, rdma, low, whole)
+    if low and agreed.fabric.pins_memory:
+        plan.reserve_zero_copy(min(rdma, _native.MAX_REGION_BYTES - plan.zero_copy_offset), pinned=True)
+    _ = plan.flat_bytes
+    return plan.bill(agreed.placement.where, agreed.placement.reason, _on_gpu(agreed.introductions))
+
+
+def _on_gpu(told: Sequence[Introduction]) -> bool:
+    return told[0].device != "cpu"

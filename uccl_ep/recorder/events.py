@@ -1,0 +1,62 @@
+"""The proxy's events (proxy/diag/event_ring.h) and the immediates in them (proxy/wire/immediate.h), as Python reads
+them."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+import numpy as np
+import numpy.typing as npt
+
+DTYPE = np.dtype([("ns", "<u8"), ("kind", "<u4"), ("peer", "<u4"), ("key", "<u8"), ("value", "<u8")])
+NOBODY = 0xFFFFFFFF
+Events = npt.NDArray[np.void]
+
+
+class Kind(IntEnum):
+    """EventKind; what peer, key and value mean is told there."""
+
+    POPPED = 1
+    POSTED = 2
+    COMPLETED = 3
+    ARRIVAL = 4
+    PUBLISHED = 5
+    STALLED = 6
+    FAULT = 7
+    PARTED = 8
+    BARRIER = 9
+
+
+# PartReason
+ENDED, CONNECTION, GOODBYE, LEFT_OUT = range(4)
+# ImmediateKind
+ARRIVE, EXPECT, SEQUENCE, CREDIT, ROUND = range(1, 6)
+PHASES = ("dispatch", "combine", "counts", "what was read")
+STREAM = 1 << 32
+"""In the key of a PUBLISHED event: it is a stream's tail, and the low bits are the stream's key."""
+
+
+def decode(data: bytes) -> Events:
+    """Events in the order in which they were recorded; half an event at the end is dropped."""
+    return np.frombuffer(data[: len(data) // DTYPE.itemsize * DTYPE.itemsize], DTYPE)
+
+
+def immediate(word: int) -> tuple[int, int, int]:
+    """(kind, source rank, key) of 32 bits."""
+    return word >> 29 & 7, word >> 17 & 0xFFF, word & 0x1FFFF
+
+
+def words_of_key(kind: int, key: int) -> str:
+    """What an immediate is about, such as "dispatch 17" or "combine stream 3, chunk 9" (low bits of the numbers)."""
+    if kind in (ARRIVE, EXPECT):
+        return f"{PHASES[key >> 15 & 3]} {key & 0x7FFF}"
+    if kind in (SEQUENCE, CREDIT):
+        return f"{PHASES[key >> 16 & 1]} stream {key >> 10 & 63}, chunk {key & 1023}"
+    return f"barrier {key & 0xFFFF}" if kind == ROUND else f"message of kind {kind}"
+
+
+def words_of(word: int) -> str:
+    """An immediate in words: what kind of message, and of what."""
+    kind, _, key = immediate(word)
+    what = {ARRIVE: "rows of ", EXPECT: "announcement of ", CREDIT: "credit of "}.get(kind, "")
+    return what + words_of_key(kind, key)

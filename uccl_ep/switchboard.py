@@ -1,0 +1,349 @@
+"""Authenticated messages between ranks that need no group: one thread, one listening socket, one connection a peer.
+
+For when the group is what broke. A connection carries frames one way. Whoever accepts it sends a nonce first; who
+connects answers with a keyed hello of fixed size, and only then are frames read: a stranger is given no more memory
+than a hello takes, is dropped, and counted. Every frame is keyed with the connection's nonce and its number, so nothing
+can be replayed on another connection or twice on one.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import hmac
+import secrets
+import selectors
+import socket
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgpack
+
+MAX_FRAME_BYTES = (1 << 20) + (1 << 12)  # a handshake blob and its envelope
+MAX_QUEUED_FRAMES = 256  # to one peer that does not read: states repeat what older ones said
+_MAX_STRANGERS = 64  # connections without a hello at one time; the oldest gives way
+_HELLO_S = 5.0
+_NONCE, _MAC, _RANK, _LENGTH = 32, 32, 2, 4
+_LINGER_S = 0.3  # what close() gives messages that are still queued: a rank may end right after its last word
+_TRIES = 3  # connections that end before the hello was answered may have given way to a crowd of strangers
+
+Message = dict[str, Any]
+
+
+@dataclass
+class _Incoming:
+    sock: socket.socket
+    nonce: bytes
+    since: float
+    rank: int = -1  # until its hello
+    received: bytearray = field(default_factory=bytearray)
+    number: int = 0
+
+
+@dataclass
+class _Outgoing:
+    rank: int
+    sock: socket.socket
+    nonce: bytearray = field(default_factory=bytearray)
+    connected: bool = False
+    unsent: bytearray = field(default_factory=bytearray)
+    number: int = 0
+
+    @property
+    def greeted(self) -> bool:
+        return len(self.nonce) == _NONCE
+
+
+class Switchboard:
+    """One rank's end. Callbacks run on its thread and must not block.
+
+    Args:
+        rank: of this end.
+        secret: shared by all ranks.
+        interface: the one address to listen on.
+        on_message: called with (rank, message) for each frame; a ValueError, TypeError or KeyError from it drops the
+            connection as a stranger's.
+        on_gone: called with a rank whose process (or listener) has ended, as its host's network says.
+    """
+
+    def __init__(
+        self,
+        rank: int,
+        secret: bytes,
+        interface: str,
+        on_message: Callable[[int, Message], None],
+        on_gone: Callable[[int], None],
+    ) -> None:
+        self.rank, self.strangers = rank, 0
+        self._key = hmac.new(secret, b"uccl-ep switchboard", hashlib.sha256).digest()
+        self._on_message, self._on_gone = on_message, on_gone
+        family = socket.AF_INET6 if ":" in interface else socket.AF_INET
+        self._listener = socket.create_server((interface, 0), family=family, backlog=128)
+        self._listener.setblocking(False)
+        self.address = (interface, int(self._listener.getsockname()[1]))
+        self._addresses: dict[int, tuple[str, int]] = {}
+        self._queues: dict[int, deque[bytes]] = {}
+        self._lock = threading.Lock()
+        self._incoming: dict[socket.socket, _Incoming] = {}
+        self._outgoing: dict[int, _Outgoing] = {}
+        self._tries: dict[int, int] = {}
+        self._bell, self._ringer = socket.socketpair()
+        self._bell.setblocking(False)
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
+        self._selector.register(self._bell, selectors.EVENT_READ, self._hear_bell)
+        self._closing, self._linger_until = False, 0.0
+        self._thread = threading.Thread(target=self._run, name=f"uccl-roll-call-{rank}", daemon=True)
+        self._thread.start()
+
+    def meet(self, addresses: Mapping[int, tuple[str, int]]) -> None:
+        """Where the peers listen."""
+        with self._lock:
+            self._addresses = {rank: address for rank, address in addresses.items() if rank != self.rank}
+
+    def send(self, rank: int, message: Message) -> None:
+        """Queues a message for a peer; one that cannot be reached is told to on_gone. Never blocks."""
+        body: bytes = msgpack.packb(message, use_bin_type=True)
+        if len(body) > MAX_FRAME_BYTES:
+            raise ValueError(f"a message of {len(body)} bytes is refused: allowed is {MAX_FRAME_BYTES}")
+        with self._lock:
+            if self._closing or rank not in self._addresses:
+                return
+            queue = self._queues.setdefault(rank, deque())
+            queue.append(body)
+            while len(queue) > MAX_QUEUED_FRAMES:
+                queue.popleft()
+        self._ring()
+
+    def close(self) -> None:
+        """Sends what is queued, if that takes no longer than a moment; ends the thread and closes every socket.
+
+        Idempotent; not from a callback.
+        """
+        with self._lock:
+            if self._closing:
+                return
+            self._closing, self._linger_until = True, time.monotonic() + _LINGER_S
+        self._ring()
+        self._thread.join()
+
+    def _ring(self) -> None:
+        try:
+            self._ringer.send(b"\0")
+        except OSError:
+            pass  # closed, or so full of rings that it will be heard anyway
+
+    # ---- the thread ------------------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        try:
+            while not self._closing or self._lingers():
+                waiting = any(c.rank < 0 for c in self._incoming.values())
+                for key, mask in self._selector.select(0.02 if self._closing else 1.0 if waiting else None):
+                    key.data(key.fileobj, mask)
+                self._dial()
+                self._drop_silent_strangers()
+        finally:
+            for connection in self._incoming.values():
+                connection.sock.close()
+            for out in self._outgoing.values():
+                out.sock.close()
+            for sock in (self._listener, self._bell, self._ringer):
+                sock.close()
+            self._selector.close()
+
+    def _lingers(self) -> bool:
+        """Whether something is still to be sent, and there is time for it."""
+        with self._lock:
+            queued = any(self._queues.values())
+        queued = queued or any(out.unsent for out in self._outgoing.values())
+        return queued and time.monotonic() < self._linger_until
+
+    def _hear_bell(self, bell: Any, mask: int) -> None:
+        try:
+            bell.recv(4096)
+        except BlockingIOError:
+            pass
+
+    # ---- accepting -------------------------------------------------------------------------------------------------
+
+    def _accept(self, listener: Any, mask: int) -> None:
+        try:
+            sock, _ = listener.accept()
+        except OSError:
+            return  # it has gone again, or there is no descriptor left: the next one may find one
+        sock.setblocking(False)
+        strangers = [c for c in self._incoming.values() if c.rank < 0]
+        if len(strangers) >= _MAX_STRANGERS:
+            self._drop_stranger(strangers[0])
+        connection = _Incoming(sock, secrets.token_bytes(_NONCE), time.monotonic())
+        self._incoming[sock] = connection
+        self._selector.register(sock, selectors.EVENT_READ, self._read)
+        try:
+            sock.send(connection.nonce)  # 32 bytes into an empty buffer: all or an error
+        except OSError:
+            self._drop_stranger(connection)
+
+    def _drop_silent_strangers(self) -> None:
+        now = time.monotonic()
+        for connection in [c for c in self._incoming.values() if c.rank < 0 and now - c.since > _HELLO_S]:
+            self._drop_stranger(connection)
+
+    def _drop_stranger(self, connection: _Incoming) -> None:
+        self.strangers += 1
+        self._drop(connection)
+
+    def _drop(self, connection: _Incoming) -> None:
+        self._selector.unregister(connection.sock)
+        connection.sock.close()
+        del self._incoming[connection.sock]
+
+    def _read(self, sock: Any, mask: int) -> None:
+        connection = self._incoming.get(sock)
+        if connection is None:
+            return  # it gave way to another stranger a moment ago
+        wanted = _RANK + _MAC - len(connection.received) if connection.rank < 0 else 1 << 16
+        try:
+            data = sock.recv(wanted)
+        except BlockingIOError:
+            return
+        except OSError:
+            data = b""
+        if not data:
+            self._drop_stranger(connection) if connection.rank < 0 else self._drop(connection)
+            return
+        connection.received += data
+        try:
+            while self._take(connection):
+                pass
+        except (ValueError, TypeError, KeyError):
+            self._drop_stranger(connection)
+
+    def _take(self, connection: _Incoming) -> bool:
+        """Takes a hello or a frame off what was received; False when there is no whole one. Raises ValueError."""
+        received = connection.received
+        if connection.rank < 0:
+            if len(received) < _RANK + _MAC:
+                return False
+            rank = int.from_bytes(received[:_RANK], "little")
+            self._compare(self._hello(connection.nonce, rank, self.rank), bytes(received[_RANK : _RANK + _MAC]))
+            connection.rank = rank
+            del received[: _RANK + _MAC]
+            return True
+        if len(received) < _LENGTH + _MAC:
+            return False
+        length = int.from_bytes(received[:_LENGTH], "little")
+        if length > MAX_FRAME_BYTES:
+            raise ValueError("a frame beyond its limit")
+        if len(received) < _LENGTH + _MAC + length:
+            return False
+        body = bytes(received[_LENGTH + _MAC : _LENGTH + _MAC + length])
+        self._compare(self._seal(connection.nonce, connection.number, body), bytes(received[_LENGTH : _LENGTH + _MAC]))
+        del received[: _LENGTH + _MAC + length]
+        connection.number += 1
+        try:
+            message = msgpack.unpackb(body, raw=False, strict_map_key=True)
+        except Exception as error:
+            raise ValueError("not msgpack") from error
+        if not isinstance(message, dict):
+            raise ValueError("not a map")
+        self._on_message(connection.rank, message)
+        return True
+
+    @staticmethod
+    def _compare(wanted: bytes, seen: bytes) -> None:
+        if not hmac.compare_digest(wanted, seen):
+            raise ValueError("a stranger's key")
+
+    def _hello(self, nonce: bytes, sender: int, receiver: int) -> bytes:
+        names = sender.to_bytes(_RANK, "little") + receiver.to_bytes(_RANK, "little")
+        return hmac.new(self._key, b"hello" + nonce + names, hashlib.sha256).digest()
+
+    def _seal(self, nonce: bytes, number: int, body: bytes) -> bytes:
+        return hmac.new(self._key, b"frame" + nonce + number.to_bytes(8, "little") + body, hashlib.sha256).digest()
+
+    # ---- connecting ------------------------------------------------------------------------------------------------
+
+    def _dial(self) -> None:
+        """Opens what messages are waiting for, and hands them to what is open."""
+        with self._lock:
+            due = [(rank, self._addresses.get(rank)) for rank, queue in self._queues.items() if queue]
+        for rank, address in due:
+            out = self._outgoing.get(rank)
+            if out is None and address is not None:
+                self._open(rank, address)
+            elif out is not None and out.greeted:
+                self._fill(out)
+
+    def _open(self, rank: int, address: tuple[str, int]) -> None:
+        sock = socket.socket(socket.AF_INET6 if ":" in address[0] else socket.AF_INET, socket.SOCK_STREAM)
+        sock.setblocking(False)
+        error = sock.connect_ex(address)  # else: what came of it is read when the socket becomes writable
+        self._outgoing[rank] = out = _Outgoing(rank, sock)
+        self._selector.register(sock, selectors.EVENT_WRITE, lambda _, mask: self._advance(out, mask))
+        if error not in (0, errno.EINPROGRESS):
+            self._lose(out, gone=True)
+
+    def _advance(self, out: _Outgoing, mask: int) -> None:
+        if not out.connected:
+            if out.sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) != 0:
+                self._lose(out, gone=True)
+                return
+            out.connected = True
+            out.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            self._watch(out)
+            return
+        try:
+            if mask & selectors.EVENT_READ:
+                data = out.sock.recv(_NONCE if out.greeted else _NONCE - len(out.nonce))
+                if not data:
+                    raise ConnectionResetError
+                if not out.greeted:
+                    self._greet(out, data)
+            if out.unsent:
+                del out.unsent[: out.sock.send(out.unsent)]
+        except BlockingIOError:
+            pass
+        except OSError:
+            self._lose(out, gone=out.greeted)
+            return
+        if out.greeted:
+            self._fill(out)
+
+    def _greet(self, out: _Outgoing, data: bytes) -> None:
+        out.nonce += data
+        if out.greeted:
+            self._tries.pop(out.rank, None)
+            out.unsent += self.rank.to_bytes(_RANK, "little") + self._hello(bytes(out.nonce), self.rank, out.rank)
+
+    def _fill(self, out: _Outgoing) -> None:
+        with self._lock:
+            queue = self._queues.get(out.rank, deque())
+            while queue and len(out.unsent) < MAX_FRAME_BYTES:
+                body = queue.popleft()
+                seal = self._seal(bytes(out.nonce), out.number, body)
+                out.unsent += len(body).to_bytes(_LENGTH, "little") + seal + body
+                out.number += 1
+        self._watch(out)
+
+    def _watch(self, out: _Outgoing) -> None:
+        wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if out.unsent else 0)
+        key = self._selector.get_key(out.sock)
+        if key.events != wanted:
+            self._selector.modify(out.sock, wanted, key.data)
+
+    def _lose(self, out: _Outgoing, gone: bool) -> None:
+        self._selector.unregister(out.sock)
+        out.sock.close()
+        del self._outgoing[out.rank]
+        self._tries[out.rank] = self._tries.get(out.rank, 0) + 1
+        if not gone and self._tries[out.rank] < _TRIES:
+            return  # dialled again: its messages are still queued
+        self._tries.pop(out.rank, None)
+        with self._lock:
+            self._queues.pop(out.rank, None)
+        self._on_gone(out.rank)

@@ -1,0 +1,172 @@
+"""What a session can say of its rank's fault: whom it is about, and what is known of that rank. Session inherits it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from uccl_ep import _native
+from uccl_ep.blame import Knowledge, root_of
+from uccl_ep.fabric.facts import NIC_FAMILIES
+from uccl_ep.faults import (
+    BAD_ARRIVAL,
+    BARRIER,
+    FLAGS,
+    PEER_LOST,
+    TIMEOUT,
+    TRANSPORT,
+    Evidence,
+    arrivals_of,
+    code_of,
+    error_of,
+    phase_name,
+)
+from uccl_ep.handshake import Introduction
+from uccl_ep.memory import MemoryPlan
+from uccl_ep.recorder.recorder import FlightRecorder
+from uccl_ep.regions import Regions
+from uccl_ep.roll_call import RollCall
+from uccl_ep.settings import Settings
+from uccl_ep.topology import Topology
+
+if TYPE_CHECKING:
+    import torch
+
+_GRACE_OF_TIMEOUT, _LEAST_GRACE_S, _MOST_GRACE_S = 0.05, 0.5, 2.0  # for the word of who waits for somebody in turn
+
+
+class Witness:
+    """Reads the fault record and the words beside it. The attributes are the session's."""
+
+    rank: int
+    num_ranks: int
+    family: str
+    absent: frozenset[int]
+    settings: Settings
+    topology: Topology
+    plan: MemoryPlan
+    regions: Regions
+    roll_call: RollCall | None
+    last_kernel: str
+    fault_raised: bool
+    _closed: bool
+    recorder: FlightRecorder | None = None
+    introductions: list[Introduction]
+    _present: list[Introduction]
+    _known: tuple[dict[str, int], Evidence] | None
+
+    @property
+    def hostnames(self) -> list[str]:
+        raise AttributeError("hostnames")  # Session has it
+
+    @property
+    def peer_stats(self) -> torch.Tensor:
+        raise AttributeError("peer_stats")  # Session has it
+
+    def check(self) -> None:
+        """Raises this rank's fault, if it has one; after a fault every use of the buffer raises it again.
+
+        Raises:
+            PeerTimeout, PeerLost, SettingsMismatch, TransportError, UcclEpError: see uccl_ep.faults.
+        """
+        if self._closed:
+            return  # an event outlived the buffer; what it waited for has ended
+        fault = _native.read_fault(self.regions.control.address)
+        if fault is None:
+            return
+        self.fault_raised = True
+        if self._known is None:  # what others' words say changes when a peer that was given up goes on
+            words, about = self._network_words(fault), fault["peer"]
+            broken = (TRANSPORT, BAD_ARRIVAL) if self.family in NIC_FAMILIES else (TRANSPORT,)
+            if fault["kind"] in broken and about < self.num_ranks:
+                fault["kind"] = PEER_LOST  # the NIC has given its connection up: for this rank it is gone
+            fault["peer"] = self._root(fault, self._culprit(fault))
+            self._known = fault, replace(self._evidence(fault), network=words if fault["peer"] == about else "")
+        error = error_of(self._known[0], self.rank, self.hostnames, self._known[1])
+        raise error if self.recorder is None else self.recorder.noted(self, error)
+
+    def _network_words(self, fault: Mapping[str, int]) -> str:
+        """What the network's own code in a record means."""
+        if fault["kind"] not in (PEER_LOST, TRANSPORT, BAD_ARRIVAL):
+            return ""
+        if fault["kind"] == PEER_LOST and fault["phase"] != 0:
+            return ""  # a kernel that waited for this peer has put arrivals where the network's code was (wait.h)
+        words = _native.explain_network_code(self.family, code_of(fault))
+        return words or (f"{self.family} reported status {code_of(fault)}" if fault["kind"] == TRANSPORT else "")
+
+    def _root(self, fault: Mapping[str, int], accused: int) -> int:
+        """Whom a wait or a loss is about in the end: the accused may have waited for another rank, or have left for
+        the loss of one, and says so to all. Its word is given a moment to come."""
+        kind = fault["kind"]
+        if kind not in (TIMEOUT, PEER_LOST) or (kind == PEER_LOST and accused >= self.num_ranks):
+            return accused
+        if kind == PEER_LOST:
+            seen = {} if accused == self.rank else self._ask(accused, accused, fault["phase"])
+            root = root_of(self.rank, accused, Knowledge(seen)) if accused in seen else accused
+        else:
+            known = self.regions.knowledge()
+            mine = root_of(self.rank, accused, known) if accused == self.rank else accused  # another rank, if it can be
+            seen = self._ask(None, mine, fault["phase"])
+            root = root_of(self.rank, accused, replace(known, accusations={**known.accusations, **seen}))
+            if self.rank in known.stopped:
+                return root
+        # When all others wait for this one, it was stopped for a while: recover() will tell it what they have decided.
+        return accused if root == self.rank else root
+
+    def _ask(self, whom: int | None, accused: int, phase: int) -> dict[int, int]:
+        """Says whom this rank accuses; what the others say by the end of a moment, or of `whom`'s answer."""
+        if self.roll_call is None:
+            return {}
+        grace_s = min(_MOST_GRACE_S, max(_LEAST_GRACE_S, _GRACE_OF_TIMEOUT * self.settings.timeout_s))
+        self.roll_call.accuse(accused if accused < self.num_ranks else -1, phase_name(phase))
+        words = self.roll_call.accusations(whom, grace_s)
+        return {rank: word.peer for rank, word in words.items() if 0 <= word.peer < self.num_ranks}
+
+    def _word(self, rank: int, offset: int) -> int:
+        """A word of a control segment of this host."""
+        return self.regions.control_word(rank, offset)
+
+    def _culprit(self, fault: Mapping[str, int]) -> int:
+        """Whom a record is about; a kernel knows only what it waited for."""
+        peer, phase = fault["peer"], fault["phase"]
+        if phase == BARRIER and peer >= self.num_ranks:  # remote ranks meet in the proxy, which noted who has come
+            words = [self._word(self.rank, self.plan.control.progress(3, r)) for r in range(self.num_ranks)]
+            return words.index(1 << 32) if 1 << 32 in words else peer
+        if fault["kind"] == TIMEOUT and phase in FLAGS and peer < self.num_ranks and peer not in self.absent:
+            # Rows of a remote rank come in at its host here. When that has not even done its own part, it is the one.
+            host = self.topology.read_at(peer, self.rank)
+            offset = self.plan.signals.flag(FLAGS[phase], host)
+            own = self.regions.data_word(host, offset)
+            if fault["channel"] >= self.plan.num_channels and own < fault["expected"]:
+                return host
+        return peer
+
+    def _evidence(self, fault: Mapping[str, int]) -> Evidence:
+        """What this rank and the one of its node that takes in the peer's rows know about the peer of a fault."""
+        peer, control = fault["peer"], self.plan.control
+        if peer >= self.num_ranks or peer in self.absent:
+            return Evidence(self.last_kernel)
+        host = self.topology.read_at(peer, self.rank)
+        # Rows of a dispatch, and their counts, arrive at the host; everything else at the rank that waits.
+        at = {0: host, 2: host}
+        progress = None if host == peer else lambda p: self._word(at.get(p, self.rank), control.progress(p, peer))
+        last_ns = max(self.counters()[1][peer]["last_arrival_ns"], self._word(host, control.flag_time(peer)))
+        last_seen_s = (time.monotonic_ns() - last_ns) / 1e9 if last_ns else None
+        return Evidence(self.last_kernel, *arrivals_of(fault, progress), last_seen_s)
+
+    def note(self, kernel: str) -> None:
+        """Remembers what was queued last, for reports."""
+        self.last_kernel = kernel
+        if self.recorder is not None:
+            self.recorder.calls.note(kernel)
+
+    @property
+    def life(self) -> int:
+        """A number that all ranks of this Buffer have alike in this life of it."""
+        return self._present[0].session
+
+    def counters(self) -> tuple[list[dict[str, int]], list[dict[str, int]]]:
+        """The proxy's counters: (per worker, per peer)."""
+        return _native.read_counters(self.regions.counters.address, self.settings.proxy_threads, self.num_ranks)
