@@ -24,7 +24,7 @@ import pytest  # noqa: E402
 
 ROOT = Path(__file__).resolve().parent.parent
 SANITIZERS = ("thread", "address")
-PROGRAMS = {32: "native_tests", 64: "native_tests_wave64"}  # by warp width
+PROGRAMS = {32: "native_tests", 64: "native_tests_wave64"}  # by warp width; sanitizers look at the first only
 LIMIT_S = {"": 50, "thread": 240, "address": 150}  # one TEST; below pytest's own limit, which would end the session
 
 
@@ -57,6 +57,7 @@ class NativeBuild:
     def __init__(self, sanitize: str) -> None:
         self.sanitize = sanitize
         self.folder = ROOT / "build" / ("native" + (f"-{sanitize}" if sanitize else ""))
+        self.programs = {32: PROGRAMS[32]} if sanitize else PROGRAMS
         self.tests: dict[tuple[int, str], list[str]] = {}  # (warp width, source file) -> names
 
     def make(self) -> None:
@@ -71,7 +72,7 @@ class NativeBuild:
             hint = "configure the native tests (is a C++20 compiler installed? g++ 12 or newer, or CXX=...)"
             _must_run([*configure, "--fresh"] if moved else configure, hint)
             _must_run([cmake, "--build", str(self.folder)], "build the native tests")
-        for wave, program in PROGRAMS.items():
+        for wave, program in self.programs.items():
             listing = _must_run([str(self.folder / program), "--list"], f"list the tests of {program}")
             for line in listing.splitlines():
                 name, file = line.split("\t")
@@ -123,10 +124,10 @@ class NativeFile(pytest.File):
         file = self.path.relative_to(ROOT).as_posix()
         if (32, file) not in build.tests and not build.sanitize:  # a sanitizer may rule a file's subject out
             raise self.CollectError(f"{file} holds no TEST, so it proves nothing")
-        for wave in PROGRAMS:
+        for wave in build.programs:
             for name in build.tests.get((wave, file), []):
                 item = NativeTest.from_parent(self, name=name if wave == 32 else f"{name}[wave{wave}]")
-                item.command = [str(build.folder / PROGRAMS[wave]), name]
+                item.command = [str(build.folder / build.programs[wave]), name]
                 item.limit_s = LIMIT_S[build.sanitize]
                 item.add_marker(pytest.mark.native)
                 item.add_marker(pytest.mark.timeout(item.limit_s + 8))

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import threading
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -40,6 +41,7 @@ class LowLatencyStep:
     send: str = "sync"  # sync | async | hook
     combine: str = "plain"  # plain | zero_copy | logfmt
     masked: tuple[int, ...] = ()  # ranks that all others mask, and that mask all others
+    torn: int = -1  # with enable_shrink: the rank that dies in this round, after it has called dispatch
 
 
 @dataclass(frozen=True)
@@ -63,9 +65,14 @@ class ThroughputStep:
     num_cached: int = 0
     use_async: bool = False
     num_sms: int = 20
+    masked: tuple[int, ...] = ()  # ranks that all others leave out, and that leave out all others
+    apart: bool = False  # each rank a cell of its own, as with enable_shrink
+    surprise: bool = False  # the layout does not know yet that ranks are masked: the dispatch finds out
+    torn: int = -1  # with enable_shrink: the rank that dies in this round, after it has called dispatch
 
 
 Step = LowLatencyStep | ThroughputStep
+AnyStep = TypeVar("AnyStep", LowLatencyStep, ThroughputStep)
 
 
 @dataclass(frozen=True, eq=False)
@@ -102,6 +109,13 @@ def _expected(step: Step, ranks: int, ranks_per_node: int | None) -> LowLatencyE
     if isinstance(step, LowLatencyStep):
         return _low_latency(step, ranks)
     return _throughput(step, ranks, ranks_per_node)
+
+
+def without_torn(step: AnyStep) -> AnyStep:
+    """The step as it comes out where the loss is noticed before anything of the lost rank is taken in."""
+    if isinstance(step, ThroughputStep):
+        return replace(step, masked=(step.torn,), apart=True, torn=-1)
+    return replace(step, masked=(step.torn,), torn=-1)
 
 
 def low_latency_expected(step: LowLatencyStep, ranks: int) -> LowLatencyExpected:
@@ -171,11 +185,14 @@ def rows_of(step: ThroughputStep, case: RandomCase, rank: int, call: int) -> tup
 def _throughput(step: ThroughputStep, ranks: int, ranks_per_node: int | None) -> ThroughputExpected:
     case = _case(step, ranks)
     experts = ranks * step.local_experts
+    all_ids = case.topk_idx
+    if step.masked:
+        case = replace(case, topk_idx=[_reachable(step, ranks, ids, own) for own, ids in enumerate(all_ids)])
     layouts = [reference.dispatch_layout(ids, experts, ranks, ranks_per_node) for ids in case.topk_idx]
     inputs = []
     for rank in range(ranks):
         x, scales = rows_of(step, case, rank, 0)
-        choices = (case.topk_idx[rank], case.topk_weights[rank]) if step.with_topk else (None, None)
+        choices = (all_ids[rank], case.topk_weights[rank]) if step.with_topk else (None, None)
         inputs.append(reference.ThroughputInput(x, layouts[rank].is_token_in_rank, *choices, scales))
     worst = ranks * step.max_tokens if step.worst and step.with_topk else 0
     received = reference.throughput_dispatch(inputs, experts, step.alignment, worst)
@@ -189,9 +206,11 @@ def _throughput(step: ThroughputStep, ranks: int, ranks_per_node: int | None) ->
     weights = None
     if step.with_topk and step.combine_weights:
         weights = [own.recv_topk_weights for own in received if own.recv_topk_weights is not None]
-    combined, combined_weights = reference.throughput_combine(outputs, received, weights, bias, ranks_per_node)
+    combined, combined_weights = reference.throughput_combine(
+        outputs, received, weights, bias, ranks_per_node, step.apart
+    )
     return ThroughputExpected(
-        case,
+        replace(case, topk_idx=all_ids),
         inputs,
         layouts,
         received,
@@ -202,6 +221,13 @@ def _throughput(step: ThroughputStep, ranks: int, ranks_per_node: int | None) ->
         worst,
         [_counts(step, layouts, rank, worst) for rank in range(ranks)],
     )
+
+
+def _reachable(step: ThroughputStep, ranks: int, ids: Tensor, own: int) -> Tensor:
+    """-1 for experts on the other side of the masks."""
+    masked = torch.tensor([int(rank in step.masked) for rank in range(ranks)])
+    side = masked[(ids.clamp(0, ranks * step.local_experts - 1) // step.local_experts).long()]
+    return torch.where(side == int(own in step.masked), ids, -1)
 
 
 def _counts(step: ThroughputStep, layouts: list[reference.Layout], rank: int, worst: int) -> list[int]:

@@ -19,7 +19,11 @@ ALLOWED = {
     },
     "proxy/bindings": {
         "proxy/wire", "proxy/ring", "proxy/memory", "proxy/topology", "proxy/diag", "proxy/transport", "proxy/engine",
-        "kernels",
+        "proxy/simulation", "kernels",
+    },
+    "proxy/simulation": {
+        "proxy/wire", "proxy/ring", "proxy/memory", "proxy/transport", "proxy/engine", "kernels",
+        "proxy/bindings/rank_tables.h",
     },
     "kernels": {"proxy/wire", "proxy/ring/layout.h"},
 }  # fmt: skip

@@ -45,6 +45,7 @@ def project(tmp_path: Path) -> Path:
         shutil.copy(ROOT / name, tmp_path / name)
     for name, text in {
         "proxy/ring/probe.cpp": "int probe_of_proxy() { return 1; }\n",
+        "proxy/simulation/probe.cpp": "int probe_of_simulation() { return 2; }\n",
         "kernels/host/probe.h": "namespace uccl { int probe_width(); }\n",
         "kernels/host/probe.cpp": "namespace uccl { int probe_width() { return UCCL_SIMT_WARP; } }\n",
         "tests/kernels/test_probe.cpp": TEST,

@@ -1,0 +1,86 @@
+"""The proxy's instructions: how they are read, judged, and (slow) that the proxy is within its budget."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from bench import programs
+from bench.costs import (
+    ALLOWANCE,
+    Budget,
+    compiler_of,
+    count,
+    inclusive,
+    load_budget,
+    over_budget,
+    slopes,
+    valgrind_absence,
+)
+
+CALLGRIND = """version: 1
+events: Ir
+fl=proxy_costs.cpp
+fn=step_post
+10 7
+calls=32 40
+11 1000
+12 3
+fn=turn
+40 900
+41 100
+fn=step_post
+10 5
+fn=other
+calls=1 10
+50 1015
+totals: 2030
+"""
+
+
+def test_bench_costs_of_a_step_include_what_it_calls() -> None:
+    assert inclusive(CALLGRIND) == {"post": 1015}
+
+
+def test_bench_costs_leave_out_start_up() -> None:
+    first, second = ({"a": 100, "b": 10}, {"a": 5100, "b": 77}), ({"a": 200, "b": 20}, {"a": 7600, "b": 177})
+    assert slopes(first, second) == {"a": 25.0, "b": 10.0}
+
+
+def test_bench_costs_over_budget_names_the_step() -> None:
+    budget = Budget("GCC 12", {"pop": 100.0, "post": 200.0})
+    assert over_budget({"pop": 100.0 * (1 + ALLOWANCE), "post": 150.0}, budget, "GCC 12") == []
+    assert over_budget({"pop": 103.5, "post": 1.0}, budget, "GCC 12") == ["pop: 103.5 instructions, budget 100.0 + 3%"]
+    assert over_budget({"pop": 120.0, "post": 1.0}, budget, "clang 19") == []  # another compiler's are others
+    assert over_budget({"pop": 1.0, "new": 1.0}, budget, "GCC 12") == [
+        "new: no budget",
+        "post: in the budget, but not counted",
+    ]
+
+
+def test_bench_costs_know_the_compiler(tmp_path: Path) -> None:
+    program = tmp_path / "program"
+    for text, name in (
+        (b"\0GCC: (Debian 12.2.0-14) 12.2.0\0GCC: (x) 4.8.5\0", "GCC 12"),
+        (b"clang version 19.1.0", "clang 19"),
+        (b"\0", "unknown"),
+    ):
+        program.write_bytes(text)
+        assert compiler_of(program) == name
+
+
+def test_bench_costs_budget_names_every_step() -> None:
+    budget = load_budget()
+    source = (programs.ROOT / "bench" / "native" / "proxy_costs.cpp").read_text()
+    assert budget.compiler.startswith("GCC ")
+    assert all(f"STEP({step}," in source for step in budget.instructions)
+    assert source.count("\nSTEP(") == len(budget.instructions)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)  # builds the proxy where that has not been done
+@pytest.mark.skipif(bool(valgrind_absence()), reason=valgrind_absence())
+def test_bench_costs_of_the_proxy_are_within_budget() -> None:
+    program = programs.build(("proxy_costs",))["proxy_costs"]
+    assert over_budget(count(program), load_budget(), compiler_of(program)) == []

@@ -1,0 +1,45 @@
+"""The whole site builds with --strict: no warning, no broken link or anchor, every page and picture there."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from docs.generate.pages import all_pages, generated_files
+
+ROOT = Path(__file__).resolve().parents[2]
+NEEDED = ("mkdocs", "material", "mkdocstrings")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(180)  # a few seconds of one core; more on a busy machine
+def test_docs_site_builds_without_a_warning(tmp_path: Path) -> None:
+    absent = [name for name in NEEDED if importlib.util.find_spec(name) is None]
+    if absent and os.environ.get("UCCL_EP_REQUIRE_TOOLS") != "1":
+        pytest.skip(f"NOT RUN: not installed: {', '.join(absent)} (pip install 'uccl-ep[docs]')")
+    site = tmp_path / "site"
+    done = subprocess.run(
+        [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(site)],
+        cwd=ROOT,
+        env=os.environ | {"NO_MKDOCS_2_WARNING": "1"},
+        capture_output=True,
+        text=True,
+        timeout=170,
+    )
+    assert done.returncode == 0, done.stderr[-5000:]
+    for page in all_pages():
+        html = (site / Path(page).with_suffix(".html")).read_text(encoding="utf-8")
+        outside = re.findall(r'<(?:script|link|img)[^>]+(?:src|href)="(https?:[^"]+)"', html)
+        assert not outside, f"{page} loads {outside} from elsewhere"
+    for name in generated_files():
+        if name.endswith(".svg"):
+            assert (site / name).is_file()
+    buffer = (site / "api/buffer.html").read_text(encoding="utf-8")
+    for method in ("dispatch", "combine", "low_latency_dispatch", "low_latency_combine", "recover"):
+        assert f'id="uccl_ep.buffer.Buffer.{method}"' in buffer

@@ -1,0 +1,70 @@
+"""`python -m tests.integrations [name ...]`: integrators' published wheels on us, one row for each path."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+
+from tests.integrations.environment import Unavailable, python_of
+from tests.integrations.launch import DriverFailed, launch
+from tests.integrations.report import Row, Told, table
+from tests.integrations.versions import Integrator, integrators
+
+
+def chosen(names: list[str], everything: list[Integrator]) -> list[Integrator]:
+    """The named ones, or all that are not optional.
+
+    Raises:
+        SystemExit: a name that versions.ini does not have.
+    """
+    known = {one.name: one for one in everything}
+    strange = [name for name in names if name not in known]
+    if strange:
+        raise SystemExit(f"unknown: {', '.join(strange)}. versions.ini has {', '.join(known)}")
+    return [known[name] for name in names] if names else [one for one in everything if not one.optional]
+
+
+def shown(integrator: Integrator, told: Told) -> str:
+    """What was installed and replaced, before the table."""
+    beside = ", ".join(integrator.beside) or "nothing"
+    lines = [f"{integrator.name}: {integrator.package}=={integrator.version}, beside it {beside}"]
+    lines += [f"  shim: {what}" for what in told.shims] + [f"  {what}" for what in told.notes]
+    return "\n".join(lines)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """The command line; 0 when every path passed. What could not be installed is counted, loudly."""
+    parser = argparse.ArgumentParser(prog="python -m tests.integrations", description=__doc__)
+    parser.add_argument("names", nargs="*", help="sections of versions.ini (default: all but the optional ones)")
+    names = parser.parse_args(arguments).names
+    required = os.environ.get("UCCL_EP_REQUIRE_TOOLS", "0") != "0"
+    rows: list[Row] = []
+    skipped, failed = [], []
+    for integrator in chosen(names, integrators()):
+        print(f"==> {integrator.name} {integrator.version}", flush=True)
+        try:
+            told = launch(integrator, python_of(integrator))
+        except Unavailable as why:
+            skipped.append(f"{integrator.name} {integrator.version}: {why}")
+            continue
+        except DriverFailed as why:
+            failed.append(str(why))
+            told = why.told
+        else:
+            if not told.rows:
+                failed.append(f"{integrator.name}: the driver told nothing")
+        print(shown(integrator, told), flush=True)
+        rows += told.rows
+    print(f"\n{table(row.cells() for row in rows)}\n")
+    for what in failed:
+        print(f"FAILED  {what}")
+    for what in skipped:
+        print(f"SKIPPED {what}")
+    passed = sum(row.passed for row in rows)
+    print(f"{passed} of {len(rows)} paths pass, {len(failed)} drivers failed, {len(skipped)} integrators skipped")
+    return int(passed != len(rows) or bool(failed) or (required and bool(skipped)))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

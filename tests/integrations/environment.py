@@ -1,0 +1,79 @@
+"""One virtual environment for each integrator: its pinned wheel, and beneath it the packages of this Python.
+
+torch, numpy and what uccl_ep needs are those of the Python that runs the tests (a path file says where), so that no
+wheel can bring another torch. Environments are kept in UCCL_EP_CACHE_DIR, or build/, and made anew when a pin changes.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import sysconfig
+import tempfile
+import venv
+from pathlib import Path
+
+from tests.integrations.versions import Integrator
+
+ROOT = Path(__file__).resolve().parents[2]
+_INSTALL_LIMIT_S = 900  # the largest wheel has 336 MB
+
+
+class Unavailable(Exception):
+    """The wheels cannot be had here: no network, or a release that is not published for this Python."""
+
+
+def cache_folder() -> Path:
+    """Where environments are kept."""
+    return Path(os.environ.get("UCCL_EP_CACHE_DIR") or ROOT / "build") / "integrations"
+
+
+def python_of(integrator: Integrator) -> Path:
+    """The Python of the integrator's environment, which is made when there is none yet.
+
+    Raises:
+        Unavailable: pip could not install it; the message ends with what pip said.
+    """
+    key = integrator.key(sys.executable, sys.version, torch_version())
+    folder = cache_folder() / f"{integrator.name}-{integrator.version}-{key}"
+    python = folder / "bin" / "python"
+    if python.is_file():
+        return python
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{integrator.name}-") as name:
+        made = Path(name) / "environment"
+        _make(made, integrator)
+        try:
+            made.rename(folder)  # in one step: nobody sees half an environment
+        except OSError:
+            if not python.is_file():  # else somebody else made it meanwhile
+                raise
+    return python
+
+
+def _make(folder: Path, integrator: Integrator) -> None:
+    venv.EnvBuilder(with_pip=False, symlinks=True).create(folder)
+    (site,) = folder.glob("lib/python*/site-packages")
+    beneath = dict.fromkeys([sysconfig.get_path("purelib"), sysconfig.get_path("platlib")])
+    lines = [f"import site; site.addsitedir({path!r})" for path in beneath]
+    (site / "beneath.pth").write_text("\n".join(lines) + "\n", encoding="utf-8")
+    # From a wheel only: building one could run anything for minutes.
+    options = ["--no-deps", "--only-binary", ":all:", "--disable-pip-version-check", "--no-input", "-q"]
+    command = [sys.executable, "-m", "pip", "--python", str(folder / "bin" / "python"), "install", *options]
+    try:
+        done = subprocess.run(
+            [*command, *integrator.requirements], capture_output=True, text=True, timeout=_INSTALL_LIMIT_S
+        )
+    except subprocess.TimeoutExpired:
+        raise Unavailable(f"pip took more than {_INSTALL_LIMIT_S} s") from None
+    if done.returncode != 0:
+        said = (done.stderr or done.stdout).strip().splitlines()
+        raise Unavailable(f"pip install {' '.join(integrator.requirements)}: {said[-1] if said else 'no message'}")
+
+
+def torch_version() -> str:
+    """Of the torch beneath, without importing it."""
+    from importlib.metadata import version
+
+    return version("torch")
