@@ -1,0 +1,1 @@
+"""Measurements of this repository; see README.md. Not part of the wheel."""

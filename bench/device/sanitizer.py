@@ -1,0 +1,58 @@
+"""compute-sanitizer over the small case; a tool that is missing or refuses the device is reported, not passed over."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from typing import Any
+
+from bench.device.ring_programs import ROOT
+from bench.device.small_case import DONE
+
+FOUND = 86  # the tool's exit status when it has found something
+UNSUPPORTED = re.compile(r"not supported|unsupported|Unable to find injection|error 999|Failed to initialize", re.I)
+SUMMARY = re.compile(r"(?:ERROR|RACECHECK) SUMMARY: ([^\n]*)")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A tool and how many ranks; several ranks' kernels wait for each other, which a tool that runs kernels one by one
+    cannot do."""
+
+    tool: str
+    ranks: int
+
+
+PLANS = (Plan("memcheck", 1), Plan("racecheck", 1), Plan("memcheck", 2))
+
+
+def check(plan: Plan, device: str, limit_s: float) -> dict[str, Any]:
+    """{tool, ranks, status: clean | found | unsupported | failed | out_of_time, says}."""
+    answer = {"tool": plan.tool, "ranks": plan.ranks}
+    sanitizer = shutil.which("compute-sanitizer")
+    if sanitizer is None:
+        return {**answer, "status": "unsupported", "says": "no compute-sanitizer on the path"}
+    command = [sanitizer, "--tool", plan.tool, "--error-exitcode", str(FOUND), "--print-limit", "20"]
+    command += [sys.executable, "-m", "bench.device.small_case", device, str(plan.ranks)]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=limit_s, cwd=ROOT)
+    except subprocess.TimeoutExpired as error:
+        text = (error.stdout or b"").decode(errors="replace") if isinstance(error.stdout, bytes) else ""
+        return {**answer, "status": "out_of_time", "says": f"not done in {limit_s:.0f} s\n{text[-1500:]}"}
+    return {**answer, **judge(done.returncode, done.stdout + done.stderr)}
+
+
+def judge(status: int, text: str) -> dict[str, str]:
+    """What a run of the tool says."""
+    summary = SUMMARY.search(text)
+    said = summary.group(1).strip() if summary else text.strip()[-1500:]
+    if status == 0 and DONE in text and summary is not None:
+        return {"status": "clean", "says": said}
+    if status == FOUND:
+        return {"status": "found", "says": f"{said}\n{text[:3000]}"}
+    if UNSUPPORTED.search(text):
+        return {"status": "unsupported", "says": text.strip()[-600:]}
+    return {"status": "failed", "says": f"exit status {status}: {text.strip()[-1500:]}"}

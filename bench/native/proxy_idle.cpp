@@ -1,0 +1,111 @@
+// What proxies cost while nothing happens, and how long the first command after a pause waits. Two ranks with one proxy
+// thread each, over loopback. Prints one JSON object.
+//
+//   proxy_idle [idle seconds = 2] [wakes = 200]
+#include <sched.h>
+#include <sys/resource.h>
+#include <time.h>
+
+#include <cstdio>
+#include <cstdlib>
+
+#include "bench/native/two_ranks.h"
+#include "wire/immediate.h"
+
+using namespace uccl;
+
+namespace {
+
+constexpr u64 kPauseNs = 5'000'000;  // before each wake: the longest nap has long been reached
+constexpr u64 kDeadlineNs = 5'000'000'000;
+
+double cpu_seconds() {
+  rusage used{};
+  getrusage(RUSAGE_SELF, &used);
+  const auto seconds = [](const timeval& t) {
+    return static_cast<double>(t.tv_sec) + static_cast<double>(t.tv_usec) / 1e6;
+  };
+  return seconds(used.ru_utime) + seconds(used.ru_stime);
+}
+
+void pause_ns(u64 ns) {
+  const timespec t{static_cast<time_t>(ns / 1'000'000'000), static_cast<long>(ns % 1'000'000'000)};
+  clock_nanosleep(CLOCK_MONOTONIC, 0, &t, nullptr);
+}
+
+// Spins, since it measures; another thread of this core still has its turn now and then.
+template <class Condition>
+bool spin_until(Condition&& condition, u64 since_ns) {
+  for (u32 i = 1; !condition(); ++i) {
+    if (i % 1024 == 0 && steady_ns() - since_ns > kDeadlineNs) return false;
+    if (i % 4096 == 0) sched_yield();
+  }
+  return true;
+}
+
+void print(const char* name, std::vector<u64>& ns) {
+  std::sort(ns.begin(), ns.end());
+  std::printf(", \"%s\": {\"samples\": %zu", name, ns.size());
+  const std::pair<const char*, std::size_t> shares[] = {{"p50", 50}, {"p90", 90}, {"p99", 99}, {"max", 100}};
+  for (const auto& [label, percent] : shares)
+    std::printf(", \"%s\": %.1f", label, static_cast<double>(ns[(ns.size() - 1) * percent / 100]) / 1e3);
+  std::printf("}");
+}
+
+int measure(u64 idle_seconds, u64 wakes) {
+  TwoRanks world;
+  const u64 nap_ns = world.a.settings.nap_ns;
+  Engine a(world.a.settings, std::move(world.a.transport), world.a.worker_counters.data(),
+           world.a.peer_counters.data());
+  Engine b(world.b.settings, std::move(world.b.transport), world.b.worker_counters.data(),
+           world.b.peer_counters.data());
+  a.start();
+  b.start();
+  pause_ns(100'000'000);  // both have come to rest
+  const double cpu = cpu_seconds();
+  const u64 begin = steady_ns();
+  pause_ns(idle_seconds * 1'000'000'000);
+  const double share = (cpu_seconds() - cpu) / (static_cast<double>(steady_ns() - begin) / 1e9) / 2;
+  std::vector<u64> taken_ns, arrived_ns;
+  for (u64 i = 0; i < wakes; ++i) {
+    pause_ns(kPauseNs);
+    const Command c{Op::kSequence, 1, stream_key(Direction::kDispatch, 0, i), 64, 64, 16};
+    const u64 start = steady_ns();
+    world.a.push({&c, 1});
+    u64& tail = *const_cast<u64*>(world.a.view().tail);
+    const bool taken = spin_until([&] { return read_word(tail) > i; }, start);
+    taken_ns.push_back(steady_ns() - start);
+    const u64 word = world.b.layout.tail(Direction::kDispatch, 0, 0);
+    if (!taken || !spin_until([&] { return world.b.word(word) > i; }, start)) {
+      std::fprintf(stderr, "proxy_idle: a command was not carried within 5 s\n");
+      return 1;
+    }
+    arrived_ns.push_back(steady_ns() - start);
+  }
+  a.stop(1'000'000'000);
+  b.stop(1'000'000'000);
+  std::printf(
+      "{\"benchmark\": \"idle proxies\", \"threads\": 2, \"longest_nap_us\": %.1f, \"idle_s\": %llu, "
+      "\"core_percent_per_thread\": %.3f",
+      static_cast<double>(nap_ns) / 1e3, static_cast<unsigned long long>(idle_seconds), share * 100);
+  print("wake_us", taken_ns);
+  print("arrival_us", arrived_ns);
+  std::printf("}\n");
+  return 0;
+}
+
+u64 argument(int argc, char** argv, int index, u64 otherwise) {
+  const u64 value = argc > index ? std::strtoull(argv[index], nullptr, 10) : otherwise;
+  return value > 0 ? value : otherwise;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  try {
+    return measure(argument(argc, argv, 1, 2), argument(argc, argv, 2, 200));
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "proxy_idle: %s\n", error.what());
+    return 1;
+  }
+}
