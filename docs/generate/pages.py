@@ -1,0 +1,64 @@
+"""What a build of the site adds to the pages that are written by hand: whole pages, pictures, and parts of pages.
+
+A page asks for a part with `<!-- generated: NAME -->` on a line of its own; the names are those of PARTS.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+from docs.generate import journey
+from docs.generate.benchmarks import benchmark_tables
+from docs.generate.commands import commands_page
+from docs.generate.imported import ROOT, imported_pages, table_of
+from docs.generate.messages import network_table, refusal_table
+from docs.generate.settings_table import settings_table
+
+PAGES = ROOT / "docs/pages"
+_PART = re.compile(r"^<!-- generated: (?P<name>[\w-]+) -->$", re.M)
+
+
+def _integrator_table() -> str:
+    return table_of((ROOT / "tests/integrations/README.md").read_text(encoding="utf-8"), "| feature |")
+
+
+def _state_table() -> str:
+    return table_of((ROOT / "README.md").read_text(encoding="utf-8"), "| | state |")
+
+
+PARTS: dict[str, Callable[[], str]] = {
+    "settings": settings_table,
+    "refusals": refusal_table,
+    "network-words": network_table,
+    "benchmarks": benchmark_tables,
+    "integrators": _integrator_table,
+    "state": _state_table,
+}
+
+
+def written_pages(folder: Path = PAGES) -> dict[str, str]:
+    """The pages that are written by hand, by their path on the site, as they stand in the folder."""
+    return {p.relative_to(folder).as_posix(): p.read_text(encoding="utf-8") for p in sorted(folder.rglob("*.md"))}
+
+
+def generated_files() -> dict[str, str]:
+    """Every file that the build adds, by its path on the site."""
+    pictures = {f"pictures/{name}": text for name, text in journey.files().items()}
+    return {"commands.md": commands_page(), **imported_pages(), **pictures}
+
+
+def fill(markdown: str) -> str:
+    """The page with its generated parts in place.
+
+    Raises:
+        KeyError: a part that PARTS does not have.
+    """
+    return _PART.sub(lambda match: PARTS[match["name"]](), markdown)
+
+
+def all_pages() -> dict[str, str]:
+    """Every page of the site as it is rendered, by its path."""
+    added = {path: text for path, text in generated_files().items() if path.endswith(".md")}
+    return {path: fill(text) for path, text in {**written_pages(), **added}.items()}
