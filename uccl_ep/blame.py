@@ -10,17 +10,27 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
-_STOPPED = b"Tt"  # by a signal, or by a debugger
+_STOPPED = (b"T", b"t")  # by a signal, or by a debugger
+_ENDED = (b"", b"Z", b"X")  # nobody may have asked yet how it ended
+
+
+def _state(pid: int) -> bytes:
+    """Of a process of this host (proc(5), field 3 of stat); empty: there is none."""
+    try:
+        with open(f"/proc/{pid}/stat", "rb") as file:
+            return file.read().rpartition(b")")[2].split()[0]
+    except (OSError, IndexError):
+        return b""
 
 
 def is_stopped(pid: int) -> bool:
-    """Whether a process of this host exists and is stopped (proc(5), field 3 of stat)."""
-    try:
-        with open(f"/proc/{pid}/stat", "rb") as file:
-            fields = file.read().rpartition(b")")[2].split()
-    except OSError:
-        return False  # it has ended, or belongs to somebody else: the process watch knows more
-    return bool(fields) and fields[0] in (_STOPPED[:1], _STOPPED[1:])
+    """Whether a process of this host exists and is stopped. Of those that belong to others the process watch knows."""
+    return _state(pid) in _STOPPED
+
+
+def has_ended(pid: int) -> bool:
+    """Whether no process of this host has that number any more."""
+    return _state(pid) in _ENDED
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,8 @@ import numpy as np
 import torch
 
 from uccl_ep import _native
-from uccl_ep.blame import Knowledge, is_stopped
-from uccl_ep.errors import InvalidArgument
+from uccl_ep.blame import Knowledge, has_ended, is_stopped
+from uccl_ep.errors import InvalidArgument, UcclEpError
 from uccl_ep.fabric.choice import GPU_MEMORY_FAMILIES
 from uccl_ep.faults import TIMEOUT
 from uccl_ep.handshake import Introduction, Meeting
@@ -169,13 +169,23 @@ class Regions:
         )
 
     def meet(self, peers: Sequence[Peer]) -> None:
-        """Opens the memory of this host's other ranks: control of all, to say goodbye there; data of the node's."""
+        """Opens the memory of this host's other ranks: control of all, to say goodbye there; data of the node's.
+
+        Raises:
+            UcclEpError: it cannot be opened; names the rank, and says whether its process has ended.
+        """
         for peer in peers:
             m = peer.meeting
             self._peers[m.rank] = peer
-            self._peer_control[m.rank] = _native.Segment.open(m.segment_pid, m.control_fd, m.control_bytes)
-            if peer.member:
-                self._open_data(peer)
+            try:
+                self._peer_control[m.rank] = _native.Segment.open(m.segment_pid, m.control_fd, m.control_bytes)
+                if peer.member:
+                    self._open_data(peer)
+            except RuntimeError as error:
+                ended = ": its process has ended" if has_ended(m.segment_pid) else ""
+                raise UcclEpError(
+                    f"rank {self.rank} cannot open the memory of rank {m.rank}{ended} ({error})"
+                ) from error
 
     def _open_data(self, peer: Peer) -> None:
         m = peer.meeting

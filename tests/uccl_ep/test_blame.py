@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.uccl_ep.proxies import eventually
-from uccl_ep.blame import Knowledge, is_stopped, root_of
+from uccl_ep.blame import Knowledge, has_ended, is_stopped, root_of
 
 
 @pytest.mark.parametrize(
@@ -73,3 +73,12 @@ def test_blame_is_stopped() -> None:
         assert child.stdin is not None
         child.stdin.close()
     assert not is_stopped(child.pid)
+
+
+def test_blame_has_ended() -> None:
+    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    assert not has_ended(child.pid) and not has_ended(os.getpid())
+    child.kill()
+    assert eventually(lambda: has_ended(child.pid))  # before anybody has waited for it,
+    child.communicate()
+    assert has_ended(child.pid)  # and after

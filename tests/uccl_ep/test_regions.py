@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
+import subprocess
 from dataclasses import replace
 
 import pytest
 import torch
 
-from uccl_ep import InvalidArgument, _native
+from uccl_ep import InvalidArgument, UcclEpError, _native
 from uccl_ep.handshake import Introduction
 from uccl_ep.memory import MemoryPlan
 from uccl_ep.regions import Peer, Placement, Regions, choose_placement
@@ -103,6 +104,16 @@ def test_regions_control_of_ranks_of_other_nodes_is_opened_and_their_data_is_not
     assert one.control_word(1, 0) == 0
     with pytest.raises(KeyError):
         one.data_word(1, 0)
+
+
+def test_regions_memory_of_a_rank_that_has_ended_is_missed_by_its_name() -> None:
+    gone = subprocess.Popen(["true"])
+    gone.wait()
+    for pid, ended in ((gone.pid, ": its process has ended"), (os.getpid(), "")):
+        meeting = replace(made(1).meeting(b"", 0), segment_pid=pid, control_fd=987654)
+        wanted = rf"rank 0 cannot open the memory of rank 1{ended} \(segment of pid {pid} fd 987654: .*No such file"
+        with pytest.raises(UcclEpError, match=wanted):
+            made(0).meet([Peer(meeting, True, False)])
 
 
 def test_regions_what_the_proxy_maps_and_peers_are_told() -> None:

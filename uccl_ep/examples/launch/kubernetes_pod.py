@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from torch import distributed
 
 from uccl_ep.examples.launch.rendezvous import Place, number
-from uccl_ep.examples.launch.step import run
+from uccl_ep.examples.launch.step import run, say
 
 
 def place(environment: Mapping[str, str]) -> Place:
@@ -40,7 +40,7 @@ def main() -> None:
     """One pod."""
     group = place(os.environ).join()
     try:
-        print(run(group), flush=True)
+        say(run(group))
     finally:
         distributed.destroy_process_group()
 

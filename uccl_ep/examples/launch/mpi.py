@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from mpi4py import MPI
 
-from uccl_ep.examples.launch.step import run
+from uccl_ep.examples.launch.step import run, say
 
 
 def main() -> None:
     """One rank; mpi4py has called MPI_Init, and calls MPI_Finalize as Python ends."""
-    print(run(comm=MPI.COMM_WORLD), flush=True)
+    say(run(comm=MPI.COMM_WORLD))
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from torch import distributed
 
 from uccl_ep.examples.launch.rendezvous import Place, number
-from uccl_ep.examples.launch.step import run
+from uccl_ep.examples.launch.step import run, say
 
 FIRST_PORT, PORTS = 20000, 10000
 
@@ -52,7 +52,7 @@ def main() -> None:
     """One task."""
     group = place(os.environ).join()
     try:
-        print(run(group), flush=True)
+        say(run(group))
     finally:
         distributed.destroy_process_group()
 

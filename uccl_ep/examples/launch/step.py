@@ -7,6 +7,7 @@ what they tell each other through that group, never from a launcher's environmen
 from __future__ import annotations
 
 import socket
+import sys
 from dataclasses import dataclass
 from typing import Any
 
@@ -84,6 +85,13 @@ def exchange(buffer: Buffer, seed: int = 0) -> Seen:
         raise RuntimeError(f"rank {rank}: {int((combined.float() != wanted).any(dim=1).sum())} tokens came back wrong")
     node = topology.node_of[rank]
     return Seen(rank, ranks, node, topology.num_nodes, session.family, socket.gethostname(), received.shape[0])
+
+
+def say(words: object) -> None:
+    """Prints a line in one write: ranks share one output, and print() writes a line and its end apart when Python does
+    not buffer, so that two ranks' lines can run into each other."""
+    sys.stdout.write(f"{words}\n")
+    sys.stdout.flush()
 
 
 def run(group: Any = None, comm: Any = None) -> Seen:

@@ -15,14 +15,14 @@ from __future__ import annotations
 
 from torch import distributed
 
-from uccl_ep.examples.launch.step import run
+from uccl_ep.examples.launch.step import run, say
 
 
 def main() -> None:
     """One rank; torchrun has set RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT for init_process_group."""
     distributed.init_process_group("gloo")
     try:
-        print(run(distributed.group.WORLD), flush=True)
+        say(run(distributed.group.WORLD))
     finally:
         distributed.destroy_process_group()
 

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from torch import distributed
 
-from uccl_ep.examples.launch.step import exchange, make_buffer
+from uccl_ep.examples.launch.step import exchange, make_buffer, say
 
 
 def load(checkpoint: Path) -> int:
@@ -44,7 +44,7 @@ def train(group: distributed.ProcessGroup, steps: int, every: int, checkpoint: P
             seen = exchange(buffer, seed=step)
             if seen.rank == 0 and (step + 1) % every == 0:
                 save(checkpoint, step + 1)
-                print(f"step {step + 1} by {seen.ranks} ranks on {seen.nodes} node(s), from step {done}", flush=True)
+                say(f"step {step + 1} by {seen.ranks} ranks on {seen.nodes} node(s), from step {done}")
         buffer.barrier()  # nobody leaves while others may still read its rows
     finally:
         buffer.destroy()
