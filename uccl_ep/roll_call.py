@@ -19,6 +19,7 @@ import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
+from uccl_ep.accusations import Accusation, Accusations
 from uccl_ep.errors import InvalidArgument, PeerLost, PeerTimeout, UcclEpError
 from uccl_ep.switchboard import Message, Switchboard
 
@@ -26,7 +27,6 @@ HINT_GRACE_S = 3.0  # for the sign of life of a rank that somebody has waited fo
 _PHASE = "recovery"
 _ALIVE, _PROPOSING, _CONFIRMING, _DECIDED = range(-1, 3)
 _MAX_EXCHANGES = 16
-_MAX_REASON = 2000  # characters
 
 OnCall = Callable[[list[int], int], None]  # (ranks that are suspected, the rank that says so)
 
@@ -39,14 +39,6 @@ class _View:
     suspects: frozenset[int]
     hints: frozenset[int]  # whom its call was about, before anybody was asked
     phase: int
-
-
-@dataclass(frozen=True)
-class Accusation:
-    """What a rank said when something of its own failed: the rank it was about (-1: it does not know), and words."""
-
-    peer: int
-    reason: str
 
 
 class RollCall:
@@ -76,7 +68,9 @@ class RollCall:
         self._called = False  # on_call was told of the open generation
         self._closed = False
         self._given: dict[tuple[int, int], dict[int, bytes]] = {}
-        self._accusations: dict[int, Accusation] = {}  # of other members, since the last decision
+        self._words = Accusations(
+            rank, num_ranks, self._changed, lambda to, said: self._board.send(to, said), self._over
+        )
         self._board = Switchboard(rank, secret, interface, self._hear, self._lose)
 
     @property
@@ -204,7 +198,7 @@ class RollCall:
         self._joined, self._called, self._phase, self._hints = False, False, _ALIVE, frozenset()
         self._views.clear()
         self._gone.clear()
-        self._accusations.clear()
+        self._words.forget()
         self._given = {key: values for key, values in self._given.items() if key[0] >= self.generation}
         for rank in range(self.num_ranks):
             self._answer(rank, self.generation)
@@ -239,8 +233,10 @@ class RollCall:
         generation = _whole(message["g"])
         if not 0 <= rank < self.num_ranks or rank == self.rank:
             raise ValueError("no such rank")
-        if message["k"] == "accuse":
-            self._take_accusation(rank, generation, message["who"], message["why"])
+        if message["k"] in ("accuse", "alive"):
+            with self._changed:
+                current = rank in self.members and generation == self.generation
+            self._words.hear(rank, generation, message, current)
             return
         if message["k"] == "give":
             self._take(rank, generation, _whole(message["i"]), message["v"])
@@ -311,32 +307,22 @@ class RollCall:
             peer: -1 when it is not known.
             reason: for people.
         """
-        for rank in range(self.num_ranks):
-            if rank != self.rank:
-                message = {"k": "accuse", "g": self.generation, "who": peer + 1, "why": reason[:_MAX_REASON]}
-                self._board.send(rank, message)
+        self._words.accuse(self.generation, peer, reason)
 
     def accusations(self, of: int | None, grace_s: float) -> dict[int, Accusation]:
         """What the others have said since the last decision, by rank.
 
         Waits `grace_s` seconds for them, or no longer than until rank `of` has said something or its process has ended.
         """
-        until = time.monotonic() + grace_s
-        with self._changed:
-            while not self._closed and of not in self._accusations and of not in self._gone:
-                left = until - time.monotonic()
-                if left <= 0.0:
-                    break
-                self._changed.wait(left)
-            return dict(self._accusations)
+        return self._words.wait(of, grace_s)
 
-    def _take_accusation(self, rank: int, generation: int, peer: object, reason: object) -> None:
-        if _whole(peer) > self.num_ranks or not isinstance(reason, str) or len(reason) > _MAX_REASON:
-            raise ValueError("no accusation")
-        with self._changed:
-            if rank in self.members and generation == self.generation:
-                self._accusations.setdefault(rank, Accusation(int(str(peer)) - 1, reason))
-                self._changed.notify_all()
+    def follow(self, accused: int, grace_s: float, patience_s: float) -> dict[int, Accusation]:
+        """The same after `grace_s` seconds, when rank `accused` was accused before and has not answered that it is
+        alive. If it has, it is given `patience_s` to say whom it waits for, and the others `grace_s` more."""
+        return self._words.follow(accused, grace_s, patience_s)
+
+    def _over(self, rank: int | None) -> bool:
+        return self._closed or rank in self._gone
 
     # ---- exchanges among the survivors -----------------------------------------------------------------------------
 

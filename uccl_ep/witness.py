@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     import torch
 
 _GRACE_OF_TIMEOUT, _LEAST_GRACE_S, _MOST_GRACE_S = 0.05, 0.5, 2.0  # for the word of who waits for somebody in turn
+_PATIENCE_OF_TIMEOUT, _LEAST_PATIENCE_S, _MOST_PATIENCE_S = 0.1, 2.0, 5.0  # the same, of one that says it is alive
 
 
 class Witness:
@@ -116,12 +117,18 @@ class Witness:
         return accused if root == self.rank else root
 
     def _ask(self, whom: int | None, accused: int, phase: int) -> dict[int, int]:
-        """Says whom this rank accuses; what the others say by the end of a moment, or of `whom`'s answer."""
+        """Says whom this rank accuses; what the others say by the end of a moment, or of `whom`'s answer. Without
+        `whom`, an accused that is alive gets longer to say whom it waits for itself: its wait may have begun later."""
         if self.roll_call is None:
             return {}
-        grace_s = min(_MOST_GRACE_S, max(_LEAST_GRACE_S, _GRACE_OF_TIMEOUT * self.settings.timeout_s))
+        timeout_s = self.settings.timeout_s
+        grace_s = min(_MOST_GRACE_S, max(_LEAST_GRACE_S, _GRACE_OF_TIMEOUT * timeout_s))
+        patience_s = min(_MOST_PATIENCE_S, max(_LEAST_PATIENCE_S, _PATIENCE_OF_TIMEOUT * timeout_s))
         self.roll_call.accuse(accused if accused < self.num_ranks else -1, phase_name(phase))
-        words = self.roll_call.accusations(whom, grace_s)
+        if whom is None and accused < self.num_ranks:
+            words = self.roll_call.follow(accused, grace_s, patience_s)
+        else:
+            words = self.roll_call.accusations(whom, grace_s)
         return {rank: word.peer for rank, word in words.items() if 0 <= word.peer < self.num_ranks}
 
     def _word(self, rank: int, offset: int) -> int:

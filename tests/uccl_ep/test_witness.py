@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from uccl_ep import PeerLost, TransportError, UcclEpError, _native
+from uccl_ep.accusations import Accusation
 from uccl_ep.blame import Knowledge
 from uccl_ep.faults import BAD_ARRIVAL, BARRIER, MISMATCH, PEER_LOST, TIMEOUT, TRANSPORT
-from uccl_ep.roll_call import Accusation
 from uccl_ep.topology import NO_NODE, Topology
 from uccl_ep.witness import Witness
 
@@ -153,6 +153,11 @@ class Words:
         self.asked.append(of)
         return self._said
 
+    def follow(self, accused: int, grace_s: float, patience_s: float) -> dict[int, Accusation]:
+        assert 0.0 < grace_s <= 2.0 <= patience_s <= 5.0
+        self.asked.append(-1 - accused)
+        return self._said
+
 
 NOTHING = Knowledge()
 
@@ -167,7 +172,7 @@ def heard(rank: int, words: Words, known: Knowledge = NOTHING) -> Any:
 def test_witness_follows_accusations_of_other_hosts_and_says_its_own() -> None:
     words = Words(r1=2, r2=3, r0=-1)
     assert heard(0, words)._root(fault(phase=3), 1) == 3
-    assert (words.told, words.asked) == ([1], [None])  # a wait that expired: everybody's may have
+    assert (words.told, words.asked) == ([1], [-2])  # a wait that expired: everybody's may have, rank 1's a bit later
     assert heard(0, Words())._root(fault(phase=3), 1) == 1
     assert heard(0, Words(r1=2), Knowledge({2: 3}))._root(fault(phase=3), 1) == 3  # together with what it sees itself
     assert heard(0, Words(r1=2), Knowledge(stopped=[1]))._root(fault(phase=3), 1) == 1
@@ -196,7 +201,7 @@ def test_witness_that_all_others_wait_for_does_not_name_itself() -> None:
 
 def test_witness_that_does_not_know_whom_it_waited_for() -> None:
     words = Words()
-    assert heard(0, words)._root(fault(phase=BARRIER), NONE) == NONE and words.told == [-1]
+    assert heard(0, words)._root(fault(phase=BARRIER), NONE) == NONE and (words.told, words.asked) == ([-1], [None])
     assert heard(0, Words(), Knowledge(stopped=[0]))._root(fault(phase=BARRIER), NONE) == 0  # its own proxy is stopped
 
 
