@@ -1,7 +1,8 @@
 """Finds the ranks of this host and maps what they count, read-only: the job does not notice.
 
 A rank is found by its page: in the processes of a given pid and its children, in a directory that ranks were told of
-(UCCL_EP_OBSERVE_DIR), or in all processes of this user, whose memfds have names. A rank that ends while it is looked at
+(UCCL_EP_OBSERVE_DIR), or in all processes of this user, whose memfds have names. A proxy that is a process of its own
+has no page; it leads to its rank. A rank that ends while it is looked at
 is `gone`; what it had counted by then stays readable.
 """
 
@@ -47,7 +48,7 @@ def find(pid: int | None = None, directory: str | os.PathLike[str] | None = None
     """Ranks on this host, by session and rank.
 
     Args:
-        pid: a rank's process, or one that has started ranks (a launcher). None: see below.
+        pid: a rank's process, its proxy's, or one that has started ranks (a launcher). None: see below.
         directory: where ranks were told to leave their files. With neither: all processes of this user.
 
     Raises:
@@ -58,7 +59,7 @@ def find(pid: int | None = None, directory: str | os.PathLike[str] | None = None
     if directory is not None:
         found = _in_directory(Path(directory))
     elif pid is not None:
-        found = [f for p in _family_of(pid) for f in _in_process(p, demanded=p == pid)]
+        found = [f for p in _family_of(pid) for f in _in_process(p, demanded=p == pid)] or _served_by(pid)
     else:
         found = [f for p in _own_processes() for f in _in_process(p)]
     # A forked child has its parent's descriptors: the one that the page names comes first.
@@ -72,6 +73,21 @@ def _family_of(pid: int) -> list[int]:
         return [pid, *(child.pid for child in psutil.Process(pid).children(recursive=True))]
     except psutil.NoSuchProcess:
         raise InvalidArgument(f"no process {pid} is on this host: give the pid of a rank or its launcher") from None
+
+
+def _served_by(pid: int) -> list[Found]:
+    """The rank whose proxy this process is (UCCL_EP_PROXY=process): it has started the proxy and has its counters.
+
+    A page has pids as the rank knows them, so the proxy is looked for by its number in every namespace of pids.
+    """
+    try:
+        status = Path(f"/proc/{pid}/status").read_text(encoding="utf-8", errors="replace")
+        parent = psutil.Process(pid).ppid()
+    except (OSError, psutil.Error):  # it has ended
+        return []
+    numbers = next((line.split()[1:] for line in status.splitlines() if line.startswith("NSpid:")), [str(pid)])
+    served = [f for f in _in_process(parent) if f.page.proxy_pid != f.page.pid]
+    return [f for f in served if str(f.page.proxy_pid) in numbers]
 
 
 def _own_processes() -> Iterator[int]:

@@ -13,7 +13,9 @@ _WHOSE, _HOW = "Whose ranks", "How"
 def top(
     pid: Annotated[
         int | None,
-        typer.Option(help="A rank's process, or what has started ranks (torchrun).", rich_help_panel=_WHOSE),
+        typer.Option(
+            help="A rank's process, its proxy's, or what has started ranks (torchrun).", rich_help_panel=_WHOSE
+        ),
     ] = None,
     directory: Annotated[
         Path | None,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import subprocess
@@ -98,6 +99,19 @@ def test_attach_finds_ranks_below_a_launcher() -> None:
     with pytest.raises(Gone):
         Attached(found)
     assert attach([found]) == ([], [])
+
+
+def test_attach_a_proxy_leads_to_its_rank_and_another_child_to_none() -> None:
+    with contextlib.ExitStack() as stack:
+        proxy, other = (stack.enter_context(subprocess.Popen(["sleep", "60"])) for _ in range(2))
+        stack.callback(proxy.kill)
+        stack.callback(other.kill)
+        ranks = [Rank(0, 2, proxy_pid=proxy.pid), Rank(1, 2)]  # the second runs its proxy as threads
+        published = [Published(rank.page) for rank in ranks]
+        assert [found.page for found in find(proxy.pid)] == [ranks[0].page] == [published[0].page]
+        assert find(other.pid) == []
+    with pytest.raises(InvalidArgument, match=f"no process {proxy.pid}"):
+        find(proxy.pid)
 
 
 def test_attach_by_directory(tmp_path: Path) -> None:

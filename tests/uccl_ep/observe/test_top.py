@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import time
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ from uccl_ep.observe.waits import find_waits
 from uccl_ep.observe.watch import Job, Watcher
 
 MS = 1_000_000
+LIMIT_S = 30.0
 
 
 def job(num_ranks: int = 4, changed: Any = lambda pairs: None, **of_page: Any) -> Job:
@@ -158,3 +160,24 @@ def test_top_without_a_rank(tmp_path: Any) -> None:
 def test_top_refuses_intervals(interval: float) -> None:
     with pytest.raises(InvalidArgument, match="0.05 to 3600"):
         run_top(TopOptions(interval=interval, once=True), Console())
+
+
+def test_top_of_proxies_in_processes_of_their_own(variables: Any) -> None:
+    """Whoever runs the proxy, it counts in the rank's own segments."""
+    variables(RANKS_PER_NODE=1, TRANSPORT="tcp", PROXY="process")
+    with running(2, lambda rank, buffer: None, lambda rank: 0.2 * rank) as found:
+        proxies = [one.page.proxy_pid for one in found]
+        assert len({*proxies, os.getpid()}) == 3 and {one.pid for one in found} == {os.getpid()}
+        until = time.monotonic() + LIMIT_S
+        while True:  # on a busy machine a view may show another rank as the latest
+            out = io.StringIO()
+            assert run_top(TopOptions(pid=os.getpid(), once=True, as_json=True, interval=1.0), Console(), out) == 0
+            (one,) = [j for j in json.loads(out.getvalue())["jobs"] if j["buffer"] == found[0].page.job]
+            if (one["slow"] or {}).get("rank") == 1 or time.monotonic() > until:
+                break
+        console = Console(file=io.StringIO(), width=200)
+        assert run_top(TopOptions(pid=proxies[1], once=True, interval=0.3), console) == 0
+    assert one["slow"]["rank"] == 1 and one["slow"]["kind"] == "late"
+    crossed = [r["peers"][str(1 - r["rank"])] for r in one["ranks"]]
+    assert len(crossed) == 2 and all(peer["writes"] > 0 and peer["arrivals"] > 0 for peer in crossed)
+    assert found[0].page.job in console.file.getvalue()  # type: ignore[attr-defined]
