@@ -1,11 +1,12 @@
 """Checks of V2's combine: sums and where they are rounded, biases, weights, padding that must not count, refusals.
 
 Rows of whole numbers make a sum the same in any order and with any rounding in between, so that it is checked to the
-bit where the contract leaves those open (allow_multiple_reduction, nodes).
+bit where the order depends on the mode (allow_multiple_reduction, nodes); so are any rows of two ranks a token.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -140,6 +141,39 @@ def elastic_combine_roundings(world: World) -> None:
         magnitude = summed([[row.abs() for row in of] for of in own], bias.abs() if isinstance(bias, Tensor) else None)
         worst = float(((got - summed(own, bias)).abs() / magnitude.clamp(min=1e-30)).max()) if own else 0.0
         world.expect(worst <= _ROUNDINGS, f"combined_x is off by {worst:.2g} of its terms, expanded={expand}")
+
+
+def two_ranks_a_token(world: World, case: RandomCase) -> None:
+    """Leaves each token the experts of the first two ranks that it names."""
+    local = world.num_experts // world.size
+    for rank, ids in enumerate(case.topk_idx):
+        kept = ids.clone()
+        for row in kept:
+            owners = [expert // local for expert in row.tolist() if expert >= 0]
+            first = list(dict.fromkeys(owners))[:2]
+            row[[expert >= 0 and expert // local not in first for expert in row.tolist()]] = -1
+        case.topk_idx[rank] = kept
+
+
+@check("B")
+def elastic_combine_two_ranks(world: World) -> None:
+    """Any rows, up to two ranks a token, no bias: a rank's rows by ascending k in f32, rounded; their sum, rounded.
+
+    Part B.1, to the bit: with two terms neither the order of ranks nor a sum of each node first makes a difference.
+    """
+    case = busy_case(world, traffic="uniform")
+    two_ranks_a_token(world, case)
+    wanted = arrivals(world, case)
+    local, own_ids = world.num_experts // world.size, case.topk_idx[world.rank]
+    for expand in (False, True):
+        rows = rows_of(world, wanted, expand, whole=False)
+        got = combined(world, case, rows, expand)[0]
+        total = torch.zeros(own_ids.shape[0], HIDDEN)
+        for owner in range(world.size):
+            ids = torch.where(torch.div(own_ids, local, rounding_mode="floor") == owner, own_ids, -1)
+            of_owner = replace(case, topk_idx=[*case.topk_idx[: world.rank], ids, *case.topk_idx[world.rank + 1 :]])
+            total += summed(terms(world, of_owner, wanted, rows, expand), None).bfloat16().float()
+        world.equal(f"combined_x, expanded={expand}", got, total.bfloat16())
 
 
 @check("B")

@@ -37,6 +37,10 @@ def a_little_off(self: Any, arguments: Any, r: Any) -> Any:
     return replaced(r, _0=(r[0].float() * 1.03).bfloat16())
 
 
+def last_bit(self: Any, arguments: Any, r: Any) -> Any:
+    return replaced(r, _0=(r[0].view(torch.int16) ^ 1).view(torch.bfloat16))
+
+
 def several_reductions(self: Any, arguments: Any) -> None:
     self.allow_multiple_reduction = True
 
@@ -65,6 +69,7 @@ WRONG = [
     ("elastic_combine_sum", {"after_combine": doubled}, "combined_x, expanded=False", []),
     ("elastic_combine_biases", {"before_combine": without_bias}, "combined_x", ["elastic_combine_sum"]),
     ("elastic_combine_roundings", {"after_combine": a_little_off}, "is off by", []),
+    ("elastic_combine_two_ranks", {"after_combine": last_bit}, "combined_x", ["elastic_combine_roundings"]),
     ("elastic_combine_once", {"before_combine": several_reductions}, "combined_x", ["elastic_combine_sum"]),
     ("elastic_combine_weights_come_back", {"after_combine": half_weights}, "weights", ["elastic_combine_sum"]),
     ("elastic_combine_without_cpu_sync", {"after_combine": counts_the_last_row}, "combined_x", []),
