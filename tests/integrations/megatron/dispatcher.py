@@ -15,13 +15,16 @@ from tests.integrations.world import World, relative, seeded
 
 HIDDEN, EXPERTS, TOPK = 256, 8, 3
 TOKENS = (37, 0, 64, 5)  # of each rank: odd, none, many, few
+EQUAL_TOKENS = 41  # of every rank, for HybridEPBuffer
+PADDED_TOKENS, PADDED_CAPACITY = 32, 12  # of each rank; and of those, how many each expert takes
 TOLERANCE = 0.02  # of rows: bf16 keeps 8 bits, and a few rounded rows are summed
 EXACT = 1e-5  # of what travels in float32, or is computed from rows that bf16 holds exactly
 
 
-def inputs(rank: int) -> tuple[Tensor, Tensor]:
-    """bf16 rows [T, H] and float32 router probabilities [T, E], zero but for TOPK of each row."""
-    tokens = TOKENS[rank]
+def inputs(rank: int, tokens: int | None = None) -> tuple[Tensor, Tensor]:
+    """bf16 rows [T, H] and float32 router probabilities [T, E], zero but for TOPK of each row. T is TOKENS's if not
+    given."""
+    tokens = TOKENS[rank] if tokens is None else tokens
     x = seeded(10 + rank, torch.randn, tokens, HIDDEN).bfloat16()
     scores = seeded(20 + rank, torch.rand, tokens, EXPERTS)
     chosen = scores.topk(TOPK, dim=-1).indices
@@ -29,9 +32,9 @@ def inputs(rank: int) -> tuple[Tensor, Tensor]:
     return x, probs
 
 
-def wanted_gradient(rank: int) -> Tensor:
+def wanted_gradient(rank: int, tokens: int | None = None) -> Tensor:
     """What flows back into rank's output."""
-    return seeded(30 + rank, torch.randn, TOKENS[rank], HIDDEN).bfloat16()
+    return seeded(30 + rank, torch.randn, TOKENS[rank] if tokens is None else tokens, HIDDEN).bfloat16()
 
 
 def expert_matrices() -> Tensor:
@@ -81,8 +84,8 @@ def run_fused_a2a(world: World) -> None:
         world.row(f"fused_a2a {how}: gradient of probs", relative(weights.grad, wanted_probs), EXACT)
 
 
-def config_of(**more: Any) -> Any:
-    """A TransformerConfig for a flex dispatcher on DeepEP."""
+def config_of(backend: str, **more: Any) -> Any:
+    """A TransformerConfig for a flex dispatcher on "deepep" or "hybridep"."""
     from megatron.core.transformer.transformer_config import TransformerConfig
 
     return TransformerConfig(
@@ -93,7 +96,7 @@ def config_of(**more: Any) -> Any:
         moe_router_topk=TOPK,
         moe_router_dtype="fp32",
         moe_token_dispatcher_type="flex",
-        moe_flex_dispatcher_backend="deepep",
+        moe_flex_dispatcher_backend=backend,
         expert_model_parallel_size=4,
         use_cpu_initialization=True,
         add_bias_linear=False,
@@ -104,15 +107,51 @@ def config_of(**more: Any) -> Any:
 
 
 def run_dispatcher(world: World) -> None:
-    """MoEFlexTokenDispatcher from preprocess to postprocess, in the order in which MoELayer calls it."""
+    """MoEFlexTokenDispatcher on Buffer."""
+    case = [(*inputs(r), wanted_gradient(r)) for r in range(world.size)]
+    through_dispatcher(world, "MoEFlexTokenDispatcher", config_of("deepep"), case)
+
+
+def padded_inputs(rank: int) -> tuple[Tensor, Tensor, Tensor]:
+    """bf16 rows, probabilities and the output's gradient where each rank gives each expert PADDED_CAPACITY tokens."""
+    x = seeded(50 + rank, torch.randn, PADDED_TOKENS, HIDDEN).bfloat16()
+    scores = seeded(60 + rank, torch.rand, PADDED_TOKENS, EXPERTS)
+    chosen = scores.topk(PADDED_CAPACITY, dim=0).indices  # as a router with a capacity: each expert takes its best
+    probs = torch.zeros_like(scores).scatter(0, chosen, scores.gather(0, chosen))
+    return x, probs, seeded(70 + rank, torch.randn, PADDED_TOKENS, HIDDEN).bfloat16()
+
+
+def run_hybrid_dispatcher(world: World) -> None:
+    """MoEFlexTokenDispatcher on HybridEPBuffer: rows as they come, and as many as a capacity says without CPU sync."""
+    from megatron.core.transformer.moe import fused_a2a
+
+    path = "MoEFlexTokenDispatcher, hybridep"
+    # Megatron sizes the buffer by each rank's own first call, and every rank of a buffer must name the same size.
+    case = [(*inputs(r, EQUAL_TOKENS), wanted_gradient(r, EQUAL_TOKENS)) for r in range(world.size)]
+    through_dispatcher(world, path, config_of("hybridep"), case)
+    fused_a2a.reset_hybrid_ep_buffer()  # Megatron makes it for the first call's number of tokens
+    factor = PADDED_CAPACITY * EXPERTS / (PADDED_TOKENS * TOPK)
+    padded = config_of("hybridep", moe_expert_capacity_factor=factor, moe_pad_expert_input_to_capacity=True)
+    through_dispatcher(world, f"{path}, padded to capacity", padded, [padded_inputs(r) for r in range(world.size)])
+    whose = type(fused_a2a._hybrid_ep_buffer).__module__
+    if whose != "uccl_ep.elastic.hybrid":
+        raise RuntimeError(f"the flex dispatcher's hybridep backend ran on {whose}")
+
+
+def through_dispatcher(world: World, path: str, config: Any, case: list[tuple[Tensor, Tensor, Tensor]]) -> None:
+    """MoEFlexTokenDispatcher from preprocess to postprocess, in the order in which MoELayer calls it.
+
+    Args:
+        case: of each rank its rows, probabilities and the gradient of its output.
+    """
     from megatron.core.transformer.moe.moe_utils import get_default_pg_collection
     from megatron.core.transformer.moe.token_dispatcher import MoEFlexTokenDispatcher
 
     local = EXPERTS // world.size
     mine = list(range(world.rank * local, (world.rank + 1) * local))
-    flex = MoEFlexTokenDispatcher(local, mine, config=config_of(), pg_collection=get_default_pg_collection())
-    x, probs = inputs(world.rank)
-    gradient, experts = wanted_gradient(world.rank), expert_matrices()
+    flex = MoEFlexTokenDispatcher(local, mine, config=config, pg_collection=get_default_pg_collection())
+    x, probs, gradient = case[world.rank]
+    experts = expert_matrices()
     wanted = one_process(x, probs, experts, gradient)
 
     rows, weights = x.clone().requires_grad_(), probs.clone().requires_grad_()
@@ -127,11 +166,10 @@ def run_dispatcher(world: World) -> None:
     output.backward(gradient)
     assert rows.grad is not None and weights.grad is not None and matrices.grad is not None
 
-    path = "MoEFlexTokenDispatcher"
     world.row(f"{path}: output", relative(output, wanted["output"]), TOLERANCE)
     world.row(f"{path}: gradient of x", relative(rows.grad, wanted["x"]), TOLERANCE)
     chosen = probs > 0
     world.row(f"{path}: gradient of probs", relative(weights.grad * chosen, wanted["probs"] * chosen), EXACT)
     # An expert's gradient has rows of every rank, so the yardstick is all ranks' tokens in this process.
-    everybody = [one_process(*inputs(r), experts, wanted_gradient(r))["experts"] for r in range(world.size)]
+    everybody = [one_process(theirs, p, experts, g)["experts"] for theirs, p, g in case]
     world.row(f"{path}: gradient of the experts", relative(matrices.grad, sum(everybody)[mine]), EXACT)

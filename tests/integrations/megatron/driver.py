@@ -1,8 +1,8 @@
-"""Megatron-core from its wheel on four ranks: fused_a2a, the flex token dispatcher, and a GPT-MoE that trains."""
+"""Megatron-core from its wheel on four ranks: fused_a2a, the flex dispatcher on both backends, a GPT-MoE trained."""
 
 from __future__ import annotations
 
-from tests.integrations.megatron.dispatcher import run_dispatcher, run_fused_a2a
+from tests.integrations.megatron.dispatcher import run_dispatcher, run_fused_a2a, run_hybrid_dispatcher
 from tests.integrations.megatron.gpt import run_training
 from tests.integrations.megatron.surroundings import prepare
 from tests.integrations.world import world
@@ -13,6 +13,7 @@ def main() -> None:
         prepare(ranks)
         run_fused_a2a(ranks)
         run_dispatcher(ranks)
+        run_hybrid_dispatcher(ranks)
         run_training(ranks)
 
 
