@@ -9,12 +9,12 @@ import os
 import shutil
 import subprocess
 import sys
-from functools import cache
 from pathlib import Path
 
 import pytest
 
 from tests.house.source import ROOT
+from tests.interpreters import interpreter
 
 VERSIONS = ("3.10", "3.11", "3.12", "3.13")
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(580)]  # compiles the whole native module
@@ -25,26 +25,6 @@ def run(command: list[str], cwd: Path, limit_s: int = 60) -> str:
     done = subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, timeout=limit_s)
     assert done.returncode == 0, f"{' '.join(command)}\n{done.stdout}\n{done.stderr}"
     return done.stdout
-
-
-def runs_as(python: str, version: str) -> bool:
-    ask = [python, "-c", "import sys; print('%d.%d' % sys.version_info[:2])"]
-    try:
-        done = subprocess.run(ask, capture_output=True, text=True, timeout=30)
-    except OSError:
-        return False
-    return done.stdout.strip() == version
-
-
-@cache
-def interpreter(version: str) -> str | None:
-    """This Python, or one on the path, or one that pyenv has installed."""
-    candidates = [sys.executable, shutil.which(f"python{version}")]
-    if shutil.which("pyenv"):
-        for name in run(["pyenv", "versions", "--bare"], ROOT).split():
-            if name.startswith(f"{version}."):
-                candidates.append(run(["pyenv", "prefix", name], ROOT).strip() + "/bin/python")
-    return next((c for c in candidates if c and runs_as(c, version)), None)
 
 
 @pytest.fixture

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+import time
 
 from tests.integrations.environment import Unavailable, python_of
 from tests.integrations.launch import DriverFailed, launch
@@ -13,7 +14,7 @@ from tests.integrations.versions import Integrator, integrators
 
 
 def chosen(names: list[str], everything: list[Integrator]) -> list[Integrator]:
-    """The named ones, or all that are not optional.
+    """The named ones, or all that are not run by name only.
 
     Raises:
         SystemExit: a name that versions.ini does not have.
@@ -22,7 +23,15 @@ def chosen(names: list[str], everything: list[Integrator]) -> list[Integrator]:
     strange = [name for name in names if name not in known]
     if strange:
         raise SystemExit(f"unknown: {', '.join(strange)}. versions.ini has {', '.join(known)}")
-    return [known[name] for name in names] if names else [one for one in everything if not one.optional]
+    return [known[name] for name in names] if names else [one for one in everything if not one.by_name]
+
+
+def left_out(integrator: Integrator) -> str:
+    """Why one that nobody asked for was not run, and what asks for it."""
+    why = (
+        f"wants Python {integrator.other_python} and a torch for it" if integrator.other_python else "a large download"
+    )
+    return f"{integrator.name} {integrator.version}: {why}; `make test-integrations ARGS={integrator.name}` runs it"
 
 
 def shown(integrator: Integrator, told: Told) -> str:
@@ -36,15 +45,23 @@ def shown(integrator: Integrator, told: Told) -> str:
 def main(arguments: list[str] | None = None) -> int:
     """The command line; 0 when every path passed. What could not be installed is counted, loudly."""
     parser = argparse.ArgumentParser(prog="python -m tests.integrations", description=__doc__)
-    parser.add_argument("names", nargs="*", help="sections of versions.ini (default: all but the optional ones)")
+    parser.add_argument(
+        "names", nargs="*", help="sections of versions.ini (default: all but those that say why not at the end)"
+    )
     names = parser.parse_args(arguments).names
     required = os.environ.get("UCCL_EP_REQUIRE_TOOLS", "0") != "0"
     rows: list[Row] = []
     skipped, failed = [], []
-    for integrator in chosen(names, integrators()):
+    everything = integrators()
+    wanted = chosen(names, everything)
+    unasked = [] if names else [one for one in everything if one not in wanted]
+    for integrator in wanted:
         print(f"==> {integrator.name} {integrator.version}", flush=True)
+        begin = installed = time.monotonic()
         try:
-            told = launch(integrator, python_of(integrator))
+            python = python_of(integrator)
+            installed = time.monotonic()
+            told = launch(integrator, python)
         except Unavailable as why:
             skipped.append(f"{integrator.name} {integrator.version}: {why}")
             continue
@@ -55,14 +72,20 @@ def main(arguments: list[str] | None = None) -> int:
             if not told.rows:
                 failed.append(f"{integrator.name}: the driver told nothing")
         print(shown(integrator, told), flush=True)
+        print(f"  {installed - begin:.0f} s for its environment, {time.monotonic() - installed:.0f} s for its paths")
         rows += told.rows
     print(f"\n{table(row.cells() for row in rows)}\n")
     for what in failed:
         print(f"FAILED  {what}")
     for what in skipped:
         print(f"SKIPPED {what}")
+    for one in unasked:
+        print(f"NOT RUN {left_out(one)}")
     passed = sum(row.passed for row in rows)
-    print(f"{passed} of {len(rows)} paths pass, {len(failed)} drivers failed, {len(skipped)} integrators skipped")
+    print(
+        f"{passed} of {len(rows)} paths pass, {len(failed)} drivers failed, {len(skipped)} integrators skipped, "
+        f"{len(unasked)} not asked for"
+    )
     return int(passed != len(rows) or bool(failed) or (required and bool(skipped)))
 
 

@@ -1,7 +1,8 @@
 """One virtual environment for each integrator: its pinned wheel, and beneath it the packages of this Python.
 
 torch, numpy and what uccl_ep needs are those of the Python that runs the tests (a path file says where), so that no
-wheel can bring another torch. Environments are kept in UCCL_EP_CACHE_DIR, or build/, and made anew when a pin changes.
+wheel can bring another torch. An integrator that wants a newer Python has them from other_python.py.
+Environments are kept in UCCL_EP_CACHE_DIR, or build/, and made anew when a pin changes.
 """
 
 from __future__ import annotations
@@ -11,9 +12,9 @@ import subprocess
 import sys
 import sysconfig
 import tempfile
-import venv
 from pathlib import Path
 
+from tests.integrations.other_python import NoSuchPython, beneath, site_of
 from tests.integrations.versions import Integrator
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -21,7 +22,7 @@ _INSTALL_LIMIT_S = 900  # the largest wheel has 336 MB
 
 
 class Unavailable(Exception):
-    """The wheels cannot be had here: no network, or a release that is not published for this Python."""
+    """The wheels cannot be had here: no network, no such Python, or a release not published for it."""
 
 
 def cache_folder() -> Path:
@@ -33,9 +34,17 @@ def python_of(integrator: Integrator) -> Path:
     """The Python of the integrator's environment, which is made when there is none yet.
 
     Raises:
-        Unavailable: pip could not install it; the message ends with what pip said.
+        Unavailable: there is no Python for it, or pip could not install it; the message ends with what pip said.
     """
-    key = integrator.key(sys.executable, sys.version, torch_version())
+    if integrator.other_python:
+        try:
+            interpreter, below = beneath(integrator.other_python, cache_folder())
+        except NoSuchPython as why:
+            raise Unavailable(str(why)) from None
+        sites, key = [str(site_of(below))], integrator.key(str(interpreter), below.name)
+    else:
+        interpreter, key = Path(sys.executable), integrator.key(sys.executable, sys.version, torch_version())
+        sites = list(dict.fromkeys([sysconfig.get_path("purelib"), sysconfig.get_path("platlib")]))
     folder = cache_folder() / f"{integrator.name}-{integrator.version}-{key}"
     python = folder / "bin" / "python"
     if python.is_file():
@@ -43,7 +52,7 @@ def python_of(integrator: Integrator) -> Path:
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{integrator.name}-") as name:
         made = Path(name) / "environment"
-        _make(made, integrator)
+        _make(made, integrator, interpreter, sites)
         try:
             made.rename(folder)  # in one step: nobody sees half an environment
         except OSError:
@@ -52,12 +61,10 @@ def python_of(integrator: Integrator) -> Path:
     return python
 
 
-def _make(folder: Path, integrator: Integrator) -> None:
-    venv.EnvBuilder(with_pip=False, symlinks=True).create(folder)
-    (site,) = folder.glob("lib/python*/site-packages")
-    beneath = dict.fromkeys([sysconfig.get_path("purelib"), sysconfig.get_path("platlib")])
-    lines = [f"import site; site.addsitedir({path!r})" for path in beneath]
-    (site / "beneath.pth").write_text("\n".join(lines) + "\n", encoding="utf-8")
+def _make(folder: Path, integrator: Integrator, interpreter: Path, sites: list[str]) -> None:
+    subprocess.run([str(interpreter), "-m", "venv", "--without-pip", str(folder)], check=True, timeout=120)
+    lines = [f"import site; site.addsitedir({path!r})" for path in sites]
+    (site_of(folder) / "beneath.pth").write_text("\n".join(lines) + "\n", encoding="utf-8")
     # From a wheel only: building one could run anything for minutes.
     options = ["--no-deps", "--only-binary", ":all:", "--disable-pip-version-check", "--no-input", "-q"]
     command = [sys.executable, "-m", "pip", "--python", str(folder / "bin" / "python"), "install", *options]

@@ -1,4 +1,4 @@
-"""Every integrator of versions.ini that is not optional, as `make test-integrations` runs it.
+"""Every integrator of versions.ini that is not run by name only, as `make test-integrations` runs it.
 
 Skipped in a loud way where its wheels cannot be had; UCCL_EP_REQUIRE_TOOLS=1 makes that a failure.
 """
@@ -14,7 +14,7 @@ from tests.integrations.launch import launch
 from tests.integrations.report import table
 from tests.integrations.versions import Integrator, integrators
 
-CHOSEN = [one for one in integrators() if not one.optional]
+CHOSEN = [one for one in integrators() if not one.by_name]
 
 
 @pytest.mark.slow

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.integrations import __main__ as runner
-from tests.integrations import environment, launch
+from tests.integrations import environment, launch, other_python
 from tests.integrations.environment import Unavailable
 from tests.integrations.launch import DriverFailed
 from tests.integrations.report import TOLD, Row, Told, read, table, tell
@@ -120,7 +120,60 @@ def test_runner_status_says_what_the_table_says(
     assert word in capsys.readouterr().out
 
 
+def integrator_of(**more: str) -> Integrator:
+    fields = "\n".join(f"{name} = {value}" for name, value in {"package": "b", "version": "1", **more}.items())
+    (one,) = integrators(f"[a]\n{fields}")
+    return one
+
+
+def test_runner_asks_for_another_python_only_where_this_one_is_too_old() -> None:
+    newer, older = integrator_of(python="3.999"), integrator_of(python="3.2")
+    assert newer.other_python == "3.999" and newer.by_name
+    assert older.other_python == "" and not older.by_name
+    assert integrator_of(optional="yes").by_name
+    with pytest.raises(ValueError, match="python is 'new'"):
+        integrator_of(python="new")
+
+
+def test_runner_counts_a_python_that_is_not_here(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("UCCL_EP_CACHE_DIR", str(tmp_path))
+    monkeypatch.setattr(runner, "integrators", lambda: [integrator_of(python="3.999")])
+    for required, status in (("0", 0), ("1", 1)):
+        monkeypatch.setenv("UCCL_EP_REQUIRE_TOOLS", required)
+        assert runner.main(["a"]) == status
+        said = capsys.readouterr().out
+        assert "SKIPPED a 1: no Python 3.999 on this machine" in said and "1 integrators skipped" in said
+    assert runner.main([]) == 0  # nobody asked for it
+    said = capsys.readouterr().out
+    assert "NOT RUN a 1: wants Python 3.999" in said and "1 not asked for" in said
+
+
+def test_runner_makes_what_lies_beneath_another_python_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    installed: list[Path] = []
+
+    def install(python: str, folder: Path) -> None:
+        installed.append(folder)
+        (folder / "lib" / "python3" / "site-packages").mkdir(parents=True, exist_ok=True)
+
+    monkeypatch.setattr(other_python, "_install", install)
+    this = f"{sys.version_info[0]}.{sys.version_info[1]}"
+    python, folder = other_python.beneath(this, tmp_path)
+    assert python == Path(sys.executable) and other_python.site_of(folder).is_dir()
+    assert other_python.beneath(this, tmp_path) == (python, folder) and installed == [folder]
+    monkeypatch.setattr(other_python, "_native_key", lambda: "other sources")
+    assert other_python.beneath(this, tmp_path) == (python, folder) and installed == [folder, folder]
+
+
+def test_runner_says_what_could_not_be_installed_beneath(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(other_python, "TOOLS", ("uccl-ep-no-such-package",))
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    with pytest.raises(other_python.NoSuchPython, match="uccl-ep-no-such-package"):
+        other_python._install(sys.executable, tmp_path / "python")
+
+
 def test_runner_refuses_strange_names() -> None:
     with pytest.raises(SystemExit, match="megatrom"):
         runner.chosen(["megatrom"], integrators())
-    assert all(not one.optional for one in runner.chosen([], integrators()))
+    assert all(not one.by_name for one in runner.chosen([], integrators()))
