@@ -61,7 +61,7 @@ setup: $(VENV)/.stamp-native ## only set up .venv
 doctor: $(VENV)/.stamp-native ## what this machine can do, what is missing, and the command that mends it
 	@$(BIN)/uccl-ep doctor $(ARGS)
 
-tour: $(VENV)/.stamp-native ## the newcomer's path as a script, two hosts included; transcript and pictures in build/tour
+tour: docs ## the newcomer's path as a script, two hosts included; transcript and pictures in build/tour
 	$(SAY) "tour: install, doctor, demo on two hosts, top, a killed rank, explain"
 	@$(BIN)/python -m tests.tour $(ARGS)
 

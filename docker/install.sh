@@ -6,6 +6,7 @@
 #   install.sh verbs       run, and user-space RDMA: InfiniBand, RoCE, EFA
 #   install.sh efa         verbs, and libfabric
 #   install.sh hosts       two hosts on one machine, for `make tour` and tests: ip, tc, unshare, nsenter
+#   install.sh pictures    what `make tour` takes pictures of the documentation with: Chromium, about 110 MB to fetch
 #   install.sh proofs      build, and what `make prove` takes: spin, clang with libFuzzer, ip and tc
 #   install.sh bench       build, and what `make bench` counts instructions with: valgrind
 #   install.sh rdma        build, and what `make test-rdma` takes: QEMU, busybox, user-space RDMA with pyverbs, perftest
@@ -102,6 +103,9 @@ case "${1:-build}" in
     need tc iproute2
     need unshare util-linux
     ;;
+  pictures)
+    command -v chromium >/dev/null || command -v google-chrome >/dev/null || missing+=(chromium)
+    ;;
   proofs) for_proofs ;;
   bench) for_bench ;;
   rdma) for_rdma ;;
@@ -110,7 +114,7 @@ case "${1:-build}" in
     exit
     ;;
   *)
-    echo "install.sh $1: allowed are build, run, verbs, efa, hosts, proofs, bench, rdma, package; see the top of this file" >&2
+    echo "install.sh $1: allowed are build, run, verbs, efa, hosts, pictures, proofs, bench, rdma, package; see the top of this file" >&2
     exit 2
     ;;
 esac

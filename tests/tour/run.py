@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import argparse
-import re
+import os
 import shutil
+import signal
 import sys
 import tempfile
 import time
@@ -13,13 +14,14 @@ from pathlib import Path
 
 from rich.console import Console
 
-from docs import screenshots
 from tests.launchers import hosts
 from tests.launchers.hosts import ROOT, Hosts
 from tests.tour import steps
-from tests.tour.steps import StepFailed, Tour
+from tests.tour.pages import take_pages
+from tests.tour.steps import StepFailed, Tour, Way
 from tests.tour.transcript import Transcript
 
+STATUS_NOT_RUN = 77  # neither a success nor a failure, as automake has it
 Step = Callable[[], None]
 
 
@@ -41,37 +43,20 @@ def take(transcript: Transcript, path: Sequence[tuple[str, Step]]) -> str:
 
 
 def pictures(transcript: Transcript, site: Path) -> None:
-    """PNGs of this tour's terminal windows and of the documentation's pages, where there is a browser and a site.
+    """PNGs of the documentation's pages, where there is a browser; those of terminals are there already.
 
     Raises:
         StepFailed: there is a browser, and a picture could not be made.
     """
-    transcript.chapter("Read on", "The documentation, as pages.")
-    browser = screenshots.find_browser()
-    if browser is None:
-        transcript.say(f"NOT DONE: no PNG, since no browser is installed ({', '.join(screenshots.BROWSERS)}).")
-        return
-    pages = [site / name for name in screenshots.PAGES if (site / name).is_file()]
-    if len(pages) < len(screenshots.PAGES):
-        transcript.say(
-            f"NOT DONE: {len(screenshots.PAGES) - len(pages)} pages are not in {site}: build it by `make docs`."
-        )
-    for page in [*transcript.pictures, *pages]:
-        picture = transcript.folder / f"{page.stem}.png"
-        frame = re.search(r'viewBox="0 0 ([\d.]+) ([\d.]+)"', page.read_text(encoding="utf-8"))
-        size = (1280, 1600) if page.suffix != ".svg" or frame is None else (int(float(frame[1])), int(float(frame[2])))
-        try:
-            screenshots.take(browser, page, picture, size)
-        except screenshots.NoPicture as error:
-            raise StepFailed(f"no picture: {error}") from None
-        if page.suffix != ".svg":
-            transcript.say(f"![{page.stem}]({picture.name})")
+    failed = take_pages(transcript, site)
+    if failed:
+        raise StepFailed("no picture: " + "\n".join(failed))
 
 
-def path_of(tour: Tour, on: Hosts, wheel: Path | None, site: Path) -> list[tuple[str, Step]]:
+def path_of(tour: Tour, on: Hosts, way: Way, site: Path) -> list[tuple[str, Step]]:
     """The steps of a tour, by name."""
     return [
-        ("install", lambda: steps.install(tour, wheel)),
+        ("install", lambda: steps.install(tour, way)),
         ("doctor", lambda: steps.doctor(tour)),
         ("demo on two hosts", lambda: steps.demo(tour, on)),
         ("top finds the slow rank", lambda: steps.slow_rank(tour, on)),
@@ -81,38 +66,49 @@ def path_of(tour: Tour, on: Hosts, wheel: Path | None, site: Path) -> list[tuple
     ]
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    """The command line; 0 when every step was taken, 1 when one failed, 2 when no hosts can be made here."""
-    parser = argparse.ArgumentParser(prog="python -m tests.tour", description=__doc__)
-    parser.add_argument("--out", type=Path, default=ROOT / "build" / "tour", help="transcript.md and pictures")
-    parser.add_argument("--site", type=Path, default=ROOT / "build" / "site", help="the built documentation")
-    parser.add_argument("--here", action="store_true", help="this Python and checkout, instead of a fresh environment")
-    options = parser.parse_args(arguments)
-    console = Console()
-    why = hosts.missing()
-    if why:
-        console.print(
-            f"NOT RUN: two hosts cannot be made here: {why}. docker/install.sh hosts; and be root", style="red"
-        )
-        return 2
-    shutil.rmtree(options.out, ignore_errors=True)
-    transcript = Transcript(options.out, console)
-    wheel = None
-    if not options.here:
-        from tests.packaging.wheel import built_wheel
-
-        wheel = built_wheel()
+def walk(transcript: Transcript, way: Way, site: Path) -> str:
+    """All steps on two hosts of their own; why one failed, empty when none did."""
     with tempfile.TemporaryDirectory(prefix="tour-") as name, Hosts(steps.HOSTS) as on:
         folder = Path(name)
-        python = Path(sys.executable) if wheel is None else folder / "environment" / "bin" / "python"
-        tour = Tour(transcript, python, wheel is not None, folder)
-        failed = take(transcript, path_of(tour, on, wheel, options.site))
+        python = Path(sys.executable) if way == "here" else folder / "environment" / "bin" / "python"
+        tour = Tour(transcript, python, way != "here", folder)
+        failed = take(transcript, path_of(tour, on, way, site))
         if failed:
             for agent in tour.agents:
                 transcript.say("The job had printed on a host:")
                 transcript.output("\n".join(agent.all()))
+    return failed
+
+
+def _end(number: int, _: object) -> None:
+    """Of a time limit, say: by an exception, so that the hosts, their processes and the folder go too."""
+    raise SystemExit(128 + number)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """The command line; 0 when every step was taken, 1 when one failed, 77 when no hosts can be made here."""
+    parser = argparse.ArgumentParser(prog="python -m tests.tour", description=__doc__)
+    parser.add_argument("--out", type=Path, default=ROOT / "build" / "tour", help="transcript.md and pictures")
+    parser.add_argument("--site", type=Path, default=ROOT / "build" / "site", help="the built documentation")
+    ways = parser.add_mutually_exclusive_group()
+    ways.add_argument("--linked", action="store_true", help="install only uccl-ep; link what it depends on from here")
+    ways.add_argument("--here", action="store_true", help="install nothing: this Python and checkout")
+    options = parser.parse_args(arguments)
+    way: Way = "here" if options.here else "linked" if options.linked else "fresh"
+    console, begin = Console(soft_wrap=True), time.monotonic()
+    why = hosts.missing()
+    if why:
+        console.print(f"NOT RUN: two hosts cannot be made: {why}. As root, docker/install.sh hosts", style="red")
+        return STATUS_NOT_RUN
+    shutil.rmtree(options.out, ignore_errors=True)
+    transcript = Transcript(options.out, console)
+    signal.signal(signal.SIGTERM, _end)
+    failed = walk(transcript, way, options.site)
+    transcript.say(f"_all of it: {time.monotonic() - begin:.0f} s on {os.cpu_count()} cores_")
+    for lack in transcript.lacks:
+        console.print(f"NOT MADE: {lack}", style="red")
     console.print(
-        f"\n{'FAILED at ' + failed if failed else 'The whole path was walked.'}", style="red" if failed else "green"
+        f"{options.out / 'transcript.md'}, {len(transcript.pictures)} pictures, {transcript.not_made} not made"
     )
-    console.print(f"{options.out / 'transcript.md'} and {len(transcript.pictures)} pictures", soft_wrap=True)
+    console.print(f"FAILED at {failed}" if failed else "The whole path was walked.", style="red" if failed else "green")
     return int(bool(failed))

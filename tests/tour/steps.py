@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import json
-import os
 import shlex
 import subprocess
-import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from tests.launchers.hosts import ROOT, Hosts, rank_environment
+from tests.launchers.hosts import Hosts, rank_environment
+from tests.packaging.wheel import built_wheel
+from tests.tour import environments
 from tests.tour.lines import Lines
 from tests.tour.transcript import COLUMNS, Transcript, plain
 
@@ -23,6 +23,10 @@ SLOW, VICTIM = 3, 2  # both on the second host, and looked at from the first
 DELAY_MS = 200.0  # of the slow rank in each step: far above what a busy machine does to the others
 CLOCK_S, NOTICED_S = 0.05, 20.0  # two readings of one clock; from a death to who notices it on a busy machine
 LIMIT_S = 600.0  # of a command; ranks import torch, also where others use the cores
+
+
+Way = Literal["fresh", "linked", "here"]
+"""Of installing; the first two are of environments.py."""
 
 
 class StepFailed(Exception):
@@ -128,24 +132,40 @@ class Tour:
         return agents
 
 
-def install(tour: Tour, wheel: Path | None) -> None:
-    """An environment of its own with the wheel; without one, what this Python has."""
+def install(tour: Tour, way: Way) -> None:
+    """An environment of its own with the wheel; for "here", what this Python has.
+
+    Raises:
+        StepFailed: a command of it failed, or what is installed does not say what it is.
+    """
     tour.transcript.chapter("Install", "One wheel: no compiler, no GPU toolkit, no headers of a network.")
-    if wheel is None:
-        tour.transcript.say("This tour runs from a checkout that is set up already (`--here`): nothing was installed.")
-    else:
-        environment = {
-            **os.environ,
-            "PREFIX": str(tour.python.parent.parent),
-            "WHEEL": str(wheel),
-            "PYTHON": sys.executable,
-        }
-        script = str(ROOT / "docker" / "install.sh")
-        output = tour._run([script, "package"], "docker/install.sh package", environment)
-        tour.transcript.command(f"WHEEL={wheel.name} docker/install.sh package", output)
+    folder = tour.python.parent.parent
+    try:
+        if way == "here":
+            tour.transcript.say("SKIPPED (`--here`): nothing was installed, this is a checkout that is set up already.")
+        elif way == "fresh":
+            wheel = built_wheel()
+            output = environments.fresh(wheel, folder, LIMIT_S)
+            tour.transcript.command(f"WHEEL={wheel.name} docker/install.sh package", output)
+        else:
+            tour.transcript.say(
+                "SKIPPED (`--linked`): fetching and unpacking what uccl-ep depends on, which is linked; compiling, for "
+                "the wheel packs what this checkout has compiled."
+            )
+            wheel = environments.pack(tour.folder)
+            output = environments.linked(wheel, folder, LIMIT_S)
+            tour.transcript.command(f"pip install --no-index {wheel.name}", output)
+    except (environments.NotInstalled, AssertionError) as error:
+        raise StepFailed(str(error)) from None
     version = tour.uccl_ep("version")
     if "uccl-ep" not in version or "torch" not in version:
         raise StepFailed(f"uccl-ep version names neither itself nor torch:\n{version}")
+    if tour.installed:
+        place = tour._run(
+            [str(tour.python), "-c", "import uccl_ep; print(uccl_ep.__file__)"], "import uccl_ep", tour.environment()
+        )
+        if not place.startswith(str(folder)):
+            raise StepFailed(f"uccl_ep comes from {place.strip()}, not from the new environment {folder}")
 
 
 def doctor(tour: Tour) -> None:

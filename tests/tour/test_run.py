@@ -8,9 +8,8 @@ from typing import Any
 
 import pytest
 
-from docs import screenshots
 from tests.launchers import hosts
-from tests.tour import run, steps
+from tests.tour import environments, run, steps
 from tests.tour.run import take
 from tests.tour.steps import StepFailed, Tour
 from tests.tour.transcript import Transcript
@@ -39,9 +38,12 @@ def test_tour_ends_at_the_step_that_fails(transcript: Transcript) -> None:
     assert take(transcript, [("one", lambda: None)]) == ""
 
 
-def test_tour_of_a_machine_without_hosts_is_no_success(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tour_of_a_machine_without_hosts_is_no_success(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setattr(hosts, "missing", lambda: "not root")
-    assert run.main(["--here", "--out", str(tmp_path)]) == 2
+    assert run.main(["--here", "--out", str(tmp_path)]) == run.STATUS_NOT_RUN == 77
+    assert "NOT RUN: two hosts cannot be made: not root" in capsys.readouterr().out
 
 
 def test_tour_command_that_does_not_exist_fails(transcript: Transcript, tmp_path: Path) -> None:
@@ -56,34 +58,45 @@ def test_tour_of_a_wheel_sees_nothing_of_the_checkout(transcript: Transcript, tm
     assert Tour(transcript, Path(sys.executable), False, tmp_path).environment(A="b")["A"] == "b"
 
 
-def test_tour_without_a_browser_says_so(
+def test_tour_ends_with_what_was_not_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    failures = iter(["", "doctor: no cpu"])
+
+    def walk(transcript: Transcript, way: str, site: Path) -> str:
+        assert way == "linked"
+        transcript.picture("top", "uccl-ep top", "rank 3")
+        transcript.lack(4, "pictures of pages: no Chromium here")
+        return next(failures)
+
+    monkeypatch.setattr(hosts, "missing", lambda: "")
+    monkeypatch.setattr(run, "walk", walk)
+    for status, said in ((0, "whole path was walked"), (1, "FAILED at doctor: no cpu")):
+        assert run.main(["--linked", "--out", str(tmp_path)]) == status
+        shown = " ".join(capsys.readouterr().out.split())
+        assert "NOT MADE: pictures of pages: no Chromium here" in shown and "1 pictures, 4 not made" in shown
+        assert said in shown
+
+
+def test_tour_fails_where_a_page_has_no_picture(transcript: Transcript, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run, "take_pages", lambda *_: ["index.html: killed"])
+    with pytest.raises(StepFailed, match="no picture: index.html: killed"):
+        run.pictures(transcript, Path("site"))
+    monkeypatch.setattr(run, "take_pages", lambda *_: [])
+    run.pictures(transcript, Path("site"))
+
+
+def test_tour_install_fails_with_what_was_printed(
     transcript: Transcript, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(screenshots, "find_browser", lambda: None)
-    run.pictures(transcript, tmp_path)
-    assert "NOT DONE: no PNG" in text_of(transcript)
+    def fail(*_: object) -> str:
+        raise environments.NotInstalled("no room for torch")
 
-
-def test_tour_takes_pictures_of_windows_and_of_pages_that_are_there(
-    transcript: Transcript, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    taken: list[tuple[str, tuple[int, int]]] = []
-    monkeypatch.setattr(screenshots, "find_browser", lambda: "chromium")
-    monkeypatch.setattr(screenshots, "take", lambda browser, page, picture, size: taken.append((picture.name, size)))
-    transcript.picture("top", "uccl-ep top", "rank 3")
-    (tmp_path / "index.html").write_text("<html>")
-    run.pictures(transcript, tmp_path)
-    assert [name for name, _ in taken] == ["top.png", "index.png"]
-    assert taken[0][1][0] > taken[0][1][1] > 50, "a window's own size"
-    assert "![index](index.png)" in text_of(transcript)
-    assert f"NOT DONE: {len(screenshots.PAGES) - 1} pages" in text_of(transcript)
-
-    def fail(*_: object) -> None:
-        raise screenshots.NoPicture("top.svg: killed")
-
-    monkeypatch.setattr(screenshots, "take", fail)
-    with pytest.raises(StepFailed, match="top.svg: killed"):
-        run.pictures(transcript, tmp_path)
+    monkeypatch.setattr(environments, "pack", fail)
+    tour = Tour(transcript, tmp_path / "environment/bin/python", True, tmp_path)
+    with pytest.raises(StepFailed, match="no room for torch"):
+        steps.install(tour, "linked")
+    assert "SKIPPED (`--linked`)" in text_of(transcript)
 
 
 def test_tour_looks_at_the_slow_rank_and_the_victim_from_another_host() -> None:

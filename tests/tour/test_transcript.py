@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from tests.tour.transcript import Transcript, plain
+from tests.tour.window import uniform
 
 RED = "\x1b[31mrank 3\x1b[0m is slow"
 
@@ -19,9 +20,10 @@ def test_tour_transcript_holds_commands_and_pictures(tmp_path: Path) -> None:
     assert "```text\nhost-1$ uccl-ep top\nrank 3 is slow\n```" in text and "\x1b" not in text
     transcript.output(RED)
     assert (tmp_path / "tour" / "transcript.md").read_text().endswith("```text\nrank 3 is slow\n```\n")
-    assert "![top](top.svg)" in text and transcript.pictures == [picture]
-    drawn = picture.read_text()
-    assert drawn.startswith("<svg") and "rank&#160;3" in drawn and "fill: #cc555a" in drawn  # rich's red
+    assert "![top](top.png)" in text and transcript.pictures == [picture]
+    assert picture.read_bytes()[:8] == b"\x89PNG\r\n\x1a\n" and not uniform(picture)
+    transcript.lack(3, "pictures of pages: no Chromium")
+    assert transcript.not_made == 3 and transcript.lacks == ["pictures of pages: no Chromium"]
 
 
 def test_tour_transcript_shortens_what_is_long(tmp_path: Path) -> None:

@@ -1,12 +1,13 @@
-"""What a newcomer typed and saw: a markdown file, and each terminal view as an SVG picture."""
+"""What a newcomer typed and saw: a markdown file, and each terminal view as a picture (PNG)."""
 
 from __future__ import annotations
 
-import io
 from pathlib import Path
 
 from rich.console import Console
 from rich.text import Text
+
+from tests.tour.window import draw
 
 COLUMNS = 150
 _MOST_LINES = 60  # of one command's output in the text; pictures have all of it
@@ -18,11 +19,16 @@ class Transcript:
     Args:
         folder: where transcript.md and the pictures go; made when missing.
         told: also prints every line there; None: only writes.
+
+    Attributes:
+        pictures: PNG files that were made. not_made: how many were not. lacks: why, and what would mend it.
     """
 
     def __init__(self, folder: Path, told: Console | None = None) -> None:
         self.folder, self._told = folder, told
         self.pictures: list[Path] = []
+        self.lacks: list[str] = []
+        self.not_made = 0
         folder.mkdir(parents=True, exist_ok=True)
         self._path = folder / "transcript.md"
         self._path.write_text("# The newcomer's path\n", encoding="utf-8")
@@ -50,15 +56,22 @@ class Transcript:
         self._add("\n".join(["", "```text", *(line.rstrip() for line in lines), "```", ""]))
 
     def picture(self, name: str, typed: str, output: str) -> Path:
-        """A terminal's window with a command and its coloured output, as NAME.svg."""
-        console = Console(record=True, width=COLUMNS, file=io.StringIO(), force_terminal=True, color_system="truecolor")
-        console.print(Text(f"$ {typed}", style="bold"))
-        console.print(Text.from_ansi(output))
-        path = self.folder / f"{name}.svg"
-        console.save_svg(str(path), title="uccl-ep")
-        self.pictures.append(path)
-        self._add(f"\n![{name}]({path.name})\n")
+        """A terminal's window with a command and its coloured output, as NAME.png."""
+        path = self.folder / f"{name}.png"
+        draw(Text.assemble((f"$ {typed}\n", "bold"), Text.from_ansi(output.rstrip())), path, COLUMNS, "uccl-ep")
+        self.show(path)
         return path
+
+    def show(self, picture: Path) -> None:
+        """Takes in a picture that lies beside the transcript."""
+        self.pictures.append(picture)
+        self._add(f"\n![{picture.stem}]({picture.name})\n")
+
+    def lack(self, count: int, why: str) -> None:
+        """Says that `count` pictures were not made, in the text and again at the tour's end."""
+        self.lacks.append(why)
+        self.not_made += count
+        self._add(f"\n**NOT MADE:** {why}\n")
 
     def _add(self, text: str) -> None:
         with self._path.open("a", encoding="utf-8") as file:
