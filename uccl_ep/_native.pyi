@@ -326,6 +326,12 @@ class ProxySettings:
     @fabric.setter
     def fabric(self, arg: FabricSettings, /) -> None: ...
 
+    @property
+    def unreached(self) -> list[int]: ...
+
+    @unreached.setter
+    def unreached(self, arg: Sequence[int], /) -> None: ...
+
 class Proxy:
     """The proxy of one rank: transport and engine threads."""
 
@@ -343,6 +349,9 @@ class Proxy:
 
     def notes(self) -> list[tuple[str, str]]:
         """(choice, why) of what the transport chose at run time."""
+
+    def queue_pairs(self) -> list[dict[str, int]]:
+        """What each queue pair has carried; empty in families without."""
 
 class ProxyGuard:
     """Makes the end of a rank's proxy process a fault of the rank."""

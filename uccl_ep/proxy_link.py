@@ -54,6 +54,7 @@ class ProxyConfig:
     event_capacity: int = 0  # events that each of them holds
     trace: bool = False  # record every command
     devices: list[tuple[int, int, int]] = field(default_factory=list)  # spans in a GPU: offset, address, dma-buf or -1
+    unreached: list[int] = field(default_factory=list)  # ranks that connect() has no address of
 
     def descriptors(self) -> list[int]:
         """All file descriptors named here."""
@@ -84,7 +85,7 @@ def make_proxy(config: ProxyConfig) -> _native.Proxy:
     for name in (
         "rank num_ranks num_workers control_offset num_channels rings_fd num_rings ring_capacity counters_fd family "
         "session secret max_in_flight max_in_flight_bytes shuffle_seed cpus "
-        "losses_are_absences events_fd event_capacity trace"
+        "losses_are_absences events_fd event_capacity trace unreached"
     ).split():
         setattr(s, name, getattr(config, name))
     return _native.Proxy(s)
@@ -105,6 +106,9 @@ class ProxyLink(Protocol):
 
     def notes(self) -> list[tuple[str, str]]:
         """(choice, why) of what the transport chose at run time; complete once it is connected."""
+
+    def queue_pairs(self) -> list[dict[str, int]]:
+        """What each queue pair has carried; empty where that is not known."""
 
     @property
     def pid(self) -> int:
@@ -137,6 +141,9 @@ class ThreadProxy:
 
     def notes(self) -> list[tuple[str, str]]:
         return self._proxy.notes()
+
+    def queue_pairs(self) -> list[dict[str, int]]:
+        return self._proxy.queue_pairs()
 
     @property
     def pid(self) -> int:
@@ -220,6 +227,10 @@ class ProcessProxy:
 
     def notes(self) -> list[tuple[str, str]]:
         return [(choice, reason) for choice, reason in self._request("notes", self._limit_s)]
+
+    def queue_pairs(self) -> list[dict[str, int]]:
+        """Never known: counters are read when something hangs, and then the process may not answer."""
+        return []
 
     @property
     def pid(self) -> int:

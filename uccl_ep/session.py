@@ -250,6 +250,7 @@ class Session(Witness):
             losses_are_absences=self.shrink,
             fabric=self.fabric.checked_config(),
             devices=regions.devices(),
+            unreached=self.topology.unreached(self.rank),
             **self.recorder.proxy_settings(),
         )
         if s.proxy == "process" and self.family == "loopback":
@@ -267,9 +268,8 @@ class Session(Witness):
         same_host = [i.host_id == me.host_id for i in self.introductions]
         members = self.topology.members(node := self.topology.node_of[self.rank])
         others = [m for m in meetings if m.rank != self.rank and same_host[m.rank]]
-        self.regions.meet(
-            [Peer(m, m.rank in members, self.introductions[m.rank].process == me.process) for m in others]
-        )
+        peers = [Peer(m, m.rank in members, self.introductions[m.rank].process == me.process) for m in others]
+        self.regions.meet(peers)
         remote = [of != node for of in self.topology.node_of]
         assert self._proxy is not None
         self._proxy.connect(

@@ -36,6 +36,11 @@ class Topology:
         """Ranks of a node, ascending; of NO_NODE those that are absent."""
         return [rank for rank, of in enumerate(self.node_of) if of == node]
 
+    def unreached(self, rank: int) -> list[int]:
+        """Ranks that this rank's proxy never writes to, ascending: the others of its node, and the absent."""
+        own = self.node_of[rank]
+        return [peer for peer, of in enumerate(self.node_of) if peer != rank and of in (own, NO_NODE)]
+
     def host_of(self, source: int, node: int) -> int:
         """The rank of `node` where rows of `source`, which is present, are read: itself on its own node
         (kernels/layout/topology.h)."""

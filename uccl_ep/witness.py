@@ -34,6 +34,8 @@ from uccl_ep.topology import Topology
 if TYPE_CHECKING:
     import torch
 
+    from uccl_ep.proxy_link import ProxyLink
+
 _GRACE_OF_TIMEOUT, _LEAST_GRACE_S, _MOST_GRACE_S = 0.05, 0.5, 2.0  # for the word of who waits for somebody in turn
 _PATIENCE_OF_TIMEOUT, _LEAST_PATIENCE_S, _MOST_PATIENCE_S = 0.1, 2.0, 5.0  # the same, of one that says it is alive
 
@@ -53,6 +55,7 @@ class Witness:
     last_kernel: str
     fault_raised: bool
     _closed: bool
+    _proxy: ProxyLink | None
     recorder: FlightRecorder | None = None
     introductions: list[Introduction]
     _present: list[Introduction]
@@ -177,3 +180,7 @@ class Witness:
     def counters(self) -> tuple[list[dict[str, int]], list[dict[str, int]]]:
         """The proxy's counters: (per worker, per peer)."""
         return _native.read_counters(self.regions.counters.address, self.settings.proxy_threads, self.num_ranks)
+
+    def queue_pairs(self) -> list[dict[str, int]]:
+        """What each queue pair of the network has carried: lane, peer, nic, number, writes, write_bytes."""
+        return [] if self._proxy is None else self._proxy.queue_pairs()

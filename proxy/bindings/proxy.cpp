@@ -43,6 +43,17 @@ nb::dict worker_dict(WorkerCounters& c) {
   return d;
 }
 
+nb::dict queue_dict(const QueueCounters& c) {
+  nb::dict d;
+  d["lane"] = c.lane;
+  d["peer"] = c.peer;
+  d["nic"] = c.nic;
+  d["number"] = c.number;
+  d["writes"] = c.writes;
+  d["write_bytes"] = c.write_bytes;
+  return d;
+}
+
 nb::dict peer_dict(PeerCounters& c) {
   nb::dict d;
   d["writes"] = relaxed(c.writes);
@@ -164,7 +175,8 @@ void register_settings(nb::module_& m) {
       .def_rw("connect_timeout_ns", &ProxySettings::connect_timeout_ns)
       .def_rw("cpus", &ProxySettings::cpus)
       .def_rw("losses_are_absences", &ProxySettings::losses_are_absences)
-      .def_rw("fabric", &ProxySettings::fabric);
+      .def_rw("fabric", &ProxySettings::fabric)
+      .def_rw("unreached", &ProxySettings::unreached);
 }
 
 void register_host(nb::module_& m) {
@@ -195,7 +207,16 @@ void register_host(nb::module_& m) {
             for (const Note& n : p.notes()) pairs.emplace_back(n.choice, n.reason);
             return pairs;
           },
-          "(choice, why) of what the transport chose at run time.");
+          "(choice, why) of what the transport chose at run time.")
+      .def(
+          "queue_pairs",
+          [](const ProxyHost& p) {
+            nb::list all;
+            for (const QueueCounters& c : p.queue_counters()) all.append(queue_dict(c));
+            return all;
+          },
+          nb::sig("def queue_pairs(self) -> list[dict[str, int]]"),
+          "What each queue pair has carried; empty in families without.");
   nb::class_<ProxyGuard>(m, "ProxyGuard", "Makes the end of a rank's proxy process a fault of the rank.")
       .def(
           "__init__",

@@ -53,6 +53,7 @@ ProxyHost::ProxyHost(ProxySettings settings) : settings_(std::move(settings)) {
   t.shuffle_seed = settings_.shuffle_seed;
   t.connect_timeout_ns = settings_.connect_timeout_ns;
   t.fabric = settings_.fabric;
+  t.unreached = settings_.unreached;
   transport_ = make_transport(settings_.family, t);
 }
 
@@ -130,6 +131,11 @@ void ProxyHost::dismiss_peer(u32 peer) {
 }
 
 std::vector<Note> ProxyHost::notes() const { return transport_ ? transport_->notes() : notes_; }
+
+std::vector<QueueCounters> ProxyHost::queue_counters() const {
+  if (engine_) return engine_->queue_counters();
+  return transport_ ? transport_->queue_counters() : std::vector<QueueCounters>();
+}
 
 ProxyGuard::ProxyGuard(int pid, u8* control, u32 rank)
     : faults_(control, nullptr, 0),

@@ -40,6 +40,7 @@ struct ProxySettings {
   std::vector<int> cpus;
   bool losses_are_absences = false;
   FabricSettings fabric;
+  std::vector<u32> unreached;  // ranks that connect() will have no address of
 };
 
 // Counters segment: num_workers WorkerCounters, then num_ranks PeerCounters.
@@ -74,6 +75,7 @@ class ProxyHost {
   void stop(u64 drain_ns);
   void dismiss_peer(u32 peer);
   std::vector<Note> notes() const;
+  std::vector<QueueCounters> queue_counters() const;
 
  private:
   u8* place(const SpanSettings& span);

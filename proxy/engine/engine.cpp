@@ -106,6 +106,8 @@ void Engine::start() {
 
 void Engine::stop(u64 drain_ns) { shared_->stop(drain_ns); }
 
+std::vector<QueueCounters> Engine::queue_counters() const { return shared_->transport->queue_counters(); }
+
 void Engine::dismiss_peer(u32 peer) {
   if (peer >= shared_->settings.num_ranks)
     throw std::invalid_argument("engine: peer is " + std::to_string(peer) + ", allowed: below " +

@@ -69,6 +69,8 @@ class Engine {
   void stop(u64 drain_ns);
   // From now on a peer's silence or death is expected (it said goodbye, or is masked): no fault is recorded for it.
   void dismiss_peer(u32 peer);
+  // The transport's, at any time before destruction.
+  std::vector<QueueCounters> queue_counters() const;
 
  private:
   struct Shared;

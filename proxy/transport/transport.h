@@ -8,6 +8,7 @@
 // block until its deadline, and throw. Everything in Lane is the data path: no allocation, no lock held across
 // threads, no exception, no log line.
 #pragma once
+#include <algorithm>
 #include <cstddef>
 #include <memory>
 #include <span>
@@ -45,6 +46,13 @@ struct PeerEvent {
 // What the lane has counted since it was made. Plain words written by the lane's own thread, read racily by others.
 struct LaneCounters {
   u64 writes = 0, write_bytes = 0, arrivals = 0, arrival_bytes = 0, refused = 0, system_calls = 0;
+};
+
+// What one queue pair has carried of a lane's requests, counted by the lane's own thread.
+struct QueueCounters {
+  u32 lane = 0, peer = 0, nic = 0;  // nic: index into FabricSettings::nics
+  u32 number = 0;                   // the network's own, as its tools print it
+  u64 writes = 0, write_bytes = 0;
 };
 
 class Lane {
@@ -90,6 +98,13 @@ struct TransportSettings {
   u32 max_in_flight = 256;       // writes per peer and lane that may be open; sizes every queue
   u64 shuffle_seed = 0;          // loopback, simulated: a random order derived from this; 0 = as posted
   u64 connect_timeout_ns = 30ull * 1000 * 1000 * 1000;
+  // Ranks that connect() will have no address of: those of this rank's node, and the absent. Families with a connection
+  // a peer make none for them.
+  std::vector<u32> unreached;
+
+  bool reaches(u32 peer) const {
+    return peer != rank && std::find(unreached.begin(), unreached.end(), peer) == unreached.end();
+  }
 };
 
 class Transport {
@@ -105,6 +120,8 @@ class Transport {
   virtual Lane& lane(u32 index) = 0;
   // What was chosen at run time and why, for people: memory registration, queue pairs, device features.
   virtual std::vector<Note> notes() const { return {}; }
+  // By queue pair, in families that have them; readable while the lanes work.
+  virtual std::vector<QueueCounters> queue_counters() const { return {}; }
 };
 
 // family: "libfabric" | "loopback" | "shared_memory" | "simulated" | "tcp" | ... Throws std::invalid_argument that lists

@@ -49,6 +49,8 @@ World::World(const WorldShape& shape) : shape_(shape) {
     t.max_in_flight = 2 * shape_.max_in_flight;
     t.shuffle_seed = shape_.shuffle_seed;
     t.fabric = shape_.fabric;
+    for (u32 p = 0; p < num_ranks(); ++p)
+      if (p != r && shape_.node_of[p] == shape_.node_of[r]) t.unreached.push_back(p);
     ranks_[r]->transport = make_transport(shape_.family, t);
     addresses[r] = ranks_[r]->transport->local_address();
   }

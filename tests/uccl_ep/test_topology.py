@@ -45,6 +45,12 @@ def test_uneven_nodes_host_several_sources_of_a_larger_one() -> None:
     assert topology.num_hosted == 6
 
 
+def test_a_proxy_never_reaches_its_own_node_nor_the_absent() -> None:
+    topology = split_into_nodes(["a", "a", "b", "b", "b"], 0, MOST).without(frozenset({1, 3}))
+    assert topology.unreached(2) == [1, 3, 4]
+    assert topology.unreached(0) == [1, 3]
+
+
 @pytest.mark.parametrize("value", [-1, MOST + 1])
 def test_ranks_per_node_out_of_range(value: int) -> None:
     with pytest.raises(InvalidArgument, match=f"UCCL_EP_RANKS_PER_NODE={value} is refused: allowed is 0 to {MOST}"):

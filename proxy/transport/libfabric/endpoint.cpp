@@ -10,6 +10,7 @@
 #include <stdexcept>
 
 #include "transport/libfabric/codes.h"
+#include "transport/libfabric/rxm_queues.h"
 #include "wire/command.h"
 
 namespace uccl {
@@ -78,6 +79,13 @@ RegisteredMemory::Region register_part(const ProviderLimits& l, fi::Domain& doma
   }
   const u64 address = l.mr_mode & fi::kMrVirtAddr ? reinterpret_cast<u64>(part.base) : 0;
   return {std::move(owner), part.base, part.bytes, RemoteMemory{part.offset, part.bytes, address, region->key}};
+}
+
+// Providers that make queues of their own at that moment fail when the device's are shorter (rxm_queues.h).
+std::string too_long(const ProviderLimits& l) {
+  if (!is_rxm_over_verbs(l.name)) return "";
+  return " of provider " + l.name + " (if the device's completion queues are too short, set FI_UNIVERSE_SIZE and " +
+         "FI_OFI_RXM_MSG_TX_SIZE, FI_OFI_RXM_MSG_RX_SIZE lower before the process starts)";
 }
 
 }  // namespace
@@ -154,7 +162,8 @@ LibfabricEndpoint::LibfabricEndpoint(const Provider& provider, std::shared_ptr<L
   endpoint_.reset(endpoint);
   check(endpoint->fid.ops->bind(&endpoint->fid, &queue->fid, fi::kTransmit | fi::kRecv), "cannot bind the queue");
   check(endpoint->fid.ops->bind(&endpoint->fid, &addresses->fid, 0), "cannot bind the address vector");
-  check(endpoint->fid.ops->control(&endpoint->fid, fi::kEnable, nullptr), "cannot enable an endpoint");
+  check(endpoint->fid.ops->control(&endpoint->fid, fi::kEnable, nullptr),
+        "cannot enable an endpoint" + too_long(limits_));
 
   fi::Endpoint* bound = limits_.mr_mode & fi::kMrEndpoint ? endpoint : nullptr;
   const Part mailbox{reinterpret_cast<u8*>(mailbox_.data()), mailbox_.size() * sizeof(MailboxSlot), 0, -1};

@@ -7,6 +7,7 @@
 #include <stdexcept>
 
 #include "transport/libfabric/codes.h"
+#include "transport/libfabric/rxm_queues.h"
 #include "wire/limits.h"
 
 namespace uccl {
@@ -113,6 +114,14 @@ InfoPointer pick_best(Query q, const std::string& device, std::string* problem) 
   return best;
 }
 
+// Before libfabric is asked for anything: it reads its sizes once.
+std::vector<Note> fitted_queues(const TransportSettings& settings, const std::string& provider) {
+  if (!is_rxm_over_verbs(provider)) return {};
+  try {
+    return fit_rxm_queues(ibv::Library::shared(), settings);
+  } catch (const std::runtime_error&) { return {}; }  // no libibverbs: libfabric will offer no verbs either
+}
+
 std::string mr_mode_text(int mode) {
   std::string s;
   const auto add = [&](int bit, const char* name) {
@@ -200,6 +209,7 @@ SourceForm source_form_of(const ProviderLimits& l) {
 Provider choose_provider(const TransportSettings& settings, const std::string& device) {
   const std::string asked = settings.fabric.provider.empty() ? "tcp" : settings.fabric.provider;
   const fi::Library& lib = fi::library();
+  const std::vector<Note> fitted = fitted_queues(settings, asked);
   bool device_memory = false;
   for (const int fd : settings.span_dmabuf_fds) device_memory |= fd >= 0;
   std::string problems;
@@ -220,6 +230,7 @@ Provider choose_provider(const TransportSettings& settings, const std::string& d
       Provider p;
       p.limits = limits_of(*info);
       p.notes = notes_of(*info, p.limits, asked + (problems.empty() ? "" : "; " + problems) + refused);
+      p.notes.insert(p.notes.end(), fitted.begin(), fitted.end());
       p.info = std::move(info);
       return p;
     }

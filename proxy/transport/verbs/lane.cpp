@@ -4,6 +4,7 @@
 #include <arpa/inet.h>
 
 #include <algorithm>
+#include <atomic>
 #include <bit>
 #include <cerrno>
 
@@ -18,6 +19,12 @@ constexpr u32 kWindowsOfLag = 4;
 // Messages of ours that take a receive: greeting and farewell of every queue pair.
 constexpr u32 kOwnReceives = 2;
 
+// One thread adds, others only read: no read-modify-write is needed, and a torn value cannot be seen.
+void count(u64& counter, u64 more) { std::atomic_ref<u64>(counter).store(counter + more, std::memory_order_relaxed); }
+u64 counted(const u64& counter) {
+  return std::atomic_ref<u64>(const_cast<u64&>(counter)).load(std::memory_order_relaxed);
+}
+
 }  // namespace
 
 VerbsLane::VerbsLane(const TransportSettings& settings, const VerbsTuning& tuning,
@@ -30,12 +37,15 @@ VerbsLane::VerbsLane(const TransportSettings& settings, const VerbsTuning& tunin
       memories_(memories),
       hears_events_(hears_events),
       book_(settings.num_ranks),
+      place_of_(settings.num_ranks, kNowhere),
       peers_(settings.num_ranks),
       staged_(kStaged),
       unsent_(static_cast<u32>(settings.num_ranks * nics.size() * settings.fabric.queue_pairs)),
       completed_(static_cast<u32>(settings.num_ranks * nics.size() * settings.fabric.queue_pairs)) {
   const u32 per_peer = settings.fabric.queue_pairs;
-  const u32 others = settings.num_ranks - 1;
+  u32 others = 0;
+  for (u32 peer = 0; peer < settings.num_ranks; ++peer)
+    if (settings.reaches(peer)) place_of_[peer] = others++;
   EndpointShape shape;
   shape.num_queues = others * per_peer;
   shape.queue_depth = static_cast<u32>(ceil_div(settings.max_in_flight, per_peer)) + kSpareDepth;
@@ -45,7 +55,7 @@ VerbsLane::VerbsLane(const TransportSettings& settings, const VerbsTuning& tunin
   for (const auto& nic : nics) endpoints_.push_back(std::make_unique<VerbsEndpoint>(*nic, shape, notes));
   queues_.reserve(static_cast<std::size_t>(others) * nics.size() * per_peer);
   for (u32 peer = 0; peer < settings.num_ranks; ++peer) {
-    if (peer == settings.rank) continue;
+    if (place_of_[peer] == kNowhere) continue;
     for (u32 e = 0; e < nics.size(); ++e) {
       for (u32 i = 0; i < per_peer; ++i) {
         VerbsEndpoint& endpoint = *endpoints_[e];
@@ -61,8 +71,12 @@ VerbsLane::VerbsLane(const TransportSettings& settings, const VerbsTuning& tunin
 VerbsLane::~VerbsLane() { leave(); }
 
 u32 VerbsLane::queue_index(u32 peer, u32 nic, u32 queue) const {
-  const u32 others_before = peer - (peer > settings_.rank);
-  return (others_before * static_cast<u32>(endpoints_.size()) + nic) * settings_.fabric.queue_pairs + queue;
+  return (place_of_[peer] * static_cast<u32>(endpoints_.size()) + nic) * settings_.fabric.queue_pairs + queue;
+}
+
+void VerbsLane::count_queues(u32 lane, std::vector<QueueCounters>& out) const {
+  for (const VerbsQueue& q : queues_)
+    out.push_back({lane, q.peer, q.endpoint, q.pair.number(), counted(q.writes), counted(q.write_bytes)});
 }
 
 void VerbsLane::stash(const Arrival& arrival, u64 bytes) {
@@ -109,6 +123,8 @@ std::size_t VerbsLane::post(std::span<const WriteRequest> requests) {
     ++p.open;
     ++counters_.writes;
     counters_.write_bytes += r.bytes;
+    count(q.writes, 1);
+    count(q.write_bytes, r.bytes);
   }
   return n;
 }

@@ -64,6 +64,7 @@ struct VerbsQueue {
   // Work requests are numbered: reported <= good <= done <= posted <= reported + depth.
   u64 posted = 0, done = 0, good = 0, reported = 0;
   std::vector<Slot> slots;  // a power of two
+  u64 writes = 0, write_bytes = 0;  // requests; written by the lane's thread, read racily by others
   ibv::SendWr* first = nullptr;  // staged since the last flush
   ibv::SendWr* last = nullptr;
   const u32* rkeys = nullptr;  // the peer's, on the NIC that this queue pair reaches
@@ -90,8 +91,12 @@ class VerbsLane final : public Lane {
   void close_peer(u32 peer) override;
   const LaneCounters& counters() const override { return counters_; }
 
-  // Control path, before and during connect().
+  // What each queue pair has carried, appended; `lane` is this one's index.
+  void count_queues(u32 lane, std::vector<QueueCounters>& out) const;
+
+  // Control path, before and during connect(). Only of peers that the settings reach.
   u32 queue_index(u32 peer, u32 nic, u32 queue) const;
+  u32 num_queues() const { return static_cast<u32>(queues_.size()); }
   VerbsQueue& queue(u32 index) { return queues_[index]; }
   VerbsEndpoint& endpoint(u32 index) { return *endpoints_[index]; }
   u32 num_endpoints() const { return static_cast<u32>(endpoints_.size()); }
@@ -130,6 +135,7 @@ class VerbsLane final : public Lane {
   };
   static constexpr u32 kStaged = 256;
   static constexpr u32 kBatch = 64;
+  static constexpr u32 kNowhere = ~0u;
 
   // lane.cpp
   const RemoteSpan* find_span(const Peer& peer, const WriteRequest& r) const;
@@ -168,7 +174,8 @@ class VerbsLane final : public Lane {
   PeerBook book_;
   LaneCounters counters_;
   std::vector<std::unique_ptr<VerbsEndpoint>> endpoints_;
-  std::vector<VerbsQueue> queues_;  // [peer][nic][queue]; after the endpoints, so that they are destroyed first
+  std::vector<u32> place_of_;  // by rank: its place among those that are reached, kNowhere: it is not
+  std::vector<VerbsQueue> queues_;  // [place][nic][queue]; after the endpoints, so that they are destroyed first
   std::vector<Peer> peers_;
   std::vector<Staged> staged_;
   u32 num_staged_ = 0;

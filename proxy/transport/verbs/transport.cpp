@@ -132,19 +132,25 @@ VerbsTransport::VerbsTransport(const TransportSettings& settings, const ibv::Fun
     lanes_.push_back(
         std::make_unique<VerbsLane>(settings_, tuning_, nics_, memories_, l == 0, l == 0 ? notes_ : ignored));
   }
-  notes_.push_back({std::to_string((settings_.num_ranks - 1) * settings_.num_lanes * settings_.fabric.queue_pairs) +
-                        " queue pairs a NIC",
-                    "one per peer, lane and queue of " + std::to_string(settings_.fabric.queue_pairs) + "; " +
-                        nics_[0]->name() + " allows " + std::to_string(nics_[0]->limits().max_qp)});
+  notes_.push_back(
+      {std::to_string(num_reached() * settings_.num_lanes * settings_.fabric.queue_pairs) + " queue pairs a NIC",
+       "one per peer that is not reached by memory, lane and queue of " + std::to_string(settings_.fabric.queue_pairs) +
+           "; " + nics_[0]->name() + " allows " + std::to_string(nics_[0]->limits().max_qp)});
 }
 
 VerbsTransport::~VerbsTransport() = default;
 
+u32 VerbsTransport::num_reached() const {
+  u32 n = 0;
+  for (u32 peer = 0; peer < settings_.num_ranks; ++peer) n += settings_.reaches(peer);
+  return n;
+}
+
 void VerbsTransport::check_budget() const {
-  const u64 needed = static_cast<u64>(settings_.num_ranks - 1) * settings_.num_lanes * settings_.fabric.queue_pairs;
+  const u64 needed = static_cast<u64>(num_reached()) * settings_.num_lanes * settings_.fabric.queue_pairs;
   for (const auto& nic : nics_) {
     if (needed <= static_cast<u64>(std::max(nic->limits().max_qp, 0))) continue;
-    throw std::runtime_error("verbs: " + std::to_string(settings_.num_ranks) + " ranks with " +
+    throw std::runtime_error("verbs: " + std::to_string(num_reached()) + " peers with " +
                              std::to_string(settings_.num_lanes) + " lanes and queue_pairs " +
                              std::to_string(settings_.fabric.queue_pairs) + " need " + std::to_string(needed) +
                              " queue pairs a rank; " + nic->name() + " allows " + std::to_string(nic->limits().max_qp) +
@@ -158,7 +164,7 @@ std::string VerbsTransport::local_address() {
     std::vector<u32>& numbers = own_.nics[e].queue_pairs;
     numbers.assign(static_cast<std::size_t>(settings_.num_ranks) * settings_.num_lanes * per_peer, 0);
     for (u32 peer = 0; peer < settings_.num_ranks; ++peer) {
-      for (u32 l = 0; peer != settings_.rank && l < settings_.num_lanes; ++l) {
+      for (u32 l = 0; settings_.reaches(peer) && l < settings_.num_lanes; ++l) {
         for (u32 q = 0; q < per_peer; ++q) {
           VerbsQueue& queue = lanes_[l]->queue(lanes_[l]->queue_index(peer, e, q));
           numbers[(static_cast<std::size_t>(peer) * settings_.num_lanes + l) * per_peer + q] = queue.pair.number();
@@ -178,7 +184,13 @@ void VerbsTransport::connect(const std::vector<std::string>& addresses) {
   connected_ = true;
   peers_.resize(settings_.num_ranks);
   for (u32 p = 0; p < settings_.num_ranks; ++p) {
-    if (p != settings_.rank && !addresses[p].empty()) peers_[p] = parse_peer(addresses[p], p, own_, notes_);
+    if (p == settings_.rank || addresses[p].empty()) continue;
+    if (!settings_.reaches(p)) {
+      throw std::runtime_error("verbs: rank " + std::to_string(p) + " has an address, and rank " +
+                               std::to_string(settings_.rank) +
+                               " has no queue pair for it: all ranks must see the same nodes");
+    }
+    peers_[p] = parse_peer(addresses[p], p, own_, notes_);
   }
   VerbsGreeting greeting(GreetingSetting{settings_, nics_, areas_, lanes_, peers_});
   greeting.run();
@@ -186,6 +198,12 @@ void VerbsTransport::connect(const std::vector<std::string>& addresses) {
     notes_.push_back({std::to_string(greeting.num_restarts()) + " queue pair(s) greeted again",
                       "their peers came to connect() later than the retries lasted"});
   }
+}
+
+std::vector<QueueCounters> VerbsTransport::queue_counters() const {
+  std::vector<QueueCounters> all;
+  for (u32 l = 0; l < lanes_.size(); ++l) lanes_[l]->count_queues(l, all);
+  return all;
 }
 
 }  // namespace uccl

@@ -31,9 +31,11 @@ class VerbsTransport final : public Transport {
   void connect(const std::vector<std::string>& addresses) override;
   Lane& lane(u32 index) override { return *lanes_.at(index); }
   std::vector<Note> notes() const override { return notes_; }
+  std::vector<QueueCounters> queue_counters() const override;
 
  private:
   void check_budget() const;
+  u32 num_reached() const;
 
   TransportSettings settings_;
   VerbsTuning tuning_;

@@ -14,7 +14,7 @@ def run(context: Context, report: Report) -> None:
         with connected(*(native(context.programs, r, qps=queue_pairs, timeout=PATIENT) for r in range(2))) as (a, b):
             writes, moved = both_ways(a, b, 40)
             report.add(f"ours with ours, {queue_pairs} queue pairs", f"{writes:,} writes, {moved:,} bytes, all right")
-            _by_queue_pair(report, a)
+            _by_queue_pair(report, a, writes // 2, moved // 2)
     for queue_pairs in (1, 2):
         options = {"qps": queue_pairs, "timeout": PATIENT}
         ours, theirs = native(context.programs, 0, **options), pyverbs(1, **options)
@@ -43,7 +43,13 @@ def both_ways(a: Side, b: Side, count: int) -> tuple[int, int]:
     return writes, moved
 
 
-def _by_queue_pair(report: Report, side: Side) -> None:
+def _by_queue_pair(report: Report, side: Side, writes: int, moved: int) -> None:
+    """What each queue pair of rank 0 has carried; together they are what it was told to write."""
     for choice, reason in side.ask("notes"):
         if "queue pair" in choice.lower():
             report.add(f"  {choice}", reason)
+    found = side.ask("counters")["queues"]
+    for peer, number, count, size in found:
+        report.add(f"  to rank {peer}, queue pair {number}", f"{count:,} writes, {size:,} bytes")
+    whole = (sum(count for _, _, count, _ in found), sum(size for *_, size in found))
+    report.add("  together", f"{whole[0]:,} writes, {whole[1]:,} bytes", whole == (writes, moved))

@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-import os
-
 from tests.rdma.inside.context import Context, nodes, transport_exists
 from tests.rdma.inside.kernels import MODES, add
 from tests.rdma.inside.report import Report
-
-# Its default queues are larger than soft-RoCE's completion queues may be (32,767 entries).
-_ENVIRONMENT = {"FI_OFI_RXM_MSG_TX_SIZE": "128", "FI_OFI_RXM_MSG_RX_SIZE": "128"}
 
 
 def run(context: Context, report: Report) -> None:
@@ -17,7 +12,6 @@ def run(context: Context, report: Report) -> None:
     if missing:
         report.skipped.append(f"libfabric's verbs provider: {missing}")
         return
-    os.environ.update(_ENVIRONMENT)
     for mode in MODES:
         done = nodes(context, family="libfabric", provider="verbs;ofi_rxm", mode=mode, ranks=2, rounds=3)
         add(report, f"libfabric verbs, {mode.replace('_', ' ')}", done)

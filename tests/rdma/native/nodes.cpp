@@ -5,6 +5,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <cstdio>
@@ -20,6 +21,7 @@ namespace {
 
 constexpr u32 kMostRanks = 16;
 constexpr u64 kMostAddressBytes = 1 << 20;
+constexpr u64 kMostQueues = 1024;  // of a rank
 constexpr auto kExchangeLimit = std::chrono::seconds(120);
 
 // Memory that all processes share: what carries addresses, and what each has to report.
@@ -29,6 +31,8 @@ struct Shared {
   struct {
     u64 rows, writes, bytes, refused, deepest, stale;
     u64 peer_writes[kMostRanks], peer_bytes[kMostRanks];
+    u64 num_queues;
+    QueueCounters queues[kMostQueues];
     double seconds;
   } reports[kMostRanks];
   u64 address_bytes[kMostRanks];
@@ -128,6 +132,9 @@ void play(const Options& o, Shared& shared, u32 node) {
       report.peer_writes[p] = world.peer_counters(me)[p].writes;
       report.peer_bytes[p] = world.peer_counters(me)[p].write_bytes;
     }
+    const std::vector<QueueCounters> queues = world.queue_counters(me);
+    report.num_queues = queues.size();
+    std::copy_n(queues.begin(), std::min<u64>(queues.size(), kMostQueues), report.queues);
     if (world.aborted(me) || report.refused != 0) check::fail(__FILE__, __LINE__, "a rank ended with a fault");
   }
 }
@@ -144,10 +151,16 @@ int child(const Options& o, Shared& shared, u32 node) {
   }
 }
 
+// from, to, lane, number, writes, bytes
+std::string queue_text(u32 from, const QueueCounters& c) {
+  return std::to_string(from) + ", " + std::to_string(c.peer) + ", " + std::to_string(c.lane) + ", " +
+         std::to_string(c.number) + ", " + std::to_string(c.writes) + ", " + std::to_string(c.write_bytes);
+}
+
 void print(const Options& o, const Shared& shared) {
   u64 rows = 0, writes = 0, bytes = 0, deepest = 0, stale = 0;
   double seconds = 0;
-  std::string peers;
+  std::string peers, queues;
   const u32 num_ranks = o.small("nodes") * o.small("ranks");
   for (u32 r = 0; r < num_ranks; ++r) {
     const auto& report = shared.reports[r];
@@ -162,13 +175,16 @@ void print(const Options& o, const Shared& shared) {
         peers += (peers.empty() ? "" : ", ") + std::string("{\"from\": ") + std::to_string(r) +
                  ", \"to\": " + std::to_string(p) + ", \"writes\": " + std::to_string(report.peer_writes[p]) +
                  ", \"bytes\": " + std::to_string(report.peer_bytes[p]) + "}";
+    for (u64 i = 0; i < std::min(report.num_queues, kMostQueues); ++i)
+      queues += (queues.empty() ? "[" : ", [") + queue_text(r, report.queues[i]) + "]";
   }
   std::printf(
       "{\"mode\": %s, \"ranks\": %u, \"rows\": %llu, \"writes\": %llu, \"bytes\": %llu, \"deepest\": %llu, "
-      "\"stale\": %llu, \"seconds\": %.3f, \"peers\": [%s]}\n",
+      "\"stale\": %llu, \"seconds\": %.3f, \"peers\": [%s], \"queues\": [%s]}\n",
       quoted(o.text("mode")).c_str(), num_ranks, static_cast<unsigned long long>(rows),
       static_cast<unsigned long long>(writes), static_cast<unsigned long long>(bytes),
-      static_cast<unsigned long long>(deepest), static_cast<unsigned long long>(stale), seconds, peers.c_str());
+      static_cast<unsigned long long>(deepest), static_cast<unsigned long long>(stale), seconds, peers.c_str(),
+      queues.c_str());
 }
 
 int run(int argc, char** argv) {

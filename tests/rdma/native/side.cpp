@@ -220,11 +220,20 @@ class Side {
     return out + "]";
   }
 
+  // peer, number, writes, bytes of each
+  std::string queues() const {
+    std::string out;
+    for (const QueueCounters& c : transport_->queue_counters())
+      out += (out.empty() ? "[" : ", [") + std::to_string(c.peer) + ", " + std::to_string(c.number) + ", " +
+             std::to_string(c.writes) + ", " + std::to_string(c.write_bytes) + "]";
+    return out;
+  }
+
   std::string counters() {
     const LaneCounters& c = transport_->lane(0).counters();
     return "{\"writes\": " + std::to_string(c.writes) + ", \"write_bytes\": " + std::to_string(c.write_bytes) +
            ", \"arrivals\": " + std::to_string(c.arrivals) + ", \"refused\": " + std::to_string(c.refused) +
-           ", \"system_calls\": " + std::to_string(c.system_calls) + "}";
+           ", \"system_calls\": " + std::to_string(c.system_calls) + ", \"queues\": [" + queues() + "]}";
   }
 
   const Options& options_;

@@ -114,7 +114,7 @@ TEST(transport_verbs_transport_counts_queue_pairs) {
   CHECK_EQ(refusal(o, {}, shape), std::string());
   shape.num_lanes = 5;
   const std::string e = refusal(o, {}, shape);
-  CHECK(has(e, "need 25 queue pairs") && has(e, "allows 20"));
+  CHECK(has(e, "5 peers") && has(e, "need 25 queue pairs") && has(e, "allows 20"));
 }
 
 TEST(transport_verbs_transport_mismatch_says_whose) {
@@ -139,4 +139,85 @@ TEST(transport_verbs_transport_the_smaller_mtu_is_used_and_said) {
   for (const Note& n : g.transports[0]->notes()) all += n.choice + ": " + n.reason + "\n";
   CHECK(has(all, "MTU 1024 to rank 1: its fake1 has 1024, fake0 here 4096"));
   CHECK(has(all, "1 queue pairs a NIC"));
+}
+
+// Ranks of a node read each other's memory: nothing is made for them, and their address is refused.
+TEST(transport_verbs_transport_unreached_ranks_get_no_queue_pairs) {
+  fake::Options o;
+  o.max_qp = 40;  // of all ranks together, rank 0 twice; with queue pairs inside the nodes it would be 60
+  const contract::Family f = verbs_test::on_fake(o, [](TransportSettings& s) {
+    s.fabric.queue_pairs = 2;
+    s.unreached = {s.rank ^ 1};  // nodes of two
+  });
+  Shape shape;
+  shape.num_ranks = 4;
+  shape.num_lanes = 2;
+  std::vector<std::shared_ptr<Segment>> memory;
+  std::vector<std::unique_ptr<Transport>> ranks;
+  std::vector<std::string> addresses;
+  for (u32 r = 0; r < shape.num_ranks; ++r) {
+    memory.push_back(Segment::create("verbs", shape.region_bytes));
+    ranks.push_back(f.make(contract::settings_for(shape, r, *memory.back())));
+    addresses.push_back(ranks.back()->local_address());
+    const std::vector<QueueCounters> queues = ranks[r]->queue_counters();
+    CHECK_EQ(queues.size(), 8u);  // two peers, two lanes, two queue pairs
+    for (const QueueCounters& q : queues) CHECK(q.peer != r && q.peer != (r ^ 1));
+  }
+  std::string refused;
+  try {
+    ranks[0]->connect({"", addresses[1], "", ""});
+  } catch (const std::runtime_error& e) { refused = e.what(); }
+  CHECK(has(refused, "rank 1 has an address, and rank 0 has no queue pair for it"));
+
+  std::vector<std::thread> threads;
+  ranks[0] = f.make(contract::settings_for(shape, 0, *memory[0]));  // connect() is called once
+  addresses[0] = ranks[0]->local_address();
+  for (u32 r = 0; r < shape.num_ranks; ++r) {
+    threads.emplace_back([&, r] {
+      std::vector<std::string> wanted = addresses;
+      wanted[r] = wanted[r ^ 1] = "";
+      ranks[r]->connect(wanted);
+    });
+  }
+  for (std::thread& t : threads) t.join();
+  const WriteRequest far{3, 7, contract::random_bytes(), contract::Group::kBase, 64, 5};
+  CHECK_EQ(ranks[0]->lane(1).post(std::span(&far, 1)), 1u);
+  ranks[0]->lane(1).flush();
+  CHECK(contract::poll_until([&] {
+    Arrival a{};
+    u64 token = 0;
+    ranks[0]->lane(1).poll_completions(std::span(&token, 1));
+    return ranks[3]->lane(1).poll_arrivals(std::span(&a, 1)) == 1 && a.peer == 0 && a.immediate == 7;
+  }));
+}
+
+// Every request is counted on the queue pair that carried it, and on no other.
+TEST(transport_verbs_transport_counts_by_queue_pair) {
+  const contract::Family f = verbs_test::on_fake({}, [](TransportSettings& s) { s.fabric.queue_pairs = 2; });
+  contract::Group g(f, Shape{.num_ranks = 3});
+  for (const QueueCounters& q : g.transports[0]->queue_counters()) CHECK_EQ(q.writes + q.write_bytes, 0u);
+  std::vector<WriteRequest> writes(10, WriteRequest{1, 1, contract::random_bytes(), contract::Group::kBase, 100, 1});
+  writes.resize(14, WriteRequest{2, 1, contract::random_bytes(), contract::Group::kBase, 7, 1});
+  CHECK_EQ(g.lane(0).post(writes), writes.size());
+  g.lane(0).flush();
+  u64 by_peer[3] = {}, bytes[3] = {}, numbers = 0;
+  for (const QueueCounters& q : g.transports[0]->queue_counters()) {
+    CHECK_EQ(q.writes, q.peer == 1 ? 5u : 2u);  // the least outstanding is next: in turns
+    by_peer[q.peer] += q.writes;
+    bytes[q.peer] += q.write_bytes;
+    numbers += q.number != 0;
+  }
+  CHECK_EQ(by_peer[1], 10u);
+  CHECK_EQ(bytes[1], 1000u);
+  CHECK_EQ(by_peer[2], 4u);
+  CHECK_EQ(bytes[2], 28u);
+  CHECK_EQ(numbers, 4u);
+  std::size_t done = 0;
+  CHECK(contract::poll_until([&] {
+    u64 t[16];
+    Arrival a[16];
+    g.lane(1).poll_arrivals(a);
+    g.lane(2).poll_arrivals(a);
+    return (done += g.lane(0).poll_completions(t)) == writes.size();
+  }));
 }
