@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from uccl_ep.bench.scale.calibrate import TARGET
+from uccl_ep.bench.scale.published import TABLE
 
 NOTE = "All times here are simulated; none was measured on such hardware by this project."
 
@@ -16,7 +17,8 @@ NOTE = "All times here are simulated; none was measured on such hardware by this
 def show_scale(result: dict[str, Any], console: Console) -> None:
     """Calibration, ours beside upstream's, disturbances."""
     console.print(NOTE, style="bold", highlight=False)
-    console.print(calibration_table(result["calibration"]))
+    for table in calibration_tables(result["calibration"]):
+        console.print(table)
     for line in result["summary"]:
         console.print(
             f"{line['rows']}: {line['within']} of {line['count']} within {TARGET:.0%}, median error "
@@ -37,37 +39,38 @@ def show_scale(result: dict[str, Any], console: Console) -> None:
     )
     for name in result["options"]["platforms"]:
         lines = [r for r in result["disturbances"] if r["platform"] == name]
-        if lines:
-            console.print(_disturbance_table(name, lines))
+        for table in _disturbance_tables(name, lines):
+            console.print(table)
     _note(
         console,
-        "cost: of the worse phase's slowest rank. it, others: mean delay of the ranks that the disturbance is about "
-        "(hottest node, rail, late rank) and of all others. delayed: others that end 5 % later. last from it: ranks "
-        "whose last rows came from there.",
+        "x: times the healthy round. it, others: mean delay, in the phase that suffers more, of the ranks that the "
+        "disturbance is about (hottest node, rail, late rank) and of all others. delayed: others that end 5 % later. "
+        "last: ranks whose last rows came from those ranks.",
     )
     console.print(NOTE, style="bold", highlight=False)
 
 
-def calibration_table(rows: list[dict[str, Any]]) -> Table:
-    """Every published row, fitted ones marked."""
-    heads = ("testbed", "mode", "EP", "phase", "rows", "source", "published us", "simulated us", "error", "")
-    table = _table("simulated: upstream's traffic beside published times", *heads)
+def calibration_tables(rows: list[dict[str, Any]]) -> list[Table]:
+    """Every published row, fitted ones marked; a table for each testbed. Fits 80 columns."""
+    heads = ("mode", "EP", "phase", "rows", "published", "simulated", "error", "")
+    tables = {}
+    for name in dict.fromkeys(row["platform"] for row in rows):
+        tables[name] = _table(f"simulated: upstream's traffic on {name} beside published us", *heads)
     for row in rows:
-        outside = "" if row["within"] else "OUTSIDE 20 %"
-        table.add_row(
-            row["platform"],
+        kind = ["fitted" if row["fitted"] else "predicted"]
+        kind += ["batched"] * row["batched"] + [row["of"]] * (row["of"] != TABLE)
+        tables[row["platform"]].add_row(
             row["mode"],
             str(row["ranks"]),
-            row["phase"] + (", batched" if row["batched"] else ""),
+            row["phase"],
             row["format"],
-            row["of"],
             f"{row['published_us']:,.0f}",
             f"{row['simulated_us']:,.0f}",
             f"{row['error']:+.1%}",
-            " ".join(word for word in ("fitted" if row["fitted"] else "predicted", outside) if word),
+            ", ".join(kind) + ("" if row["within"] else " OUTSIDE"),
             style=None if row["within"] else "red",
         )
-    return table
+    return list(tables.values())
 
 
 def _ratio_table(name: str, rows: list[dict[str, Any]]) -> Table:
@@ -84,31 +87,32 @@ def _ratio_table(name: str, rows: list[dict[str, Any]]) -> Table:
     return table
 
 
-def _disturbance_table(name: str, rows: list[dict[str, Any]]) -> Table:
-    heads = ("mode", "EP", "disturbance", "side", "round us", "x healthy", "cost us", "it", "others", "delayed", "last")
-    table = _table(f"simulated: disturbances on {name}", *heads)
-    for row in rows:
-        table.add_row(
-            row["mode"],
-            str(row["ranks"]),
-            row["condition"],
-            row["side"],
-            f"{row['us']:,.0f}",
-            f"{row['times_healthy']:.2f}",
-            f"{row['cost_us']:,.0f} ({row['phase']})",
-            f"{row['affected_us']:+,.0f}",
-            f"{row['others_us']:+,.0f}",
-            f"{row['others_delayed']:.0%}",
-            f"{row['blamed']:.0%}",
-        )
-    return table
+def _disturbance_tables(name: str, rows: list[dict[str, Any]]) -> list[Table]:
+    heads = ("disturbance", "side", "round us", "x", "it", "others", "delayed", "last")
+    tables = []
+    for mode, ranks in dict.fromkeys((row["mode"], row["ranks"]) for row in rows):
+        table = _table(f"simulated: disturbances on {name}, {mode}, {ranks} ranks", *heads)
+        for row in rows:
+            if (row["mode"], row["ranks"]) == (mode, ranks):
+                table.add_row(
+                    row["condition"],
+                    row["side"],
+                    f"{row['us']:,.0f}",
+                    f"{row['times_healthy']:.2f}",
+                    f"{row['affected_us']:+,.0f}",
+                    f"{row['others_us']:+,.0f}",
+                    f"{row['others_delayed']:.0%}",
+                    f"{row['blamed']:.0%}",
+                )
+        tables.append(table)
+    return tables
 
 
 def _table(title: str, *heads: str) -> Table:
-    table = Table(title=title, box=box.SIMPLE_HEAD, title_justify="left")
-    words = ("testbed", "mode", "phase", "rows", "source", "", "disturbance", "side")
+    table = Table(title=title, box=box.SIMPLE_HEAD, title_justify="left", padding=(0, 1, 0, 0))
+    words = ("mode", "phase", "rows", "", "disturbance", "side")
     for head in heads:
-        table.add_column(head, justify="left" if head in words else "right", no_wrap=head in ("testbed", "mode"))
+        table.add_column(head, justify="left" if head in words else "right", no_wrap=head != "")
     return table
 
 

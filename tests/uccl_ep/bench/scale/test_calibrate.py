@@ -10,7 +10,7 @@ from rich.console import Console
 from uccl_ep.bench.scale.calibrate import calibrate, rows_of, simulated_us, summary
 from uccl_ep.bench.scale.platforms import PLATFORMS
 from uccl_ep.bench.scale.published import ROWS, TABLE, Row
-from uccl_ep.bench.scale.report import calibration_table
+from uccl_ep.bench.scale.report import calibration_tables
 
 
 def test_calibrate_some_rows(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -50,7 +50,7 @@ def test_calibrate_every_published_row() -> None:
     a change of the model nor of a constant can add one in silence."""
     found = calibrate(list(PLATFORMS.values()))
     text = io.StringIO()
-    Console(file=text, width=160).print(calibration_table(found))
+    Console(file=text, width=100).print(*calibration_tables(found))
     print(text.getvalue(), *summary(found), sep="\n")
     assert len(found) == len(ROWS)
     outside = {
