@@ -13,6 +13,7 @@ import typer
 from uccl_ep.bench.command import bench_app
 from uccl_ep.bench.model.commands import count_bytes, growth, memory
 from uccl_ep.bench.render_command import render
+from uccl_ep.bench.scale.command import scale
 from uccl_ep.bench.transport_command import transport
 from uccl_ep.conformance.options import ConformanceOptions
 from uccl_ep.demo.options import GATES, PROXIES, TRANSPORTS, DemoOptions
@@ -182,6 +183,7 @@ bench_app.command()(render)
 bench_app.command("bytes")(count_bytes)
 bench_app.command()(memory)
 bench_app.command()(growth)
+bench_app.command()(scale)
 
 
 @app.command()

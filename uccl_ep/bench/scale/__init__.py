@@ -1,0 +1,1 @@
+"""Times of whole jobs on published networks, simulated; see README.md."""
