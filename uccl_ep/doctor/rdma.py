@@ -66,6 +66,15 @@ def unneeded(host: Host, family: str) -> str:
     return {"verbs": "no InfiniBand or RoCE device", "efa": "no EFA device", "libfabric": "no Slingshot NIC"}[family]
 
 
+def _not_known(host: Host, family: str) -> Answer | None:
+    """What a check of NICs says where sysfs hides whether there are any; None: it does not hide that."""
+    unreadable = hidden(host, family)
+    if not unreadable or nics(host, family):
+        return None
+    mend = "mount /sys read-only into the container and let its security context read it"
+    return missing(f"not known, {unreadable}", "sysfs that can be read", mend)
+
+
 def devices(family: str, host: Host) -> Answer:
     """The NICs and their firmware."""
     found = nics(host, family)
@@ -74,10 +83,9 @@ def devices(family: str, host: Host) -> Answer:
             (f"{n.driver or 'software'}{n.firmware and ', firmware ' + n.firmware}", n.name) for n in found
         )
         return ready("; ".join(f"{listed(names)} ({what})" for what, names in groups.items()))
-    unreadable, idle = hidden(host, family), without_driver(host, family)
-    if unreadable:
-        mend = "mount /sys read-only into the container and let its security context read it"
-        return missing(f"not known, {unreadable}", "sysfs that can be read", mend)
+    if not_known := _not_known(host, family):
+        return not_known
+    idle = without_driver(host, family)
     shown = f"no driver has taken {listed(idle)}" if idle else "none"
     mend = f"modprobe {_DRIVER[family].split()[0]} on the host; ls /sys/class/infiniband should then name it"
     return missing(shown, f"a NIC with its kernel driver {_DRIVER[family]}", mend)
@@ -107,6 +115,8 @@ def device_files(family: str, host: Host) -> Answer:
     closed = [path for path in wanted.values() if not host.may_use(path)]
     needed = f"{host.dev}/infiniband/uverbs* that this user may read and write"
     if not wanted:
+        if not_known := _not_known(host, family):
+            return not_known
         return missing("no NIC has one", needed, "modprobe ib_uverbs on the host")
     if closed:
         mend = "docker run --device=/dev/infiniband; in Kubernetes the RDMA or EFA device plugin; or chmod 666"
@@ -131,6 +141,8 @@ def ports(family: str, host: Host) -> Answer:
     if unknown:
         mend = f"let this process read the state of {listed(unknown)} in sysfs; {mend}"
     if not good:
+        if not_known := _not_known(host, family):
+            return not_known
         return missing(shown or "none", "a port that is ACTIVE", mend)
     return lacking(shown, f"all ports ACTIVE, not {listed(list(states))}", mend) if states else ready(shown)
 

@@ -63,11 +63,12 @@ def test_rdma_devices_without_a_driver_are_named(tmp_path: Path) -> None:
 
 
 def test_rdma_devices_that_a_container_hides(tmp_path: Path) -> None:
-    made = host(tmp_path, Recorded())
+    made = live(tmp_path, Recorded())
     (tmp_path / "sys/class/infiniband").write_text("no folder")  # what listing it answers is an error, also for root
     assert rdma.unneeded(made, "verbs") == ""
-    answer = rdma.devices("verbs", made)
-    assert told(answer) == (MISSING, True) and "class/infiniband: Not a directory" in answer.found
+    for check in (rdma.devices, rdma.device_files, rdma.ports):
+        answer = check("verbs", made)
+        assert told(answer) == (MISSING, True) and "class/infiniband: Not a directory" in answer.found
 
 
 def test_rdma_devices_are_grouped(tmp_path: Path) -> None:
