@@ -90,7 +90,7 @@ def _cycles(crew: Crew, world: World, plan: Plan, progress: Callable[[float], No
     each = max(1, -(-plan.cycles // (len(plan.worlds) * _SLICES)))
     series: list[list[Sample]] = [[] for _ in range(world.ranks)]
     for number in range(_SLICES):
-        limit_s = 60.0 + 20.0 * each
+        limit_s = 60.0 + 10.0 * each
         for rank, sample in enumerate(
             crew.run(world, cycles, world.ranks_per_node, number * each, each, limit_s=limit_s)
         ):
