@@ -22,6 +22,7 @@ import psutil
 
 from tests.end_to_end.world import World
 from tests.faults import network
+from tests.faults.inventory import of_another_program
 from uccl_ep import session
 from uccl_ep.recorder.record import SUFFIX, read
 from uccl_ep.settings import settings
@@ -243,7 +244,10 @@ class Fleet:
         assert self._family, "remember() was not called"
         _, alive = psutil.wait_procs(list(self._family.values()), timeout=10.0)
         assert not alive, f"processes left behind: {alive}"
-        shared = {name for name in os.listdir(SHARED) if not self._of_others(name)} - self._shared_before
+        # Semaphores of Python's multiprocessing are other programs': neither ranks nor the fleet use any.
+        own = {member.pid for member in self._family.values()}
+        shared = {n for n in os.listdir(SHARED) if not n.startswith("sem.mp-") and not of_another_program(n, own)}
+        shared -= self._shared_before
         assert not shared or not (orphans := _orphans(shared)), f"entries of nobody left in {SHARED}: {orphans}"
         with open("/proc/net/tcp", encoding="ascii") as table:
             rows = [line.split() for line in list(table)[1:]]
@@ -256,13 +260,6 @@ class Fleet:
         files |= {path.name for path in records.glob(f"*{SUFFIX}") if not 0 <= read(path).rank < len(self.processes)}
         assert not files, f"temporary files left: {files}"
         self.folder.cleanup()
-
-    def _of_others(self, name: str) -> bool:
-        """Semaphores of Python's multiprocessing, which neither ranks nor the fleet use; and what libfabric's shm made
-        in processes that are not of this fleet, whose pid their names begin with."""
-        pid, colon, _ = name.partition(":")
-        libfabric = bool(colon) and pid.isdecimal()
-        return name.startswith("sem.mp-") or (libfabric and int(pid) not in {p.pid for p in self._family.values()})
 
 
 def _open_files(pid: int | str) -> list[str]:

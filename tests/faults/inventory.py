@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 from collections import Counter
+from collections.abc import Container
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -42,6 +43,13 @@ def take() -> Inventory:
     with open(PROCESS / "maps", encoding="utf-8") as maps:
         segments = sum("/memfd:uccl-ep" in line for line in maps)
     return Inventory(descriptors, segments, _threads(), len(psutil.Process().children(recursive=True)))
+
+
+def of_another_program(name: str, pids: Container[int]) -> bool:
+    """Whether a file in /dev/shm was made by libfabric, which begins names with a pid, in a process that is none of
+    `pids`: it comes and goes with other programs, or was left by them."""
+    pid, colon, _ = name.partition(":")
+    return bool(colon) and pid.isdecimal() and int(pid) not in pids
 
 
 def _kind(target: str) -> str:

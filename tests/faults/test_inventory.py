@@ -8,7 +8,10 @@ import subprocess
 import sys
 import threading
 
+import pytest
+
 from tests.faults import inventory
+from tests.faults.inventory import of_another_program
 from uccl_ep import _native
 
 
@@ -38,3 +41,10 @@ def test_inventory_sees_each_kind_of_leak() -> None:
     os.close(descriptor)
     del segment
     assert inventory.take().since(before) == {}
+
+
+@pytest.mark.parametrize(
+    "name, other", [("7:0:1", True), ("8:0:1", False), ("x:0", False), ("7", False), ("a7", False)]
+)
+def test_inventory_of_another_program_is_what_libfabric_named_by_its_pid(name: str, other: bool) -> None:
+    assert of_another_program(name, {8, 9}) is other

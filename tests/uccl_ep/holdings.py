@@ -8,11 +8,7 @@ import time
 
 import psutil
 
-
-def of_another_process(name: str) -> bool:
-    """Whether a file in /dev/shm is of a process beside these tests: libfabric begins their names with its pid."""
-    pid, colon, _ = name.partition(":")
-    return bool(colon) and pid.isdecimal() and int(pid) != os.getpid()
+from tests.faults.inventory import of_another_program
 
 
 class Holdings:
@@ -26,7 +22,7 @@ class Holdings:
         self.children = {child.pid for child in me.children(recursive=True)}
         with open("/proc/self/maps", encoding="utf-8") as maps:
             self.mappings = sum("uccl-ep-" in line for line in maps)
-        self.shm = {name for name in os.listdir("/dev/shm") if not of_another_process(name)}
+        self.shm = {name for name in os.listdir("/dev/shm") if not of_another_program(name, {me.pid})}
 
     def assert_gone_back(self) -> None:
         """Nothing more is held than when this was made; threads may take a moment to be gone."""
