@@ -1,10 +1,7 @@
 // Text form of a libfabric address, checked field by field when it is read; every count is bounded before it is used.
 #include "transport/libfabric/address.h"
 
-#include <algorithm>
-#include <charconv>
-#include <stdexcept>
-
+#include "transport/text_reader.h"
 #include "wire/limits.h"
 
 namespace uccl {
@@ -13,40 +10,11 @@ namespace {
 constexpr char kPrefix[] = "fi1 ";
 constexpr u64 kMostLanes = 256, kMostSpans = 64, kMostNameBytes = 512, kMostProviderBytes = 64;
 
-struct Reader {
-  const std::string& text;
-  std::size_t at = 0;
-
-  [[noreturn]] void fail(const char* what) const {
-    std::string shown = text.substr(0, 100);
-    for (char& c : shown) c = c >= ' ' && c < 127 ? c : '?';
-    throw std::runtime_error("libfabric: address '" + shown + "': " + what + " at character " + std::to_string(at));
-  }
-  u64 number(u64 limit) {
-    u64 value = 0;
-    const char* begin = text.data() + at;
-    const auto [end, error] = std::from_chars(begin, text.data() + text.size(), value);
-    if (error != std::errc() || value > limit) fail("no number, or one beyond its limit,");
-    at += static_cast<std::size_t>(end - begin);
-    return value;
-  }
-  void expect(char c) {
-    if (at >= text.size() || text[at] != c) fail("a separator is missing");
-    ++at;
-  }
-  std::string word(u64 most) {
-    const std::size_t end = std::min(text.find(' ', at), text.size());
-    if (end == at || end - at > most) fail("an empty or overlong word");
-    std::string w = text.substr(at, end - at);
-    at = end;
-    return w;
-  }
-  u32 nibble(char c) const {
-    if (c >= '0' && c <= '9') return static_cast<u32>(c - '0');
-    if (c >= 'a' && c <= 'f') return static_cast<u32>(c - 'a' + 10);
-    fail("an endpoint name that is not hexadecimal");
-  }
-};
+u32 nibble(const TextReader& r, char c) {
+  if (c >= '0' && c <= '9') return static_cast<u32>(c - '0');
+  if (c >= 'a' && c <= 'f') return static_cast<u32>(c - 'a' + 10);
+  r.fail("an endpoint name that is not hexadecimal");
+}
 
 std::string hex(const std::string& bytes) {
   constexpr char kDigits[] = "0123456789abcdef";
@@ -58,12 +26,12 @@ std::string hex(const std::string& bytes) {
   return s;
 }
 
-std::string unhex(Reader& r) {
+std::string unhex(TextReader& r) {
   const std::string digits = r.word(2 * kMostNameBytes);
   if (digits.size() % 2 != 0) r.fail("half a byte of an endpoint name");
   std::string bytes;
   for (std::size_t i = 0; i < digits.size(); i += 2) {
-    bytes += static_cast<char>(r.nibble(digits[i]) << 4 | r.nibble(digits[i + 1]));
+    bytes += static_cast<char>(nibble(r, digits[i]) << 4 | nibble(r, digits[i + 1]));
   }
   return bytes;
 }
@@ -74,7 +42,7 @@ std::string comma(std::initializer_list<u64> numbers) {
   return s;
 }
 
-LibfabricAddress::LaneAddress parse_lane(Reader& r) {
+LibfabricAddress::LaneAddress parse_lane(TextReader& r) {
   LibfabricAddress::LaneAddress lane;
   r.expect(' ');
   lane.name = unhex(r);
@@ -124,9 +92,7 @@ std::string LibfabricAddress::text() const {
 }
 
 LibfabricAddress LibfabricAddress::parse(const std::string& text) {
-  Reader r{text};
-  if (text.compare(0, sizeof(kPrefix) - 1, kPrefix) != 0) r.fail("not a libfabric address of this version");
-  r.at = sizeof(kPrefix) - 1;
+  TextReader r("libfabric", text, kPrefix);
   LibfabricAddress a;
   a.provider = r.word(kMostProviderBytes);
   r.expect(' ');
@@ -137,7 +103,7 @@ LibfabricAddress LibfabricAddress::parse(const std::string& text) {
   const u64 lanes = r.number(kMostLanes);
   if (lanes == 0) r.fail("no lane");
   for (u64 i = 0; i < lanes; ++i) a.lanes.push_back(parse_lane(r));
-  if (r.at != text.size()) r.fail("something behind the end");
+  if (!r.at_end()) r.fail("something behind the end");
   return a;
 }
 
