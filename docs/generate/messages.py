@@ -86,7 +86,7 @@ _LITERAL = re.compile(r'"((?:\\.|[^"\\])*)"')
 def proxy_messages(root: Path = ROOT) -> list[Message]:
     """What native code throws where a user's machine, network or settings are the cause: literals, joined by "…"."""
     found = []
-    for path in sorted((root / "proxy").rglob("*.cpp")):
+    for path in sorted(p for p in (root / "proxy").rglob("*") if p.suffix in (".cpp", ".h")):
         name = path.relative_to(root).as_posix()
         if name.startswith(_INTERNAL) or "/bindings/" in name:
             continue
