@@ -58,7 +58,8 @@ def test_session_destroy_gives_everything_back(variables: Any, proxy: str, trans
     assert all(buffer.runtime is None for buffer in kept)
     # Streams are threads, and go with the Buffer; memory, descriptors and proxies must be gone already.
     now = Holdings()
-    assert (now.mappings, now.shm, now.children) == (before.mappings, before.shm, before.children)
+    assert (now.process.segments, now.process.children) == (before.process.segments, before.process.children)
+    assert now.shm == before.shm
     kept.clear()
     before.assert_gone_back()
 
