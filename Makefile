@@ -76,7 +76,7 @@ demo: $(VENV)/.stamp-native ## train a small MoE model over 4 ranks and compare 
 	$(SAY) "uccl-ep demo"
 	@$(BIN)/uccl-ep demo $(ARGS)
 
-test: $(VENV)/.stamp-native ## native tests (wave32, wave64), Python tests and house checks
+test: $(VENV)/.stamp-native ## native tests (wave32, wave64, wave1), Python tests and house checks
 	$(SAY) "pytest: native tests, Python tests, house checks"
 	@$(BIN)/pytest $(ARGS)
 

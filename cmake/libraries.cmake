@@ -1,5 +1,6 @@
 # The static libraries: `uccl_proxy` (proxy/ without bindings and simulation), per warp width `uccl_kernels_wave<N>`
-# (kernels/), and `uccl_simulation` (proxy/simulation, which runs both).
+# (kernels/), `uccl_cpu_kernels` (kernels/cpu, warps of one lane) and `uccl_simulation` (proxy/simulation, which runs
+# proxy and kernels).
 
 file(GLOB_RECURSE proxy_sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/proxy/*.cpp)
 list(FILTER proxy_sources EXCLUDE REGEX "/proxy/(bindings|simulation)/")
@@ -7,6 +8,9 @@ add_library(uccl_proxy STATIC ${proxy_sources})
 target_link_libraries(uccl_proxy PUBLIC uccl_options)
 
 file(GLOB_RECURSE kernel_sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/kernels/*.cpp)
+set(cpu_kernel_sources ${kernel_sources})
+list(FILTER kernel_sources EXCLUDE REGEX "/kernels/cpu/")
+list(FILTER cpu_kernel_sources INCLUDE REGEX "/kernels/cpu/")
 
 # The fiber runtime (and fiber.cpp) switches stacks, which ThreadSanitizer cannot follow: it is compiled without, and
 # tells the sanitizer about fibers, barriers and launches itself (UCCL_SIMT_TSAN).
@@ -29,6 +33,11 @@ function(uccl_add_kernels wave)
   target_compile_definitions(uccl_kernels_wave${wave} PUBLIC UCCL_SIMT_WARP=${wave})
 endfunction()
 uccl_add_kernels(32)
+uccl_add_kernels(1)
+
+# Its users may be of another width: they call functions and instantiate nothing of it.
+add_library(uccl_cpu_kernels STATIC ${cpu_kernel_sources})
+target_link_libraries(uccl_cpu_kernels PUBLIC uccl_kernel_options PRIVATE uccl_kernels_wave1)
 
 file(GLOB simulation_sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/proxy/simulation/*.cpp)
 add_library(uccl_simulation STATIC ${simulation_sources})

@@ -1,11 +1,15 @@
-# native_tests (all of tests/**.cpp, wave32) and native_tests_wave64 (tests/kernels again, as on an AMD processor; not
-# under a sanitizer, which would look at the same code twice).
+# native_tests (all of tests/**.cpp, wave32), native_tests_wave64 (tests/kernels again, as on an AMD processor) and
+# native_tests_wave1 (the throughput kernels once more, as a CPU runs them). Only the first under a sanitizer, which would
+# look at the same code twice.
 set(harness ${PROJECT_SOURCE_DIR}/tests/native/main.cpp)
 file(GLOB_RECURSE all_tests CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/tests/*.cpp)
 list(REMOVE_ITEM all_tests ${harness})
 list(FILTER all_tests EXCLUDE REGEX "/tests/rdma/")
 set(kernel_tests ${all_tests})
 list(FILTER kernel_tests INCLUDE REGEX "/tests/kernels/")
+list(FILTER kernel_tests EXCLUDE REGEX "/tests/kernels/cpu/")
+set(one_lane_tests ${kernel_tests})
+list(FILTER one_lane_tests INCLUDE REGEX "/tests/kernels/(throughput/|world)")
 
 # Tests of kernels need a RankContext; the bindings' builder of one depends on neither Python nor nanobind.
 file(GLOB rank_tables CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/proxy/bindings/rank_tables.cpp)
@@ -21,10 +25,11 @@ function(uccl_add_native_tests name wave)
 endfunction()
 
 uccl_add_native_tests(native_tests 32 ${all_tests})
-target_link_libraries(native_tests PRIVATE uccl_simulation)
+target_link_libraries(native_tests PRIVATE uccl_simulation uccl_cpu_kernels)
 if(NOT UCCL_EP_SANITIZE)
   uccl_add_kernels(64)
   uccl_add_native_tests(native_tests_wave64 64 ${kernel_tests})
+  uccl_add_native_tests(native_tests_wave1 1 ${one_lane_tests})
 endif()
 
 # Micro-benchmarks, one file each, built on demand (`make bench`).

@@ -24,7 +24,8 @@ import pytest  # noqa: E402
 
 ROOT = Path(__file__).resolve().parent.parent
 SANITIZERS = ("thread", "address")
-PROGRAMS = {32: "native_tests", 64: "native_tests_wave64"}  # by warp width; sanitizers look at the first only
+# By warp width; sanitizers look at the first only.
+PROGRAMS = {32: "native_tests", 64: "native_tests_wave64", 1: "native_tests_wave1"}
 LIMIT_S = {"": 50, "thread": 240, "address": 150}  # one TEST; below pytest's own limit, which would end the session
 
 

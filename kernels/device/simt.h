@@ -36,8 +36,8 @@
 
 namespace uccl::simt {
 
-// Bits of a mask_t above the warp do not exist: mask_t is exactly kWarp bits wide.
-static_assert(sizeof(mask_t) * 8 == kWarp);
+// Bits of a mask_t above the warp do not exist: mask_t is exactly kWarp bits wide, where there is such a type.
+static_assert(sizeof(mask_t) * 8 == kWarp || kWarp == 1);
 
 DEV u32 warp() { return tid() / kWarp; }
 DEV u32 num_warps() { return (ntid() + kWarp - 1) / kWarp; }

@@ -1,5 +1,6 @@
 // CPU back end of simt.h: every lane is a fiber (runtime.h), so the kernels that GPUs run also run here, unchanged.
-// -DUCCL_SIMT_WARP=64 runs them as AMD's wave64; names of the two widths differ, so that both can be in one program.
+// -DUCCL_SIMT_WARP=64 runs them as AMD's wave64; with 1 a warp is one lane, which needs no fiber switch to meet itself.
+// Names of the widths differ and kernels are static, so that several can be in one program.
 #pragma once
 #include <chrono>
 #include <cmath>
@@ -11,16 +12,18 @@
 #ifndef UCCL_SIMT_WARP
 #define UCCL_SIMT_WARP 32
 #endif
-#if UCCL_SIMT_WARP == 32
+#if UCCL_SIMT_WARP == 1
+#define UCCL_SIMT_WIDTH wave1
+#elif UCCL_SIMT_WARP == 32
 #define UCCL_SIMT_WIDTH wave32
 #elif UCCL_SIMT_WARP == 64
 #define UCCL_SIMT_WIDTH wave64
 #else
-#error "UCCL_SIMT_WARP is 32 or 64"
+#error "UCCL_SIMT_WARP is 1, 32 or 64"
 #endif
 
 #define UCCL_SIMT_HOST 1
-#define KERNEL inline void
+#define KERNEL static inline void
 #define KERNEL_BOUNDS(threads)
 #define DEV static inline __attribute__((always_inline))
 #define DEV_MEMBER inline __attribute__((always_inline))
@@ -42,7 +45,7 @@ extern thread_local LaneView* current_lane __attribute__((tls_model("initial-exe
 // What a simulator puts in the place of time and of the runtime's rests, on the thread that sets it (runtime.h). Null
 // otherwise: the machine's own clock, and pauses and naps.
 struct HostHooks {
-  u64 now_ns;                                          // what now_ns() says
+  u64 now_ns;  // what now_ns() says
   void (*after_pass)(HostHooks* self, bool progress);  // after every turn of all warps of a launch; may switch fibers
 };
 extern thread_local HostHooks* host_hooks __attribute__((tls_model("initial-exec")));
@@ -69,10 +72,13 @@ DEV S& smem() {
 
 DEV void sync_block() { block_barrier(); }
 DEV bool sync_block_and(bool p) { return block_barrier_and(p); }
-DEV void sync_warp() { meet_lanes(); }
+DEV void sync_warp() {
+  if constexpr (kWarp != 1) meet_lanes();
+}
 template <class T>
 DEV T shfl(T v, u32 l) {
   static_assert(sizeof(T) <= sizeof(u64));
+  if constexpr (kWarp == 1) return v;
   u64 word = 0;
   std::memcpy(&word, &v, sizeof v);
   word = exchange_lanes(word, l);
@@ -83,11 +89,12 @@ template <class T>
 DEV T shfl_xor(T v, u32 m) {
   return shfl(v, lane() ^ m);
 }
-DEV mask_t ballot(bool p) { return vote_lanes(p); }
+DEV mask_t ballot(bool p) { return kWarp == 1 ? p : vote_lanes(p); }
 DEV u32 popcount(mask_t m) { return static_cast<u32>(__builtin_popcountll(m)); }
 DEV u32 first_lane(mask_t m) { return static_cast<u32>(__builtin_ctzll(m)); }
 DEV mask_t lane_mask_lt() { return (static_cast<mask_t>(1) << lane()) - 1; }
 DEV u32 warp_sum(u32 v) {
+  if constexpr (kWarp == 1) return v;
   const u64* all = gather_lanes(v);
   u32 sum = 0;
   for (u32 i = 0; i < kWarp; ++i) sum += static_cast<u32>(all[i]);

@@ -30,7 +30,7 @@ thread_local HostHooks* host_hooks = nullptr;
 namespace {
 
 constexpr u64 kKeptSlabs = 256;  // 0.5 GiB of addresses for wave32; what was touched of it stays resident, 8 KiB a lane
-constexpr mask_t kAllLanes = static_cast<mask_t>(~static_cast<mask_t>(0));
+constexpr mask_t kAllLanes = kWarp == 1 ? 1 : static_cast<mask_t>(~static_cast<mask_t>(0));
 
 StackPool& stacks() {
   static StackPool pool(static_cast<u64>(kWarp) * kStackBytes, kKeptSlabs);
@@ -128,7 +128,7 @@ void complete(Warp* warp) {
     warp->words[warp->phase & 1][first_lane(ended)] = 0;
   warp->arrived = 0;
   warp->phase++;
-  warp->ready = static_cast<mask_t>(~warp->done);
+  warp->ready = static_cast<mask_t>(kAllLanes & ~warp->done);
 }
 
 // The warp's rendezvous. Returns every lane's word.
@@ -175,7 +175,7 @@ void place_lane(Warp* warp, u32 index, const LaneView& view) {
   lane.view = view;
   lane.warp = warp;
   // Tops are staggered by two cache lines: at equal offsets of 64 KiB all lanes would share the same cache sets.
-  u8* const top = warp->slab + static_cast<u64>(index + 1) * kStackBytes - 64 - (index % 32) * 128;
+  u8* const top = warp->slab + static_cast<u64>(index + 1) * kStackBytes - 64 - (view.tid % 32) * 128;
   lane.stack_pointer = make_fiber(top, lane_main);
   warp->ready |= bit(index);
 }
@@ -348,7 +348,7 @@ bool block_barrier_and(bool p) {
     block->all = true;
     block->generation++;
     block->worker->progress++;
-    for (const auto& w : block->warps) w->ready |= static_cast<mask_t>(~w->done & ~w->arrived);
+    for (const auto& w : block->warps) w->ready |= static_cast<mask_t>(kAllLanes & ~w->done & ~w->arrived);
     tsan_acquire(block);
     return block->result;
   }

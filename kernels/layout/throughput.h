@@ -44,7 +44,7 @@ struct StreamGeometry {
   u32 num_slots = 0;  // chunks in one ring; power of two not required; 0 = does not fit
   u32 row_bytes = 0;
 
-  static constexpr u64 kWantedChunkBytes = 64 << 10;
+  static constexpr u64 kWantedChunkBytes = 256 << 10;
   static constexpr u32 kMinSlots = 2;
   static constexpr u32 kMaxSlots = kMaxSequenceInFlight / 2;
 

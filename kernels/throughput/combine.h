@@ -85,8 +85,8 @@ DEV void contribute(const CombineArgs& a, const WaitContext& wait, u32 channel, 
       u8* row = const_cast<u8*>(s.unit) + g.chunk(channel, number) + static_cast<u64>(i) * g.row_bytes;
       if (simt::lane() == 0) *reinterpret_cast<RowHeader*>(row) = RowHeader{0, static_cast<u32>(a.recv_src_idx[at]), 0};
       copy_row(row + sizeof(RowHeader), reinterpret_cast<const u8*>(a.x + at * a.hidden), shape.payload_bytes);
-      if (shape.has_weights && simt::lane() < shape.topk)
-        reinterpret_cast<float*>(row + shape.weights())[simt::lane()] = a.topk_weights[at * shape.topk + simt::lane()];
+      for (u32 k = simt::lane(); shape.has_weights && k < shape.topk; k += simt::kWarp)
+        reinterpret_cast<float*>(row + shape.weights())[k] = a.topk_weights[at * shape.topk + k];
     }
     done += n;
     simt::sync_warp();
@@ -198,8 +198,7 @@ DEV void reduce_own(const CombineArgs& a, CombineShared& s, u32 channel, const P
     simt::sync_warp();
     reduce_rows(a.out + at, list, nullptr, e.num_partials + has_own, a.hidden, bias);
   }
-  const u32 k = simt::lane();
-  if (shape.has_weights && k < shape.topk) {
+  for (u32 k = simt::lane(); shape.has_weights && k < shape.topk; k += simt::kWarp) {
     float sum = e.num_partials == 0 ? sum_weights(shape, e.rows, e.num_rows, k) : 0.0f;
     for (u32 i = 0; e.num_partials != 0 && i <= e.num_partials; ++i) {
       if (i == e.own_position) sum += sum_weights(shape, e.rows, e.num_rows, k);
@@ -296,9 +295,8 @@ DEV void reduce_partial(const CombineArgs& a, CombineShared& s, const PlanEntry&
   payloads(e.rows, e.num_rows, list);
   if (simt::lane() == 0) *reinterpret_cast<RowHeader*>(e.out_row) = RowHeader{0, e.token, 0};
   reduce_rows(reinterpret_cast<u16*>(e.out_row + sizeof(RowHeader)), list, nullptr, e.num_rows, a.hidden);
-  if (shape.has_weights && simt::lane() < shape.topk)
-    reinterpret_cast<float*>(e.out_row + shape.weights())[simt::lane()] =
-        sum_weights(shape, e.rows, e.num_rows, simt::lane());
+  for (u32 k = simt::lane(); shape.has_weights && k < shape.topk; k += simt::kWarp)
+    reinterpret_cast<float*>(e.out_row + shape.weights())[k] = sum_weights(shape, e.rows, e.num_rows, k);
   simt::sync_warp();
 }
 

@@ -33,13 +33,14 @@ DEV void write_row(const DispatchArgs& a, u32 token, u64 destinations, u8* row) 
   u32* scales = reinterpret_cast<u32*>(row + shape.scales());
   for (u32 i = lane; i < shape.scale_bytes / 4; i += simt::kWarp)
     scales[i] = a.scales[token * a.scale_token_stride + i * a.scale_stride];
-  if (lane >= shape.topk) return;
-  const u64 at = static_cast<u64>(token) * shape.topk + lane;
-  if (shape.has_weights) reinterpret_cast<float*>(row + shape.weights())[lane] = a.topk_weights[at];
-  if (!shape.has_ids) return;
-  const i64 expert = a.topk_idx[at];  // anything may stand here; what names no expert must not wrap into one
-  reinterpret_cast<short*>(row + shape.ids())[lane] =
-      static_cast<short>(expert >= 0 && expert < static_cast<i64>(kMaxExperts) ? expert : -1);
+  for (u32 k = lane; k < shape.topk; k += simt::kWarp) {
+    const u64 at = static_cast<u64>(token) * shape.topk + k;
+    if (shape.has_weights) reinterpret_cast<float*>(row + shape.weights())[k] = a.topk_weights[at];
+    if (!shape.has_ids) continue;
+    const i64 expert = a.topk_idx[at];  // anything may stand here; what names no expert must not wrap into one
+    reinterpret_cast<short*>(row + shape.ids())[k] =
+        static_cast<short>(expert >= 0 && expert < static_cast<i64>(kMaxExperts) ? expert : -1);
+  }
 }
 
 // The writing end of this rank's stream to one audience.
@@ -128,14 +129,16 @@ DEV void take_row(const DispatchArgs& a, const u8* row, u32 at) {
   for (u32 i = lane; i < shape.scale_bytes / 4; i += simt::kWarp)
     a.recv_scales[static_cast<u64>(at) * (shape.scale_bytes / 4) + i] = scales[i];
   if (lane == 0) a.recv_src_idx[at] = static_cast<i32>(reinterpret_cast<const RowHeader*>(row)->token);
-  if (!shape.has_ids || lane >= shape.topk) return;
+  if (!shape.has_ids) return;
   const i32 first = static_cast<i32>(a.rank.topology.rank * a.call.num_local_experts);
-  const i32 e = reinterpret_cast<const short*>(row + shape.ids())[lane] - first;
-  const bool here = e >= 0 && e < static_cast<i32>(a.call.num_local_experts);
-  a.recv_topk_idx[static_cast<u64>(at) * shape.topk + lane] = here ? e : -1;
-  if (shape.has_weights)
-    a.recv_topk_weights[static_cast<u64>(at) * shape.topk + lane] =
-        here ? reinterpret_cast<const float*>(row + shape.weights())[lane] : 0.0f;
+  for (u32 k = lane; k < shape.topk; k += simt::kWarp) {
+    const i32 e = reinterpret_cast<const short*>(row + shape.ids())[k] - first;
+    const bool here = e >= 0 && e < static_cast<i32>(a.call.num_local_experts);
+    a.recv_topk_idx[static_cast<u64>(at) * shape.topk + k] = here ? e : -1;
+    if (shape.has_weights)
+      a.recv_topk_weights[static_cast<u64>(at) * shape.topk + k] =
+          here ? reinterpret_cast<const float*>(row + shape.weights())[k] : 0.0f;
+  }
 }
 
 // The reading end of a source's stream; at the host of a remote source's ring, also how far the source has been told
@@ -176,9 +179,10 @@ DEV void take_nothing(const DispatchArgs& a, u32 from, u32 end) {
     for (u32 i = lane; i < shape.scale_bytes / 4; i += simt::kWarp)
       a.recv_scales[static_cast<u64>(at) * (shape.scale_bytes / 4) + i] = 0;
     if (lane == 0) a.recv_src_idx[at] = -1;
-    if (!shape.has_ids || lane >= shape.topk) continue;
-    a.recv_topk_idx[static_cast<u64>(at) * shape.topk + lane] = -1;
-    if (shape.has_weights) a.recv_topk_weights[static_cast<u64>(at) * shape.topk + lane] = 0.0f;
+    for (u32 k = lane; shape.has_ids && k < shape.topk; k += simt::kWarp) {
+      a.recv_topk_idx[static_cast<u64>(at) * shape.topk + k] = -1;
+      if (shape.has_weights) a.recv_topk_weights[static_cast<u64>(at) * shape.topk + k] = 0.0f;
+    }
   }
 }
 

@@ -13,17 +13,13 @@
 #include "bindings/rank_tables.h"
 #include "bindings/register.h"
 #include "kernels/collective/barrier.h"
+#include "kernels/cpu/throughput.h"
 #include "kernels/host/runtime.h"
 #include "kernels/host/stream.h"
 #include "kernels/low_latency/combine_recv.h"
 #include "kernels/low_latency/combine_send.h"
 #include "kernels/low_latency/dispatch_recv.h"
 #include "kernels/low_latency/dispatch_send.h"
-#include "kernels/throughput/combine.h"
-#include "kernels/throughput/counts.h"
-#include "kernels/throughput/dispatch.h"
-#include "kernels/throughput/layout.h"
-#include "kernels/throughput/settle.h"
 
 namespace nb = nanobind;
 
@@ -78,17 +74,14 @@ void register_entries(nb::module_& m) {
       "Queues a kernel by name with its argument struct as bytes, as a GPU's driver does.");
 }
 
-// def launch_<name>(stream, args, shape): queues the kernel with a copy of its arguments.
+// def <name>(stream, args, shape): queues the kernel with a copy of its arguments. `run` returns when it has ended.
 template <class Args, class Shared>
-void kernel(nb::module_& m, const char* name, void (*entry)(Args), Shared shared_bytes) {
+void kernel(nb::module_& m, const char* name, void (*run)(const Args&, const cpu::Launch&), Shared shared_bytes) {
   static_assert(std::is_trivially_copyable_v<Args>);
-  const auto queue = [entry, shared_bytes](simt::Stream& stream, const Args& args, const Shape& shape) {
-    simt::LaunchConfig config;
-    config.grid = shape.grid;
-    config.block = shape.warps * simt::kWarp;
-    config.smem_bytes = static_cast<u32>(shared_bytes(args, shape.warps));
-    config.threads = shape.threads;
-    stream.enqueue([entry, args, config] { simt::launch(config, [&] { entry(args); }); });
+  const auto queue = [run, shared_bytes](simt::Stream& stream, const Args& args, const Shape& shape) {
+    const u32 bytes = static_cast<u32>(shared_bytes(args, shape.warps));
+    const cpu::Launch launch{shape.grid, shape.warps, shape.threads, bytes};
+    stream.enqueue([run, args, launch] { run(args, launch); });
   };
   const auto copy = [](const void* bytes) {
     Args args;
@@ -100,6 +93,17 @@ void kernel(nb::module_& m, const char* name, void (*entry)(Args), Shared shared
       [shared_bytes, copy](const void* args, u32 warps) -> u64 { return shared_bytes(copy(args), warps); },
       [queue, copy](simt::Stream& stream, const void* args, const Shape& shape) { queue(stream, copy(args), shape); }};
   m.def(name, queue, nb::arg("stream"), nb::arg("args"), nb::arg("shape"));
+}
+
+// A kernel as it is instantiated here, with this file's width.
+template <auto entry, class Args>
+void run_here(const Args& args, const cpu::Launch& launch) {
+  simt::LaunchConfig config;
+  config.grid = launch.blocks;
+  config.block = launch.warps * simt::kWarp;
+  config.smem_bytes = launch.shared_bytes;
+  config.threads = launch.threads;
+  simt::launch(config, [&] { entry(args); });
 }
 
 template <class Args>
@@ -190,7 +194,7 @@ void register_low_latency_dispatch(nb::module_& m) {
   address(send, "topk_idx", &DispatchSendArgs::topk_idx);
   address(send, "num_writes", &DispatchSendArgs::num_writes);
   address(send, "global_scale", &DispatchSendArgs::global_scale);
-  kernel(m, "low_latency_dispatch_send", &low_latency_dispatch_send,
+  kernel(m, "low_latency_dispatch_send", run_here<low_latency_dispatch_send, DispatchSendArgs>,
          [](const DispatchSendArgs&, u32) { return sizeof(DispatchSendShared); });
 
   auto receive = arguments<DispatchReceiveArgs>(m, "DispatchReceiveArgs");
@@ -204,7 +208,7 @@ void register_low_latency_dispatch(nb::module_& m) {
   address(receive, "cumulative_stats", &DispatchReceiveArgs::cumulative_stats);
   address(receive, "wait_stats", &DispatchReceiveArgs::wait_stats);
   address(receive, "counts", &DispatchReceiveArgs::counts);
-  kernel(m, "low_latency_dispatch_recv", &low_latency_dispatch_recv,
+  kernel(m, "low_latency_dispatch_recv", run_here<low_latency_dispatch_recv, DispatchReceiveArgs>,
          [](const DispatchReceiveArgs&, u32) { return sizeof(DispatchReceiveShared); });
 }
 
@@ -220,7 +224,7 @@ void register_low_latency_combine(nb::module_& m) {
   address(combine, "signals", &CombineSendArgs::signals);
   combine.def_rw("signals_per_expert", &CombineSendArgs::signals_per_expert);
   combine.def_rw("signal_rows", &CombineSendArgs::signal_rows).def_rw("signal_value", &CombineSendArgs::signal_value);
-  kernel(m, "low_latency_combine_send", &low_latency_combine_send,
+  kernel(m, "low_latency_combine_send", run_here<low_latency_combine_send, CombineSendArgs>,
          [](const CombineSendArgs&, u32) { return sizeof(CombineSendShared); });
 
   auto reduce = arguments<CombineReceiveArgs>(m, "CombineReceiveArgs");
@@ -231,7 +235,7 @@ void register_low_latency_combine(nb::module_& m) {
   address(reduce, "topk_idx", &CombineReceiveArgs::topk_idx);
   address(reduce, "weights", &CombineReceiveArgs::weights);
   address(reduce, "wait_stats", &CombineReceiveArgs::wait_stats);
-  kernel(m, "low_latency_combine_recv", &low_latency_combine_recv,
+  kernel(m, "low_latency_combine_recv", run_here<low_latency_combine_recv, CombineReceiveArgs>,
          [](const CombineReceiveArgs&, u32) { return sizeof(CombineReceiveShared); });
 }
 
@@ -269,7 +273,7 @@ void register_routing(nb::module_& m) {
   address(layout, "num_tokens_per_node", &LayoutArgs::num_tokens_per_node);
   address(layout, "num_tokens_per_expert", &LayoutArgs::num_tokens_per_expert);
   address(layout, "is_token_in_rank", &LayoutArgs::is_token_in_rank);
-  kernel(m, "throughput_layout", &throughput_layout, [](const LayoutArgs&, u32) { return 0u; });
+  kernel(m, "throughput_layout", cpu::throughput_layout, [](const LayoutArgs&, u32) { return 0u; });
 
   auto counts = arguments<CountsArgs>(m, "CountsArgs");
   counts.def_rw("rank", &CountsArgs::rank).def_rw("layout", &CountsArgs::layout).def_rw("shape", &CountsArgs::shape);
@@ -290,7 +294,7 @@ void register_routing(nb::module_& m) {
   address(counts, "rank_prefix", &CountsArgs::rank_prefix);
   address(counts, "expert_counts", &CountsArgs::expert_counts);
   address(counts, "recv_total", &CountsArgs::recv_total);
-  kernel(m, "throughput_counts", &throughput_counts, [](const CountsArgs&, u32) { return sizeof(CountsShared); });
+  kernel(m, "throughput_counts", cpu::throughput_counts, [](const CountsArgs&, u32) { return sizeof(CountsShared); });
 }
 
 void register_streams_of_rows(nb::module_& m) {
@@ -309,7 +313,7 @@ void register_streams_of_rows(nb::module_& m) {
   address(dispatch, "recv_topk_weights", &DispatchArgs::recv_topk_weights);
   address(dispatch, "recv_src_idx", &DispatchArgs::recv_src_idx);
   address(dispatch, "recv_total", &DispatchArgs::recv_total);
-  kernel(m, "throughput_dispatch", &throughput_dispatch, [](const DispatchArgs&, u32) { return 0u; });
+  kernel(m, "throughput_dispatch", cpu::throughput_dispatch, [](const DispatchArgs&, u32) { return 0u; });
 
   auto combine = arguments<CombineArgs>(m, "CombineArgs");
   combine.def_rw("rank", &CombineArgs::rank).def_rw("call", &CombineArgs::call).def_rw("hidden", &CombineArgs::hidden);
@@ -322,7 +326,7 @@ void register_streams_of_rows(nb::module_& m) {
   address(combine, "out_weights", &CombineArgs::out_weights);
   address(combine, "scratch", &CombineArgs::scratch);
   address(combine, "partials", &CombineArgs::partials);
-  kernel(m, "throughput_combine", &throughput_combine,
+  kernel(m, "throughput_combine", cpu::throughput_combine,
          [](const CombineArgs&, u32 warps) { return CombineShared::bytes(warps); });
   m.attr("PARTIAL_STATE_BYTES") = sizeof(PartialState);
   m.attr("MAX_PARTIALS") = kMaxPartials;
@@ -331,12 +335,12 @@ void register_streams_of_rows(nb::module_& m) {
   settle.def_rw("rank", &SettleArgs::rank).def_rw("direction", &SettleArgs::direction);
   settle.def_rw("num_channels", &SettleArgs::num_channels).def_rw("row_bytes", &SettleArgs::row_bytes);
   address(settle, "last", &SettleArgs::last);
-  kernel(m, "throughput_settle", &throughput_settle, [](const SettleArgs&, u32) { return sizeof(SettleShared); });
+  kernel(m, "throughput_settle", cpu::throughput_settle, [](const SettleArgs&, u32) { return sizeof(SettleShared); });
   m.attr("SETTLED_GEOMETRY_BYTES") = kNumDirections * sizeof(SettledGeometry);
 
   auto barrier = arguments<BarrierArgs>(m, "BarrierArgs");
   barrier.def_rw("rank", &BarrierArgs::rank).def_rw("round", &BarrierArgs::round);
-  kernel(m, "rank_barrier", &rank_barrier, [](const BarrierArgs&, u32) { return 0u; });
+  kernel(m, "rank_barrier", run_here<rank_barrier, BarrierArgs>, [](const BarrierArgs&, u32) { return 0u; });
 }
 
 }  // namespace

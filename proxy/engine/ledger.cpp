@@ -1,6 +1,8 @@
 // Counting what is in flight per peer, and adding it up for readers once a batch instead of once a write.
 #include "engine/ledger.h"
 
+#include <algorithm>
+
 #include "engine/words.h"
 
 namespace uccl {
@@ -12,6 +14,10 @@ PeerLedger::PeerLedger(const EngineSettings& settings, PeerCounters* shared)
       max_in_flight_bytes_(settings.max_in_flight_bytes) {
   dirty_.reserve(settings.num_ranks);
   for (u32 r = 0; r < settings.num_ranks; ++r) peers_[r].is_peer = r != settings.rank && settings.peer_bytes[r] != 0;
+}
+
+bool PeerLedger::has_peers() const {
+  return std::any_of(peers_.begin(), peers_.end(), [](const Peer& p) { return p.is_peer; });
 }
 
 PeerLedger::Peer& PeerLedger::touch(u32 peer) {

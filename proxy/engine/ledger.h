@@ -13,6 +13,7 @@ class PeerLedger {
   PeerLedger(const EngineSettings& settings, PeerCounters* shared);
 
   bool is_peer(u32 rank) const { return rank < peers_.size() && peers_[rank].is_peer; }
+  bool has_peers() const;  // ever had
   bool gone(u32 peer) const { return peers_[peer].gone; }
   // Left out by kernels or Python, for the time being: they push nothing new for it.
   bool excluded(u32 peer) const { return peers_[peer].excluded; }

@@ -35,6 +35,11 @@ TEST(probe_overruns) {
   CHECK(four[index] != 12345);
 }
 """
+STREAM_TEST = """// The throughput kernels have tests at one lane, too.
+#include "native/check.h"
+#include "kernels/host/probe.h"
+TEST(stream_passes) { CHECK_EQ(uccl::probe_width(), UCCL_SIMT_WARP); }
+"""
 
 
 @pytest.fixture
@@ -48,7 +53,9 @@ def project(tmp_path: Path) -> Path:
         "proxy/simulation/probe.cpp": "int probe_of_simulation() { return 2; }\n",
         "kernels/host/probe.h": "namespace uccl { int probe_width(); }\n",
         "kernels/host/probe.cpp": "namespace uccl { int probe_width() { return UCCL_SIMT_WARP; } }\n",
+        "kernels/cpu/probe.cpp": "namespace uccl { int probe_of_cpu() { return UCCL_SIMT_WARP; } }\n",
         "tests/kernels/test_probe.cpp": TEST,
+        "tests/kernels/throughput/test_stream.cpp": STREAM_TEST,
         "tests/proxy/test_other.cpp": '#include "native/check.h"\nTEST(other_passes) { CHECK(true); }\n',
         "tests/test_python.py": "def test_python():\n    pass\n",
     }.items():
@@ -69,12 +76,14 @@ def run_pytest(project: Path, *arguments: str, **environment: str) -> tuple[int,
 def test_house_native_items(project: Path) -> None:
     status, output = run_pytest(project)
     assert status == 1
-    for name in ("probe_passes", "probe_passes[wave64]", "other_passes"):
+    streams = ("stream_passes", "stream_passes[wave64]", "stream_passes[wave1]")
+    for name in ("probe_passes", "probe_passes[wave64]", "other_passes", *streams):
         assert f"::{name} PASSED" in output, output
     for name in ("probe_fails", "probe_fails[wave64]"):
         assert f"::{name} FAILED" in output, output
     assert "said before it failed" in output and "32 != 7" in output and "64 != 7" in output
     assert "other_passes[wave64]" not in output  # the proxy does not depend on the warp's width
+    assert "probe_passes[wave1]" not in output  # of the kernels, a CPU runs only those of throughput with one lane
     assert "test_python PASSED" in output
 
     (project / "tests/proxy/test_empty.cpp").write_text("int nothing;\n")

@@ -5,6 +5,7 @@
 #include <atomic>
 #include <thread>
 
+#include "native/check.h"
 #include "ring/producer.h"
 
 namespace uccl::testing {
@@ -204,6 +205,16 @@ bool World::rings_idle(u32 rank) const {
     if (__atomic_load_n(&h->done, __ATOMIC_ACQUIRE) != __atomic_load_n(&h->head, __ATOMIC_RELAXED)) return false;
   }
   return true;
+}
+
+void check_no_fault(const World& world, u32 rank, const char* during) {
+  const Fault f = world.fault(rank);
+  if (f.kind == FaultKind::kNone && !world.aborted(rank)) return;
+  throw check::Failure(
+      "rank " + std::to_string(rank) + " failed during " + during + ": kind " +
+      std::to_string(static_cast<u32>(f.kind)) + ", phase " + std::to_string(static_cast<u32>(f.phase)) + ", peer " +
+      std::to_string(static_cast<int>(f.peer)) + ", channel " + std::to_string(static_cast<int>(f.channel)) +
+      ", expected " + std::to_string(f.expected) + ", seen " + std::to_string(f.seen));
 }
 
 }  // namespace uccl::testing

@@ -150,4 +150,7 @@ class World {
   std::vector<std::unique_ptr<Rank>> ranks_;  // null: another process's
 };
 
+// Throws check::Failure that names what a fault record of this rank says.
+void check_no_fault(const World& world, u32 rank, const char* during);
+
 }  // namespace uccl::testing

@@ -83,7 +83,6 @@ class LowLatencyRank {
 };
 
 // Throws check::Failure that names what differs. `masked`: ranks that count as absent.
-void check_no_fault(const World& world, u32 rank, const char* during);
 void check_received(const World& world, const LowLatencyCase& c, u64 round, u32 me, const Received& got,
                     const std::set<u32>& masked = {});
 void check_combined(const World& world, const LowLatencyCase& c, u64 round, u32 me, const Poisoned<u16>& got,

@@ -131,16 +131,6 @@ TokenInput low_latency_input(const World& world, const LowLatencyCase& c, u64 ro
   return in;
 }
 
-void check_no_fault(const World& world, u32 rank, const char* during) {
-  const Fault f = world.fault(rank);
-  if (f.kind == FaultKind::kNone && !world.aborted(rank)) return;
-  throw check::Failure(
-      "rank " + std::to_string(rank) + " failed during " + during + ": kind " +
-      std::to_string(static_cast<u32>(f.kind)) + ", phase " + std::to_string(static_cast<u32>(f.phase)) + ", peer " +
-      std::to_string(static_cast<int>(f.peer)) + ", channel " + std::to_string(static_cast<int>(f.channel)) +
-      ", expected " + std::to_string(f.expected) + ", seen " + std::to_string(f.seen));
-}
-
 void check_received(const World& world, const LowLatencyCase& c, u64 round, u32 me, const Received& got,
                     const std::set<u32>& masked) {
   const u32 ranks = world.num_ranks(), experts = c.num_experts / ranks, hidden = world.shape().hidden;

@@ -109,7 +109,6 @@ struct Taken {
 std::vector<Taken> taken_rows(const World& world, const ThroughputCase& c, u64 round, u32 me);
 
 // Throw check::Failure that names what differs.
-void check_no_fault(const World& world, u32 rank, const char* during);
 void check_layout(const World& world, const ThroughputCase& c, u64 round, u32 me, const Routing& got);
 void check_counts(const World& world, const ThroughputCase& c, u64 round, u32 me, const Routing& got);
 void check_dispatched(const World& world, const ThroughputCase& c, u64 round, u32 me, const Dispatched& got, u32 topk);

@@ -19,7 +19,7 @@ EXPECT_BYTES = 32
 WARP = 32  # lanes: the most tokens that a warp sends together
 MOST_CHANNELS = 64
 _BATCH_BYTES = 1 << 18  # uccl_ep/low_latency.py
-_WANTED_CHUNK_BYTES = 64 << 10  # kernels/layout/throughput.h
+_WANTED_CHUNK_BYTES = 256 << 10  # kernels/layout/throughput.h
 _MIN_SLOTS, _MAX_SLOTS = 2, 256
 _SCALE_CHANNELS, _NVFP4_CHANNELS = 128, 16
 
