@@ -7,6 +7,7 @@
 #   install.sh efa         verbs, and libfabric
 #   install.sh hosts       two hosts on one machine, for `make tour` and tests: ip, tc, unshare, nsenter
 #   install.sh pictures    what `make tour` takes pictures of the documentation with: Chromium, about 110 MB to fetch
+#   install.sh roots      what a clean Debian root is made with, for tests/docker: debootstrap
 #   install.sh proofs      build, and what `make prove` takes: spin, clang with libFuzzer, ip and tc
 #   install.sh bench       build, and what `make bench` counts instructions with: valgrind
 #   install.sh rdma        build, and what `make test-rdma` takes: QEMU, busybox, user-space RDMA with pyverbs, perftest
@@ -106,6 +107,10 @@ case "${1:-build}" in
   pictures)
     command -v chromium >/dev/null || command -v google-chrome >/dev/null || missing+=(chromium)
     ;;
+  roots)
+    need debootstrap debootstrap
+    need unshare util-linux
+    ;;
   proofs) for_proofs ;;
   bench) for_bench ;;
   rdma) for_rdma ;;
@@ -114,7 +119,7 @@ case "${1:-build}" in
     exit
     ;;
   *)
-    echo "install.sh $1: allowed are build, run, verbs, efa, hosts, pictures, proofs, bench, rdma, package; see the top of this file" >&2
+    echo "install.sh $1: allowed are build, run, verbs, efa, hosts, pictures, roots, proofs, bench, rdma, package; see the top of this file" >&2
     exit 2
     ;;
 esac

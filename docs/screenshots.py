@@ -54,6 +54,7 @@ def take(browser: str, page: Path, picture: Path, size: tuple[int, int] = _SIZE)
             "--no-sandbox",  # root, as in containers, cannot have the sandbox; only our own files are shown
             "--disable-gpu",
             "--hide-scrollbars",
+            "--virtual-time-budget=3000",  # of the page's own clock, milliseconds: until what moves has come to rest
             "--no-first-run",
             "--disable-dev-shm-usage",  # containers have little of it
             f"--user-data-dir={profile}",

@@ -6,7 +6,7 @@ import os
 import signal
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -324,12 +324,24 @@ def conformance(
     raise typer.Exit(run_conformance(options, as_json, Console()))
 
 
+def command_line() -> Any:
+    """The command with all below it. Their flags show no type: `--json <bool>` reads as if a value had to follow."""
+    whole = typer.main.get_command(app)
+    todo: list[Any] = [whole]
+    for command in todo:
+        todo += getattr(command, "commands", {}).values()
+        for option in command.get_params(typer.Context(command)):
+            if getattr(option, "is_flag", False):
+                option.metavar = ""
+    return whole
+
+
 def main() -> None:
     """The console script: runs a command and turns our errors into a line and a status."""
     from uccl_ep.demo.launch import Stopped
 
     try:
-        app()
+        command_line()()
     except UcclEpError as error:
         fail(str(error), STATUS_ERROR)
     except Stopped as stopped:

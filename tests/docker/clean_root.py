@@ -32,9 +32,14 @@ _NETWORK = (
     "/etc/ssl/certs/ca-certificates.crt",
 )
 _KEPT = re.compile(r"(PIP_\w+|https?_proxy|no_proxy|HTTPS?_PROXY|NO_PROXY|SSL_CERT_FILE)$")
+# Where a layer cannot be laid (the file system is one itself, as in many containers) the base is copied, once a root.
 _ENTER = """
 set -e
-mount -t overlay overlay -o "lowerdir=$BASE,upperdir=$LAYER/upper,workdir=$LAYER/work" "$LAYER/root"
+over="lowerdir=$BASE,upperdir=$LAYER/upper,workdir=$LAYER/work"
+if ! mount -t overlay overlay -o "$over" "$LAYER/root" 2>/dev/null; then
+  [ -e "$LAYER/copied" ] || { cp -a "$BASE/." "$LAYER/root/"; touch "$LAYER/copied"; }
+  cp -a "$LAYER/upper/." "$LAYER/root/"
+fi
 mount -t proc proc "$LAYER/root/proc"
 mount --rbind /dev "$LAYER/root/dev"
 bind() { mkdir -p "$LAYER/root$2"; mount --bind "$1" "$LAYER/root$2"; mount -o remount,bind,ro "$LAYER/root$2"; }
@@ -56,8 +61,27 @@ def missing() -> str:
     tools = [name for name in ("unshare", "chroot", "dpkg") if shutil.which(name) is None]
     if tools:
         return f"{', '.join(tools)} not installed"
-    tried = subprocess.run(["unshare", "--mount", "--pid", "--fork", "true"], capture_output=True, text=True)
-    return f"unshare: {tried.stderr.strip()}" if tried.returncode else ""
+    if sys.version_info[:2] != PYTHON:
+        return "its Python is {}.{}, and a wheel is for the one that builds it".format(*PYTHON)
+    with tempfile.TemporaryDirectory() as folder:
+        command = ["unshare", "--mount", "--pid", "--fork", "mount", "-t", "proc", "proc", folder]
+        tried = subprocess.run(command, capture_output=True, text=True)
+    return f"nothing may be mounted here: {tried.stderr.strip()}" if tried.returncode else ""
+
+
+def unavailable() -> str:
+    """Why there is no clean root here, and what to do; empty: there is one. It is made when it was not there."""
+    why = missing()
+    if not why:
+        try:
+            base()
+        except subprocess.TimeoutExpired as error:
+            why = f"debootstrap was not done within {error.timeout:.0f} s"
+        except subprocess.CalledProcessError as error:
+            said = (error.stdout or "") + (error.stderr or "")
+            why = "debootstrap failed: " + " / ".join(said.splitlines()[-3:])
+    mend = "as root, docker/install.sh roots, where mounting is allowed and a Debian mirror is reached"
+    return f"a clean root cannot be made: {why}. Needed: {mend}" if why else ""
 
 
 def _debootstrap(folder: Path) -> tuple[list[str], dict[str, str]]:
@@ -65,7 +89,7 @@ def _debootstrap(folder: Path) -> tuple[list[str], dict[str, str]]:
     if shutil.which("debootstrap"):
         return ["debootstrap"], {}
     for command in (["apt-get", "download", "debootstrap"], ["sh", "-c", "dpkg -x debootstrap_*.deb unpacked"]):
-        subprocess.run(command, cwd=folder, check=True, capture_output=True, timeout=100)
+        subprocess.run(command, cwd=folder, check=True, capture_output=True, text=True, timeout=100)
     return [f"{folder}/unpacked/usr/sbin/debootstrap"], {"DEBOOTSTRAP_DIR": f"{folder}/unpacked/usr/share/debootstrap"}
 
 

@@ -25,7 +25,7 @@ REASONS = (
     "needs your transport",
     "installs packages",
 )
-NOT_RUN = "not run here: "
+NOT_RUN = "not run by the tests: "
 RUN = {"python", "bash", "sh", "console", "shell"}
 SHOWN = {"text", "cpp", "json", "yaml", "toml"}
 STARTS_RANKS = re.compile(r"torchrun|python |uccl-ep (bench|demo|conformance|simulate|top)")

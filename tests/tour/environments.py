@@ -115,9 +115,13 @@ def link(distributions: Iterable[metadata.Distribution], site: Path) -> int:
 
 
 def fresh(wheel: Path, folder: Path, limit_s: float) -> str:
-    """An environment made by docker/install.sh, with whatever pip finds; what was printed."""
+    """An environment made by docker/install.sh, with whatever pip finds; what was printed.
+
+    Without what pip says of package folders that only this machine's configuration names.
+    """
     script = str(ROOT / "docker" / "install.sh")
-    return run([script, "package"], limit_s, PREFIX=str(folder), WHEEL=str(wheel), PYTHON=sys.executable)
+    said = run([script, "package"], limit_s, PREFIX=str(folder), WHEEL=str(wheel), PYTHON=sys.executable)
+    return "".join(line for line in said.splitlines(keepends=True) if not line.startswith("WARNING: Location "))
 
 
 def linked(wheel: Path, folder: Path, limit_s: float) -> str:

@@ -194,7 +194,10 @@ def demo(tour: Tour, on: Hosts) -> None:
             raise StepFailed("the demo's ranks failed:\n" + "\n".join(agent.all()))
     typed = "demo_job.py compare demo"
     output = tour._run([str(tour.python), str(script), "compare", str(job)], typed, tour.environment(FORCE_COLOR="1"))
-    tour.transcript.say("Then the same training in one process, and the two losses side by side:")
+    tour.transcript.say(
+        "Then the same training in one process, and the two losses side by side. (Both hosts and all ranks share the "
+        "cores of one machine here, so tokens/s and waits say nothing of speed.)"
+    )
     tour.transcript.command(typed, output)
     tour.transcript.picture("demo", typed, output)
 

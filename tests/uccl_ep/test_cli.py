@@ -41,6 +41,19 @@ def test_help_of_the_demo_teaches() -> None:
         assert word in text
 
 
+@pytest.mark.parametrize("arguments", [["top"], ["bench", "bytes"]])
+def test_help_shows_no_type_of_a_flag(
+    arguments: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["uccl-ep", *arguments, "--help"])
+    for name, value in WIDE.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(SystemExit):
+        cli.main()
+    text = plain(capsys.readouterr().out)
+    assert re.search(r"--json +\w", text) and re.search(r"--help +Show", text) and "bool" not in text.lower()
+
+
 @pytest.mark.parametrize("arguments", [["--help"], ["demo", "--help"], ["version"], ["env"]])
 def test_answers_without_loading_torch(arguments: list[str]) -> None:
     program = (

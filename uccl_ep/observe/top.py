@@ -162,13 +162,13 @@ def _usual(job: Job) -> str:
     return f"{here} {late + link:.0%} of the time: {late:.0%} for others to begin, {link:.0%} for bytes under way"
 
 
-def rank_table(job: Job) -> Table:
-    """One line a rank: what it sends, what is queued, and what it waits for."""
+def rank_table(job: Job) -> RenderableType:
+    """One line a rank: what it sends, what is queued, and what it waits for. Below: who ended or failed, in words."""
     table = Table(title="ranks", title_justify="left")
-    names = "rank,pid,host,node,rows out,in,wire out,writes,queued,open,in flight,parked,stalls,waits,most for,state"
+    names = "rank,pid,host,node,rows out,in,wire out,writes,queued,open,in flight,parked,stalls,waits,most for"
     for name in names.split(","):
-        left = name in ("host", "most for", "state")
-        table.add_column(name, justify="left" if left else "right", no_wrap=name != "state", overflow="ellipsis")
+        left = name in ("host", "most for")
+        table.add_column(name, justify="left" if left else "right", no_wrap=True, overflow="ellipsis")
     slow = job.waits.suspects[0].rank if job.waits.suspects else -1
     order = sorted(job.rates, key=lambda rank: (rank != slow, rank))
     for rank in order:
@@ -192,10 +192,10 @@ def rank_table(job: Job) -> Table:
             f"{r.total('stalls'):.0f}/s",
             f"{waited.max() / job.waits.seconds:.0%}" if seen else _NOT_SEEN,
             f"rank {longest}" if waited.max() >= SHARE * job.waits.seconds else "",
-            _state(job, rank),
             style="bold red" if rank == slow else "dim" if not r.alive else "",
         )
-    return table
+    states = [(rank, _state(job, rank)) for rank in order]
+    return Group(table, *(Text(f"rank {rank}: {state}", style="bold red") for rank, state in states if state))
 
 
 def _state(job: Job, rank: int) -> str:
@@ -206,24 +206,24 @@ def _state(job: Job, rank: int) -> str:
     return "" if found.alive else "gone"
 
 
-def wait_table(found: Waits, num_ranks: int) -> Table:
+def wait_table(found: Waits, num_ranks: int) -> RenderableType:
     """The wait matrix, in milliseconds a second: late, and what of it the link took."""
     scale = 1000 / found.seconds
-    title = "waits, ms a second: late + slow link"
+    title = Text("waits, ms a second: late + slow link", style="italic")  # a table's own is folded at its width
     if num_ranks > WIDEST_MATRIX:
-        table = Table("rank", "waits for", "late", "slow link", title=title, title_justify="left")
+        table = Table("rank", "waits for", "late", "slow link")
         cells = sorted(((w, i, s) for (i, s), w in _cells(found)), reverse=True)[:_MOST_CELLS]
         for _, i, s in cells:
             milliseconds = (f"{matrix[i, s] * scale:.0f}" for matrix in (found.late, found.link))
             table.add_row(str(found.ranks[i]), str(s), *milliseconds)
-        return table
-    table = Table(title=title, title_justify="left")
+        return Group(title, table)
+    table = Table()
     table.add_column("rank \\ for", justify="right")
     for rank in range(num_ranks):
         table.add_column(str(rank), justify="right")
     for i, rank in enumerate(found.ranks):
         table.add_row(str(rank), *(_cell(found, i, peer, scale) for peer in range(num_ranks)))
-    return table
+    return Group(title, table)
 
 
 def _cells(found: Waits) -> list[tuple[tuple[int, int], float]]:

@@ -21,7 +21,9 @@ def top(
         Path | None,
         typer.Option("--dir", help="The ranks' UCCL_EP_OBSERVE_DIR, on this host.", rich_help_panel=_WHOSE),
     ] = None,
-    rank: Annotated[int, typer.Option(help="Show this rank's peers too.", rich_help_panel=_HOW)] = -1,
+    rank: Annotated[
+        int, typer.Option(help="Show this rank's peers too.", show_default=False, rich_help_panel=_HOW)
+    ] = -1,
     once: Annotated[bool, typer.Option("--once", help="One view, then end.", rich_help_panel=_HOW)] = False,
     interval: Annotated[float, typer.Option(help="Seconds between samples.", rich_help_panel=_HOW)] = 1.0,
     as_json: Annotated[

@@ -256,7 +256,9 @@ def processors(plan: GroupPlan, told: Told) -> Iterator[Caution]:
         cpus = min(portrait.num_cpus for portrait in portraits)
         text = f"{host} has {cpus} CPU(s) for {threads} busy threads of its {len(portraits)} rank(s)"
         everybody = tuple(sorted(rank for name in full for rank in hosts[name]))
-        yield Caution(QUIET, "CPUs", everybody, text, "use fewer ranks on a host, or UCCL_EP_PROXY_THREADS=1")
+        several = any(portrait.proxy_threads > 1 for portrait in portraits)
+        mend = "use fewer ranks on a host" + (", or UCCL_EP_PROXY_THREADS=1" if several else "")
+        yield Caution(QUIET, "CPUs", everybody, text, mend)
 
 
 def _pinned_twice(ranks: Sequence[int], told: Told) -> list[int]:

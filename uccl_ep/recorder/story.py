@@ -337,7 +337,8 @@ def _why_missing(story: Story) -> str:
     gone = {loss.rank for loss in story.lost}
     if set(story.missing) <= gone:
         return "A rank that is killed writes none."
-    return "It may have been killed, or have met no error; Buffer.dump_flight_record() writes one at any time."
+    who = "It" if len(story.missing) == 1 else "They"
+    return f"{who} may have been killed, or have met no error; Buffer.dump_flight_record() writes one at any time."
 
 
 def _ranks(ranks: Sequence[int]) -> str:

@@ -65,6 +65,7 @@ def test_top_the_slow_rank_is_on_top_with_its_evidence() -> None:
     assert first_row.split()[1] == "2"
     assert "3 MiB/s" in shown and "5 MiB/s" in shown and "rank 2" in shown
     assert [line for line in lines if line.split()[1:2] == ["0"] and "321" in line]  # the matrix
+    assert "waits, ms a second: late + slow link" in lines, "on one line, however narrow the matrix is"
 
 
 def test_top_a_quiet_job_says_so() -> None:
@@ -91,7 +92,9 @@ def test_top_gone_and_faulted_ranks_are_shown() -> None:
         pairs[1] = (before, type(after)(**vars(after) | {"alive": False}))
 
     shown = text_of(rank_table(job(changed=end)), 300)
-    assert "gone" in shown and "rank 3 (host b)" in shown
+    assert "rank 1: gone" in shown.splitlines() and "rank 3 (host b)" in shown
+    narrow = text_of(rank_table(job(changed=end)), 150)
+    assert "rank 1: gone" in narrow and "…" not in narrow, "a usual window shows every column whole"
 
     def end_all(pairs: Any) -> None:
         for r, (before, after) in list(pairs.items()):

@@ -150,6 +150,9 @@ def test_cautions_processors(tmp_path: Path) -> None:
     small.numa_cpus = ("0-7", "8-11")
     few = only(plan(tmp_path / "b", small), "CPUs")
     assert "host0 has 12 CPU(s) for 16 busy threads of its 8 rank(s)" in few.text
+    assert few.mend == "use fewer ranks on a host", "one proxy thread a rank is the least"
+    many = only(plan(tmp_path / "d", small, settings=Settings(proxy_threads=2)), "CPUs")
+    assert many.mend.endswith("or UCCL_EP_PROXY_THREADS=1")
     apart = {rank: with_portrait(pin_cpus=[rank]) for rank in range(16)}
     assert changed(tmp_path / "c", apart).cautions == ()
 

@@ -48,6 +48,8 @@ def test_recorder_story_of_a_rank_that_waits() -> None:
     assert story.culprit == 2 and not story.lost and story.missing == [3]
     assert [(w.rank, w.peer, w.since_s) for w in story.waits] == [(0, 2, -2.0), (1, 2, -1.75)]
     told = "\n".join(tell(story))
+    assert "No record: rank 3. It may have been killed" in told
+    assert "No record: ranks 2 and 3. They may have been killed" in text(timed_out(0, 1), timed_out(1, 0))
     assert "Rank 2 held the others up: ranks 0 and 1 waited for it in vain." in told
     assert "Rank 0 waited for rank 2 in dispatch (receive) from T-2.000 s on" in told
     assert "Rank 2 (host alpha) was in no call; the last one, combine number 6, began at T-9.500 s." in told
