@@ -9,10 +9,12 @@ import argparse
 import fcntl
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
+from types import FrameType
 
 from tests.rdma.guest import image, machine
 from tests.rdma.guest.packages import ROOT, Unavailable
@@ -98,6 +100,11 @@ def judge(reports: list[Report], outcome: machine.Outcome) -> int:
     return 0
 
 
+def end(number: int, frame: FrameType | None) -> None:
+    """A signal handler: ends as an exception does, so that no guest is left behind by a time limit around this."""
+    raise SystemExit(128 + number)
+
+
 def main() -> int:
     """Exit code 77 when no guest can be had; 1 then with UCCL_EP_REQUIRE_TOOLS=1."""
     parser = argparse.ArgumentParser(prog="python -m tests.rdma", description=__doc__.splitlines()[0])
@@ -112,6 +119,7 @@ def main() -> int:
     steps = options.only.split(",")
     if unknown := [step for step in steps if step not in STEPS]:
         parser.error(f"no step {', '.join(unknown)}; there are {', '.join(STEPS)}")
+    signal.signal(signal.SIGTERM, end)
     begin, share = time.monotonic(), image.cache_folder() / "run"
     try:
         image.prepare(image.cache_folder())  # before minutes of compiling

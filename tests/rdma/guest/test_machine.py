@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
+import signal
+import threading
 import time
 from pathlib import Path
 
 import pytest
 
+from tests.rdma.__main__ import end
 from tests.rdma.guest import machine
 from tests.rdma.guest.image import Image
 from tests.rdma.guest.machine import NO_CODE, Machine
@@ -83,6 +86,20 @@ def test_rdma_machine_deadline_ends_it_and_its_children(qemu: Path) -> None:
             return  # ended; nobody has collected it
         time.sleep(0.01)
     assert not os.path.exists(f"/proc/{child}")
+
+
+def test_rdma_machine_a_time_limit_around_it_leaves_no_guest(qemu: Path) -> None:
+    play(qemu, 'echo $$ >"$share/child"; sleep 60')
+    before = signal.signal(signal.SIGTERM, end)
+    timer = threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGTERM))
+    timer.start()
+    try:
+        with pytest.raises(SystemExit, match="143"):
+            run(qemu, ["true"])
+    finally:
+        timer.join()
+        signal.signal(signal.SIGTERM, before)
+    assert not os.path.exists(f"/proc/{(qemu.parent / 'share/child').read_text().strip()}")
 
 
 def test_rdma_machine_an_old_exit_code_is_not_believed(qemu: Path) -> None:
