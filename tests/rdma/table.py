@@ -25,5 +25,6 @@ def render(reports: list[Report], outcome: Outcome, ran_on: str, seconds: float)
     lines.append("")
     lines.append(f"checks passed {passed:,}, failed {failed:,}, SKIPPED {skipped:,}")
     lines.append(f"rows compared with the reference {sum(report.rows_compared for report in reports):,}")
-    lines.append(f"guest {outcome.seconds:.0f} s in {outcome.tries} start(s), ran on: {ran_on}; {seconds:.0f} s in all")
+    spent = f"{outcome.seconds:.0f} s, {outcome.cpu_seconds:.0f} s of this host's processors"
+    lines.append(f"guest {spent}, in {outcome.tries} start(s), ran on: {ran_on}; {seconds:.0f} s in all")
     return "\n".join(lines)

@@ -38,9 +38,10 @@ def test_rdma_table_shows_everything() -> None:
     bad = Report(
         "faults", rows=[Row("stale key", "no event", False)], skipped=["pyverbs"], failure="TimeoutError: over"
     )
-    text = render([report(), bad], Outcome(1, True, 61.0, 2), "emulated processor", 70.0)
+    text = render([report(), bad], Outcome(1, True, 61.0, 2, cpu_seconds=83.0), "emulated processor", 70.0)
     for part in ("FAILED stale key", "FAILED TimeoutError: over", "SKIPPED pyverbs", "1,200 rows right", "2 start(s)"):
         assert part in text
+    assert "83 s of this host's processors" in text
     assert "checks passed 1, failed 2, SKIPPED 1" in text and "reference 1,200" in text
 
 
@@ -53,7 +54,7 @@ def test_rdma_table_exit_code(capsys: pytest.CaptureFixture[str]) -> None:
     assert "rate" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(("required", "code", "word"), [("1", 1, "FAILED"), ("", 0, "SKIPPED")])
+@pytest.mark.parametrize(("required", "code", "word"), [("1", 1, "FAILED"), ("", 77, "NOT RUN, SKIPPED")])
 def test_rdma_table_a_skip_is_loud_or_a_failure(
     required: str, code: int, word: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

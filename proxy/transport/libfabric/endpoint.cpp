@@ -196,7 +196,8 @@ u64 LibfabricEndpoint::add(const std::string& name) {
 int LibfabricEndpoint::write(const RmaWrite& w) {
   void* descriptor = nullptr;
   u64 flags = fi::kCompletion;
-  if ((limits_.mr_mode & fi::kMrLocal) && w.bytes != 0 && !own_.describe(w.source, w.bytes, &descriptor) &&
+  // Of zero bytes too: ofi_rxm reads the descriptor of whatever it is given.
+  if ((limits_.mr_mode & fi::kMrLocal) && !own_.describe(w.source, w.bytes, &descriptor) &&
       !domain_->spans.describe(w.source, w.bytes, &descriptor)) {
     if (w.bytes > limits_.inject_bytes) return EFAULT;
     flags |= fi::kInject;

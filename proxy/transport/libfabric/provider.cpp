@@ -40,6 +40,10 @@ bool is_on_ip(const std::string& provider) {
 // (beyond 4 KiB) that the receiver has copied it.
 bool delivers_badly(const std::string& provider) { return provider == "shm"; }
 
+// ofi_rxm grants FI_SOURCE and fills it in for messages only: of a remote write it reports whatever stood there before.
+bool forgets_sources(const std::string& provider) { return provider.find("ofi_rxm") != std::string::npos; }
+std::string name_of(const fi::Info& info) { return info.fabric_attr->prov_name ? info.fabric_attr->prov_name : ""; }
+
 int ask(const Query& q, InfoPointer* answer) {
   const fi::Library& lib = fi::library();
   const InfoPointer hints(lib.dupinfo(nullptr));
@@ -107,7 +111,7 @@ InfoPointer pick_best(Query q, const std::string& device, std::string* problem) 
   } else {
     q.threading = best->domain_attr->threading;
   }
-  if (best->domain_attr->cq_data_size < 8) {
+  if (best->domain_attr->cq_data_size < 8 && !forgets_sources(name_of(*best))) {
     q.source = true;
     if (InfoPointer source = pick(q, device, &ignored)) best = std::move(source);
   }
@@ -170,7 +174,7 @@ std::vector<Note> notes_of(const fi::Info& info, const ProviderLimits& l, const 
 ProviderLimits limits_of(const fi::Info& info) {
   ProviderLimits l;
   const fi::DomainAttr& d = *info.domain_attr;
-  l.name = info.fabric_attr->prov_name ? info.fabric_attr->prov_name : "";
+  l.name = name_of(info);
   l.device = d.name ? d.name : "";
   l.max_message = info.ep_attr->max_msg_size;
   l.inject_bytes = info.tx_attr->inject_size;
@@ -182,7 +186,7 @@ ProviderLimits limits_of(const fi::Info& info) {
   l.ordered = (info.tx_attr->msg_order & (fi::kOrderWaw | fi::kOrderRmaWaw)) != 0 &&
               info.ep_attr->max_order_waw_size >= info.ep_attr->max_msg_size;
   l.delivery_complete = (info.tx_attr->op_flags & fi::kDeliveryComplete) != 0;
-  l.source_address = (info.caps & fi::kSource) != 0;
+  l.source_address = (info.caps & fi::kSource) != 0 && !forgets_sources(l.name);
   l.device_memory = (info.caps & fi::kHmem) != 0;
   // Where registering costs nothing (software), sharing a domain only shares its lock.
   l.domain_per_lane = d.threading == fi::kThreadDomain || (d.mr_mode & fi::kMrAllocated) == 0;

@@ -113,13 +113,14 @@ std::size_t VerbsLane::post(std::span<const WriteRequest> requests) {
     const Route route{memories_[q.endpoint].get(), find_span(p, r), p.chunk_bytes,
                       nics_[q.endpoint]->port().max_msg_sz};
     const bool empty = r.bytes == 0;
-    const u32 pieces = empty ? 1 : route.span == nullptr ? 0 : count_pieces(route, r);
+    const Cut first = empty || route.span == nullptr ? Cut{} : cut(route, r, 0);
+    const u32 pieces = first.bytes == r.bytes ? 1 : first.bytes == 0 ? 0 : count_pieces(route, r);
     if (pieces == 0 || pieces > endpoint.queue_depth()) {
       refuse(r.peer, !empty && route.span == nullptr ? ERANGE : pieces == 0 ? EFAULT : EMSGSIZE);
       continue;
     }
     if (q.held() + pieces > endpoint.queue_depth() || !endpoint.has_room(pieces)) break;
-    stage_request(q, route, r);
+    stage_request(q, route, r, first);
     ++p.open;
     ++counters_.writes;
     counters_.write_bytes += r.bytes;
@@ -151,8 +152,10 @@ VerbsQueue& VerbsLane::least_outstanding(Peer& peer) {
 VerbsLane::Cut VerbsLane::cut(const Route& route, const WriteRequest& r, u64 at) const {
   const VerbsMemory::Piece local = route.memory->find(r.source + at);
   const u64 there = r.remote_offset - route.span->offset + at;
-  const u64 chunk_end = (there / route.chunk_bytes + 1) * route.chunk_bytes;
-  return {std::min({r.bytes - at, local.bytes, chunk_end - there, route.largest}), local.lkey, local.readable};
+  const u64 chunk = there / route.chunk_bytes;
+  const u64 left = (chunk + 1) * route.chunk_bytes - there;
+  return {std::min({r.bytes - at, local.bytes, left, route.largest}), local.lkey,
+          route.span->first_chunk + static_cast<u32>(chunk), local.readable};
 }
 
 // 0: some of it is not registered.
@@ -166,23 +169,22 @@ u32 VerbsLane::count_pieces(const Route& route, const WriteRequest& r) const {
   return pieces;
 }
 
-// All pieces go to one queue pair, whose order puts the last one, and its immediate, behind the others.
-void VerbsLane::stage_request(VerbsQueue& q, const Route& route, const WriteRequest& r) {
-  u64 at = 0;
-  do {
-    const Cut c = r.bytes == 0 ? Cut{0, 0, false} : cut(route, r, at);
+// All pieces go to one queue pair, whose order puts the last one, and its immediate, behind the others. `c` is the first,
+// of them, and of most requests the only one.
+void VerbsLane::stage_request(VerbsQueue& q, const Route& route, const WriteRequest& r, Cut c) {
+  for (u64 at = 0;; c = cut(route, r, at)) {
     const bool last = at + c.bytes == r.bytes;
     Staged& s = stage(q, last ? ibv::kWrRdmaWriteWithImm : ibv::kWrRdmaWrite, r.token, last);
     s.wr.imm_data = last ? htonl(r.immediate) : 0;
     if (c.bytes == 0) return;  // its target is the greeting area, of which it touches nothing
-    const u64 there = r.remote_offset - route.span->offset + at;
-    s.wr.rdma.remote_addr = route.span->base + there;
-    s.wr.rdma.rkey = q.rkeys[route.span->first_chunk + there / route.chunk_bytes];
+    s.wr.rdma.remote_addr = route.span->base + (r.remote_offset - route.span->offset + at);
+    s.wr.rdma.rkey = q.rkeys[c.chunk];
     s.sge = {reinterpret_cast<u64>(r.source + at), static_cast<u32>(c.bytes), c.lkey};
     s.wr.num_sge = 1;
     if (c.readable && c.bytes <= q.pair.inline_bytes()) s.wr.send_flags |= ibv::kSendInline;
+    if (last) return;
     at += c.bytes;
-  } while (at != r.bytes);
+  }
 }
 
 VerbsLane::Staged& VerbsLane::stage(VerbsQueue& q, u32 opcode, u64 token, bool last) {

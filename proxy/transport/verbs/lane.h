@@ -129,9 +129,9 @@ class VerbsLane final : public Lane {
     u64 largest;  // bytes of one message
   };
   struct Cut {
-    u64 bytes;
-    u32 lkey;
-    bool readable;
+    u64 bytes = 0;
+    u32 lkey = 0, chunk = 0;  // the chunk is the peer's
+    bool readable = false;
   };
   static constexpr u32 kStaged = 256;
   static constexpr u32 kBatch = 64;
@@ -142,7 +142,7 @@ class VerbsLane final : public Lane {
   VerbsQueue& least_outstanding(Peer& peer);
   Cut cut(const Route& route, const WriteRequest& r, u64 at) const;
   u32 count_pieces(const Route& route, const WriteRequest& r) const;
-  void stage_request(VerbsQueue& q, const Route& route, const WriteRequest& r);
+  void stage_request(VerbsQueue& q, const Route& route, const WriteRequest& r, Cut c);
   Staged& stage(VerbsQueue& q, u32 opcode, u64 token, bool last);
   void ring_doorbell(VerbsQueue& q);
   void poll_sends(u32 endpoint);

@@ -7,6 +7,7 @@ is gone at its end, except in a shared folder. It has no network but its own.
 from __future__ import annotations
 
 import os
+import resource
 import shlex
 import shutil
 import signal
@@ -15,7 +16,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from tests.rdma.guest.image import HERE, Image
@@ -25,7 +26,10 @@ NO_CODE = 125  # the guest ended without an exit code: it crashed, or was ended 
 _PROBE_S = 20.0
 _MOST_SAID = 60  # characters of QEMU's last line that are repeated
 _SCRIPTS = ("job.sh", "devices.sh")
-# Emulation on several threads; the plain processor that KVM offers.
+# Emulation whose clock counts instructions (2 ns each) while the guest computes, and goes with the host's while it
+# waits: a busy host then makes a run longer, and neither its deadlines shorter nor its rates lower. One processor only.
+_COUNTED = ("-accel", "tcg,thread=single", "-cpu", "max", "-icount", "shift=1")
+# Emulation on several threads, by the host's clock; the plain processor that KVM offers.
 _EMULATED = ("-accel", "tcg,thread=multi", "-cpu", "max")
 _ACCELERATED = ("-accel", "kvm", "-cpu", "host")
 
@@ -36,13 +40,19 @@ class Machine:
 
     Attributes:
         accelerated: by KVM; see `really_accelerates`.
-        memory_mb: of which what the guest writes takes its share. cpus: more than the host has gain nothing.
+        memory_mb: of which what the guest writes takes its share.
+        cpus: more than the host has gain nothing. With one that is emulated, the guest's clock counts instructions.
     """
 
     image: Image
     accelerated: bool = False
     memory_mb: int = 6144
-    cpus: int = 2
+    cpus: int = 1
+
+    @property
+    def counts_instructions(self) -> bool:
+        """Whether the guest's clock is its processor's work, whatever else the host does."""
+        return self.cpus == 1 and not self.accelerated
 
 
 @dataclass(frozen=True)
@@ -52,7 +62,7 @@ class Outcome:
     Attributes:
         code: the command's exit code, or NO_CODE.
         started: the guest came as far as its own shell. tries: 2 when the first did not.
-        why: in words, when there is no code.
+        why: in words, when there is no code. cpu_seconds: of this host's processors.
     """
 
     code: int
@@ -60,6 +70,7 @@ class Outcome:
     seconds: float
     tries: int = 1
     why: str = ""
+    cpu_seconds: float = 0.0
 
 
 def run(
@@ -86,7 +97,9 @@ def run(
         left = limit_s - (time.monotonic() - begin)
         say(f"the guest did not start ({outcome.why}); once more")
         again = _once(machine, command, share, environment, max(left, limit_s / 2), say)
-        outcome = Outcome(again.code, again.started, time.monotonic() - begin, 2, again.why)
+        outcome = replace(
+            again, seconds=time.monotonic() - begin, tries=2, cpu_seconds=outcome.cpu_seconds + again.cpu_seconds
+        )
     return outcome
 
 
@@ -109,14 +122,21 @@ def _once(
     lines = [f"export {name}={shlex.quote(value)}\n" for name, value in values.items()]
     (share / "environment.sh").write_text("".join(lines))
     (share / "command.sh").write_text(f"exec {shlex.join(command)}\n")
-    begin = time.monotonic()
+    begin, cpu_begin = time.monotonic(), _cpu_of_children()
     ended = _boot(qemu_command(machine, share), limit_s, say)
-    seconds = time.monotonic() - begin
+    seconds, cpu = time.monotonic() - begin, _cpu_of_children() - cpu_begin
     started = (share / "started").exists()
     try:
-        return Outcome(int((share / "code").read_text()), started, seconds)
+        return Outcome(int((share / "code").read_text()), started, seconds, cpu_seconds=cpu)
     except (FileNotFoundError, ValueError):
-        return Outcome(NO_CODE, started, seconds, why=ended or f"no exit code came back after {seconds:.0f} s")
+        why = ended or f"no exit code came back after {seconds:.0f} s"
+        return Outcome(NO_CODE, started, seconds, why=why, cpu_seconds=cpu)
+
+
+def _cpu_of_children() -> float:
+    """Processor seconds of all processes that this one has waited for."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 def _path() -> str:
@@ -132,7 +152,8 @@ def qemu_command(machine: Machine, share: Path | None) -> list[str]:
     # tsc=reliable: an emulated clock that is found unstable is patched out while other processors run, and some
     # kernels have crashed over it. panic=-1 and -no-reboot: a crash ends the machine at once.
     line = f"console=ttyS0 quiet mitigations=off tsc=reliable nowatchdog panic=-1 job={job}"
-    command = [tool("qemu-system-x86_64"), "-M", "pc", *(_ACCELERATED if machine.accelerated else _EMULATED)]
+    processor = _ACCELERATED if machine.accelerated else _COUNTED if machine.counts_instructions else _EMULATED
+    command = [tool("qemu-system-x86_64"), "-M", "pc", *processor]
     command += ["-smp", str(machine.cpus), "-m", str(machine.memory_mb), "-nodefaults", "-no-user-config"]
     command += ["-nographic", "-serial", "stdio", "-no-reboot", "-device", "virtio-rng-pci"]
     command += ["-kernel", str(image.kernel), "-initrd", str(image.first), "-append", line]

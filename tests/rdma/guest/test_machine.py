@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import os
+import signal
+import threading
 import time
 from pathlib import Path
 
 import pytest
 
+from tests.rdma.__main__ import end
 from tests.rdma.guest import machine
 from tests.rdma.guest.image import Image
 from tests.rdma.guest.machine import NO_CODE, Machine
@@ -47,6 +50,7 @@ def test_rdma_machine_exit_code_and_console_come_back(qemu: Path) -> None:
     play(qemu, "echo Booting; " + GOOD)
     outcome, said = run(qemu, ["bash", "-c", 'echo "$WORD" >"$(dirname "$0")/share/word"; exit 7', str(qemu)])
     assert (outcome.code, outcome.started, outcome.tries, outcome.why) == (7, True, 1, "")
+    assert outcome.cpu_seconds > 0.0
     assert "Booting" in said and (qemu.parent / "share/word").read_text() == "two words; $HOME\n"
 
 
@@ -84,6 +88,20 @@ def test_rdma_machine_deadline_ends_it_and_its_children(qemu: Path) -> None:
     assert not os.path.exists(f"/proc/{child}")
 
 
+def test_rdma_machine_a_time_limit_around_it_leaves_no_guest(qemu: Path) -> None:
+    play(qemu, 'echo $$ >"$share/child"; sleep 60')
+    before = signal.signal(signal.SIGTERM, end)
+    timer = threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGTERM))
+    timer.start()
+    try:
+        with pytest.raises(SystemExit, match="143"):
+            run(qemu, ["true"])
+    finally:
+        timer.join()
+        signal.signal(signal.SIGTERM, before)
+    assert not os.path.exists(f"/proc/{(qemu.parent / 'share/child').read_text().strip()}")
+
+
 def test_rdma_machine_an_old_exit_code_is_not_believed(qemu: Path) -> None:
     (qemu.parent / "share").mkdir()
     (qemu.parent / "share/code").write_text("0\n")
@@ -93,10 +111,13 @@ def test_rdma_machine_an_old_exit_code_is_not_believed(qemu: Path) -> None:
 
 def test_rdma_machine_command_line(qemu: Path) -> None:
     emulated = machine.qemu_command(Machine(IMAGE, memory_mb=512, cpus=1), Path("/a/share"))
-    assert "tcg,thread=multi" in emulated and "512" in emulated and "vmlinux" in emulated
+    assert "-icount" in emulated and "512" in emulated and "vmlinux" in emulated
+    several = machine.qemu_command(Machine(IMAGE, cpus=2), Path("/a/share"))
+    assert "tcg,thread=multi" in several and "-icount" not in several  # it counts for one processor only
     assert any("path=/,security_model=none,readonly=on" in word for word in emulated)  # this machine stays as it is
     assert any("job=/a/share/job.sh" in word for word in emulated)
     probe = machine.qemu_command(Machine(IMAGE, accelerated=True), None)
+    assert "-icount" not in probe
     assert "kvm" in probe and any("job=none" in word for word in probe) and "-fsdev" not in probe
 
 

@@ -24,11 +24,15 @@ def run(context: Context, report: Report) -> None:
             report.add(f"ours with pyverbs, {queue_pairs} queue pairs", figure)
 
 
-def both_ways(a: Side, b: Side, count: int) -> tuple[int, int]:
-    """Writes of many sizes each way, every byte and immediate checked; (writes, bytes)."""
+def both_ways(a: Side, b: Side, count: int, ranks: tuple[int, int] = (0, 1)) -> tuple[int, int]:
+    """Writes of many sizes each way, every byte and immediate checked; (writes, bytes).
+
+    Args:
+        ranks: of `a` and `b`.
+    """
     writes = moved = 0
     for number, size in enumerate(_SIZES):
-        for sender, receiver, peer in ((a, b, 1), (b, a, 0)):
+        for sender, receiver, peer, source in ((a, b, ranks[1], ranks[0]), (b, a, ranks[0], ranks[1])):
             first = 1000 * number + 7
             sender.ask("fill", number)
             receiver.tell("expect", count, 30)
@@ -36,7 +40,7 @@ def both_ways(a: Side, b: Side, count: int) -> tuple[int, int]:
             seen = receiver.answer()
             wanted = sum(range(first, first + count))
             assert done["completed"] == count and not done["events"], (sender.name, size, done)
-            assert (seen["arrived"], seen["sum"], seen["from"]) == (count, wanted, 1 - peer), (size, seen)
+            assert (seen["arrived"], seen["sum"], seen["from"]) == (count, wanted, source), (size, seen)
             assert receiver.ask("check", size * min(count, 8), number)["wrong"] == 0, (receiver.name, size)
             writes += count
             moved += count * size

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from tests.rdma.inside.context import Context, sh
+from tests.rdma.inside.exchange import both_ways
 from tests.rdma.inside.report import Report
-from tests.rdma.inside.sides import Answer, Side, connected, native, pyverbs
+from tests.rdma.inside.sides import Answer, Side, connect, connected, native, pyverbs
 
 _DEADLINE_S = 20.0
 _REMOTE_ACCESS, _RETRY_EXCEEDED = 0x10000 | 10, 0x10000 | 12  # enum ibv_wc_status, proxy/transport/verbs/errors.h
@@ -17,6 +18,7 @@ def run(context: Context, report: Report) -> None:
     _stale_key(context, report)
     _stranger(context, report)
     _killed(context, report)
+    _survivors(context, report)
     _link_down(context, report)
 
 
@@ -62,6 +64,26 @@ def _killed(context: Context, report: Report) -> None:
         theirs.kill()
         done = ours.ask("event", _whole(_DEADLINE_S))
         _event(report, "kill -9 of the peer, we wait", done, (_RETRY_EXCEEDED,))
+
+
+def _survivors(context: Context, report: Report) -> None:
+    """After kill -9 of one of three the others go on writing; a new life takes in who comes in its place."""
+    options = {"ranks": 3, "qps": 2}
+    with connected(*(native(context.programs, rank, **options) for rank in range(3))) as (a, b, gone):
+        gone.kill()
+        for side in (a, b):
+            side.tell("event", _whole(_DEADLINE_S))
+        lost = [[event["peer"] for event in side.answer()["events"]] for side in (a, b)]
+        writes, moved = both_ways(a, b, 6)
+        figure = f"0 and 1 lost {lost}; they went on: {writes:,} writes, {moved:,} bytes, all right"
+        report.add("kill -9 of one of three", figure, lost == [[2], [2]])
+        for side in (a, b):
+            side.ask("renew", 8)
+        with native(context.programs, 2, session=8, **options) as fresh:
+            connect((a, b, fresh))
+            writes, moved = both_ways(a, fresh, 6, ranks=(0, 2))
+            figure = f"connected with 0 and 1 in a new session: {writes:,} writes, {moved:,} bytes, all right"
+            report.add("a rank that takes its place", figure)
 
 
 def _link_down(context: Context, report: Report) -> None:

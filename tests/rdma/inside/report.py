@@ -39,6 +39,10 @@ class Report:
         self.rows.append(Row(what, figure, good))
         self.passed += good
 
+    def note(self, what: str, figure: str) -> None:
+        """Adds a row that is no test: under which conditions the others are."""
+        self.rows.append(Row(what, figure))
+
     @property
     def good(self) -> bool:
         """Everything that ran did what it must."""

@@ -127,17 +127,26 @@ def connected(*sides: Side) -> Iterator[tuple[Side, ...]]:
     with ExitStack() as stack:
         for side in sides:
             stack.enter_context(side)
-        for side in sides:
-            side.tell("address")
-        addresses = [side.answer()["address"] for side in sides]
-        for side in sides:
-            side.tell("connect", *("-" if other is side else a for other, a in zip(sides, addresses, strict=True)))
-        failed = []
-        for side in sides:  # all of them: the first to complain is often not the one at fault
-            try:
-                side.answer()
-            except SideFailed as error:
-                failed.append(str(error))
-        if failed:
-            raise SideFailed("; ".join(failed))
+        connect(sides)
         yield sides
+
+
+def connect(sides: Sequence[Side]) -> None:
+    """Each with all others, in the order of their ranks.
+
+    Raises:
+        SideFailed: what each that could not has said.
+    """
+    for side in sides:
+        side.tell("address")
+    addresses = [side.answer()["address"] for side in sides]
+    for side in sides:
+        side.tell("connect", *("-" if other is side else a for other, a in zip(sides, addresses, strict=True)))
+    failed = []
+    for side in sides:  # all of them: the first to complain is often not the one at fault
+        try:
+            side.answer()
+        except SideFailed as error:
+            failed.append(str(error))
+    if failed:
+        raise SideFailed("; ".join(failed))

@@ -97,6 +97,13 @@ def test_rdma_steps_reads_perftest() -> None:
     assert found is not None and float(found[2]) == 0.001517
 
 
+def test_rdma_steps_the_rate_must_be_near_perftests() -> None:
+    figure, good = rate.compared(7168, [4000.0, 9100.0, 9100.0], [10000.0], [13000.0])
+    assert good and "9.1 k writes/s, 65.2 MB/s" in figure and "ratio 0.91, 0.70" in figure
+    assert not rate.compared(7168, [8900.0], [10000.0], [8000.0])[1]
+    assert rate.compared(8, [1.0], [10000.0], [8000.0])[1]  # shown, not demanded
+
+
 def test_rdma_steps_all_fit_into_the_guests_time() -> None:
     """The steps are run one after the other; a limit is what a step takes when all goes wrong."""
     listed = subprocess.run([sys.executable, "-m", "tests.rdma", "--list"], capture_output=True, text=True).stdout

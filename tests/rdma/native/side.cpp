@@ -8,6 +8,7 @@
 //   expect COUNT LIMIT_S                  waits until COUNT immediates have come since the last `expect`
 //   event LIMIT_S                         waits for the next event about a peer
 //   check BYTES SEED                      how many of the first BYTES received differ from the pattern
+//   renew SESSION                         a new life: new memory and a new transport, which has to connect again
 //   notes, counters, close-peer PEER
 //
 // The first half of its memory is what writes come from, the second is where they land. Between lines it polls, as a
@@ -56,11 +57,20 @@ std::string unhex(const std::string& text) {
 
 class Side {
  public:
-  explicit Side(const Options& o) : options_(o), segment_(Segment::create("rdma-side", o.number("bytes"))) {
+  explicit Side(const Options& o) : options_(o) { renew(o.number("session")); }
+
+  // As after `Buffer.recover`: nothing of the life before is reached by who still knows its addresses.
+  std::string renew(u64 session) {
+    const Options& o = options_;
+    transport_.reset();
+    segment_ = Segment::create("rdma-side", o.number("bytes"));
+    connected_ = false;
+    arrived_ = sum_ = completed_ = 0;
+    events_.clear();
     TransportSettings t;
     t.rank = o.small("rank");
     t.num_ranks = o.small("ranks");
-    t.session = o.number("session");
+    t.session = session;
     t.secret = std::string(32, o.text("secret")[0]);
     t.local.add(Span{kBase, segment_->bytes(), memory()});
     t.span_fds.push_back(segment_->fd());
@@ -68,6 +78,7 @@ class Side {
     t.max_in_flight = o.small("in_flight");
     t.connect_timeout_ns = o.number("connect_s") * 1'000'000'000ull;
     transport_ = make_transport(o.text("family"), t);
+    return "{}";
   }
 
   std::string obey(const std::string& line) {
@@ -81,6 +92,7 @@ class Side {
     if (what == "expect") return expect(in);
     if (what == "event") return event(next(in));
     if (what == "check") return check(in);
+    if (what == "renew") return renew(next(in));
     if (what == "notes") return notes();
     if (what == "counters") return counters();
     if (what == "close-peer") {

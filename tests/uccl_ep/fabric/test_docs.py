@@ -13,6 +13,7 @@ from tests.uccl_ep.fabric import machines
 from tests.uccl_ep.fabric.machines import Recorded
 from tests.uccl_ep.fabric.test_choice import Cluster
 from uccl_ep import regions
+from uccl_ep.doctor.catalogue import CHECKS
 from uccl_ep.fabric.choice import explain
 from uccl_ep.settings import VARIABLES, Settings
 
@@ -92,6 +93,17 @@ def test_docs_lines_that_are_shown_are_printed(tmp_path: Path, page: str) -> Non
     assert shown
     for line in shown:
         assert line.split(" ...)")[0] in output, f"{line}\n--- printed:\n{output}"
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_docs_what_doctor_checks_is_named(page: str) -> None:
+    found = re.search(r"`uccl-ep doctor --path (\w+)`(?: checks ([^.]*)\.)?", text_of(page))
+    assert found, page
+    if found[2] is None:  # it is another page's path
+        assert f"doctor --path {found[1]}`" in text_of("infiniband")
+        return
+    names = [name for part in found[2].replace("\n", " ").split(", ") for name in part.split(" and ")]
+    assert names == [check.name for check in CHECKS[found[1]]]
 
 
 @pytest.mark.parametrize("words", ["transport retry counter exceeded", "remote access error"])

@@ -1,4 +1,5 @@
 // What a provider's answer means, from answers made by hand; and the choice itself where the library is installed.
+#include <cstring>
 #include <stdexcept>
 
 #include "native/check.h"
@@ -20,7 +21,7 @@ struct Answer {
   fi::DomainAttr domain{};
   fi::FabricAttr fabric{};
   fi::Info info{};
-  char provider[8] = "made", device[8] = "nic0";
+  char provider[16] = "made", device[8] = "nic0";
 
   Answer() {
     info.tx_attr = &tx;
@@ -97,6 +98,9 @@ TEST(libfabric_provider_source_forms) {
   CHECK(source_form_of(a.limits()) == SourceForm::kImmediate);
   a.info.caps = fi::kSource;
   CHECK(source_form_of(a.limits()) == SourceForm::kAddress);
+  // ofi_rxm grants FI_SOURCE and then reports no source of a remote write.
+  std::strcpy(a.provider, "verbs;ofi_rxm");
+  CHECK(source_form_of(a.limits()) == SourceForm::kImmediate);
 }
 
 TEST(libfabric_provider_domains_are_shared_only_where_registering_costs) {
