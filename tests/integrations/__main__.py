@@ -12,6 +12,8 @@ from tests.integrations.launch import DriverFailed, launch
 from tests.integrations.report import Row, Told, table
 from tests.integrations.versions import Integrator, integrators
 
+STATUS_NOT_RUN = 77  # neither a success nor a failure, as automake has it
+
 
 def chosen(names: list[str], everything: list[Integrator]) -> list[Integrator]:
     """The named ones, or all that are not run by name only.
@@ -27,7 +29,7 @@ def chosen(names: list[str], everything: list[Integrator]) -> list[Integrator]:
 
 
 def left_out(integrator: Integrator) -> str:
-    """Why one that nobody asked for was not run, and what asks for it."""
+    """Why one that nobody asked for is left out, and what asks for it."""
     why = (
         f"wants Python {integrator.other_python} and a torch for it" if integrator.other_python else "a large download"
     )
@@ -43,7 +45,10 @@ def shown(integrator: Integrator, told: Told) -> str:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """The command line; 0 when every path passed. What could not be installed is counted, loudly."""
+    """The command line; 0 when every path passed, 1 when one did not, else 77 when wheels could not be had.
+
+    With UCCL_EP_REQUIRE_TOOLS=1 wheels that could not be had are a failure.
+    """
     parser = argparse.ArgumentParser(prog="python -m tests.integrations", description=__doc__)
     parser.add_argument(
         "names", nargs="*", help="sections of versions.ini (default: all but those that say why not at the end)"
@@ -51,7 +56,7 @@ def main(arguments: list[str] | None = None) -> int:
     names = parser.parse_args(arguments).names
     required = os.environ.get("UCCL_EP_REQUIRE_TOOLS", "0") != "0"
     rows: list[Row] = []
-    skipped, failed = [], []
+    not_run, failed = [], []
     everything = integrators()
     wanted = chosen(names, everything)
     unasked = [] if names else [one for one in everything if one not in wanted]
@@ -63,7 +68,7 @@ def main(arguments: list[str] | None = None) -> int:
             installed = time.monotonic()
             told = launch(integrator, python)
         except Unavailable as why:
-            skipped.append(f"{integrator.name} {integrator.version}: {why}")
+            not_run.append(f"{integrator.name} {integrator.version}: {why}")
             continue
         except DriverFailed as why:
             failed.append(str(why))
@@ -77,16 +82,18 @@ def main(arguments: list[str] | None = None) -> int:
     print(f"\n{table(row.cells() for row in rows)}\n")
     for what in failed:
         print(f"FAILED  {what}")
-    for what in skipped:
-        print(f"SKIPPED {what}")
+    for what in not_run:
+        print(f"NOT RUN {what}")
     for one in unasked:
-        print(f"NOT RUN {left_out(one)}")
+        print(f"NOT ASKED FOR {left_out(one)}")
     passed = sum(row.passed for row in rows)
     print(
-        f"{passed} of {len(rows)} paths pass, {len(failed)} drivers failed, {len(skipped)} integrators skipped, "
+        f"{passed} of {len(rows)} paths pass, {len(failed)} drivers failed, {len(not_run)} integrators not run, "
         f"{len(unasked)} not asked for"
     )
-    return int(passed != len(rows) or bool(failed) or (required and bool(skipped)))
+    if passed != len(rows) or failed or (required and not_run):
+        return 1
+    return STATUS_NOT_RUN if not_run else 0
 
 
 if __name__ == "__main__":

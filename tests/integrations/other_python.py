@@ -60,7 +60,7 @@ def beneath(version: str, cache_folder: Path) -> tuple[Path, Path]:
 def _alone(folder: Path) -> Iterator[None]:
     """Holds others back who want the same folder."""
     folder.parent.mkdir(parents=True, exist_ok=True)
-    with folder.with_suffix(".lock").open("w") as lock:
+    with folder.with_name(f"{folder.name}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
 

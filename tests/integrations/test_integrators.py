@@ -18,7 +18,7 @@ CHOSEN = [one for one in integrators() if not one.by_name]
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1300)  # pip, and a driver that trains models on four ranks
+@pytest.mark.timeout(1900)  # pip, and a driver that trains models on four ranks
 @pytest.mark.parametrize("integrator", CHOSEN, ids=[one.name for one in CHOSEN])
 def test_integrator_runs_on_us(integrator: Integrator) -> None:
     try:

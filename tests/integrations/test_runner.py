@@ -99,8 +99,8 @@ def test_runner_wheels_that_cannot_be_had(tmp_path: Path, monkeypatch: pytest.Mo
         (Told([Row("a", "1", "4", "p", 0.9, 0.5)], [], []), "0", 1, "0 of 1 paths pass"),
         (Told([], [], []), "0", 1, "told nothing"),
         (DriverFailed("rank 3 broke", Told([], ["a shim"], [])), "0", 1, "rank 3 broke"),
-        (Unavailable("no network"), "0", 0, "SKIPPED"),
-        (Unavailable("no network"), "1", 1, "SKIPPED"),
+        (Unavailable("no network"), "0", runner.STATUS_NOT_RUN, "NOT RUN megatron"),
+        (Unavailable("no network"), "1", 1, "NOT RUN megatron"),
     ],
 )
 def test_runner_status_says_what_the_table_says(
@@ -140,14 +140,14 @@ def test_runner_counts_a_python_that_is_not_here(
 ) -> None:
     monkeypatch.setenv("UCCL_EP_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr(runner, "integrators", lambda: [integrator_of(python="3.999")])
-    for required, status in (("0", 0), ("1", 1)):
+    for required, status in (("0", runner.STATUS_NOT_RUN), ("1", 1)):
         monkeypatch.setenv("UCCL_EP_REQUIRE_TOOLS", required)
         assert runner.main(["a"]) == status
         said = capsys.readouterr().out
-        assert "SKIPPED a 1: no Python 3.999 on this machine" in said and "1 integrators skipped" in said
+        assert "NOT RUN a 1: no Python 3.999 on this machine" in said and "1 integrators not run" in said
     assert runner.main([]) == 0  # nobody asked for it
     said = capsys.readouterr().out
-    assert "NOT RUN a 1: wants Python 3.999" in said and "1 not asked for" in said
+    assert "NOT ASKED FOR a 1: wants Python 3.999" in said and "1 not asked for" in said
 
 
 def test_runner_makes_what_lies_beneath_another_python_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

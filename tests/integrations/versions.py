@@ -11,6 +11,7 @@ from pathlib import Path
 
 FILE = Path(__file__).with_name("versions.ini")
 _FIELDS = {"package", "version", "python", "driver", "beside", "optional", "limit_s"}
+_LIMIT_S = 900  # a guard against ranks that hang, also where others use the cores
 
 
 @dataclass(frozen=True)
@@ -67,7 +68,7 @@ def integrators(text: str | None = None) -> list[Integrator]:
         if not re.fullmatch(r"(\d+\.\d+)?", python):
             raise ValueError(f"versions.ini [{name}]: python is {python!r}; wants a version such as 3.12")
         beside = tuple(section.get("beside", "").split())
-        driver, limit = section.get("driver", name), section.getint("limit_s", 300)
+        driver, limit = section.get("driver", name), section.getint("limit_s", _LIMIT_S)
         optional = section.getboolean("optional", False)
         package, release = section["package"], section["version"]
         found.append(Integrator(name, package, release, driver, beside, optional, limit, python))

@@ -47,6 +47,17 @@ def _accept_tensor_splits(world: World) -> None:
     world.shim("torch.distributed.all_to_all_single: split sizes also as CPU tensors (for alltoall, the yardstick)")
 
 
+def _zeros_on_the_cpu(world: World) -> None:
+    """0.19 makes the hybridep manager's overflow flag on "cuda" by name, whatever device the rows are on."""
+    original = torch.zeros
+
+    def zeros(*size: Any, device: Any = None, **more: Any) -> torch.Tensor:
+        return original(*size, device="cpu" if device == "cuda" else device, **more)
+
+    torch.zeros = zeros
+    world.shim('torch.zeros: the CPU where "cuda" is asked for (a flag that 0.19\'s hybridep manager makes)')
+
+
 def prepare(world: World) -> None:
     """Initialises Megatron's groups with all ranks in one expert-parallel group."""
     from megatron.core import parallel_state, tensor_parallel
@@ -63,6 +74,7 @@ def prepare(world: World) -> None:
     tracker.fork = no_switch
     world.shim("CudaRNGStatesTracker.fork: no states to keep, all dropout is 0")
     _accept_tensor_splits(world)
+    _zeros_on_the_cpu(world)
     # Without transformer_engine, 0.16.1 forgets to define the name that it then compares with None.
     moe_utils.te_general_gemm = getattr(moe_utils, "te_general_gemm", None)
     world.shim("moe_utils.te_general_gemm: None, as for every other transformer_engine name that is not there")

@@ -121,6 +121,33 @@ def test_combine_sums_all_rows_once(variables: Any, ranks: int, per_node: int, e
     on_ranks(ranks, body, allow_multiple_reduction=False)
 
 
+@pytest.mark.parametrize("ranks, per_node", [(3, 0), (5, 0), (5, 2)])
+def test_combine_by_rank_beside_upstreams_order(variables: Any, ranks: int, per_node: int) -> None:
+    """Upstream adds ranks by top-k position. On one node the same bits, up to three ranks a token and two biases;
+    with several nodes one more rounding, of each node's sum. README.md of uccl_ep/elastic has the size of it."""
+    variables(RANKS_PER_NODE=per_node)
+    cases = [a_case(80 + turn, ranks, "uniform") for turn in range(3)]
+
+    def body(group: ThreadGroup, buffer: ElasticBuffer) -> int:
+        rank, differ = group.rank(), 0
+        for turn, c in enumerate(cases):
+            wants, bias = expected(c), biases(c, turn)[rank]
+            rows = [random_rows(3000 * turn + r, w.tokens.num_rows) for r, w in enumerate(wants)]
+            handle = buffer.dispatch(
+                c.x[rank], c.topk_idx[rank], c.topk_weights[rank], num_experts=c.shape.num_experts
+            )[3]
+            combined, _, _ = buffer.combine(rows[rank], handle, bias=bias)
+            wanted = summed_once(c, wants, rows, bias, rank, False)
+            sizes = None if bias is None else tuple(b.abs() for b in ((bias,) if isinstance(bias, Tensor) else bias))
+            magnitude = summed_once(c, wants, [x.abs() for x in rows], sizes, rank, False).float()
+            assert bool(((combined.float() - wanted.float()).abs() <= 2**-6 * magnitude).all())
+            differ += int((combined != wanted).sum())
+        return differ
+
+    differ = sum(on_ranks(ranks, body))
+    assert differ > 0 if per_node else differ == 0
+
+
 def test_combine_without_cpu_sync_expanded(variables: Any) -> None:
     variables(RANKS_PER_NODE=2)
     c = a_case(60, 4)
