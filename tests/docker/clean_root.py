@@ -6,6 +6,7 @@ all mounts are in a mount namespace of the command that runs, so nothing of them
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 import shlex
@@ -182,6 +183,7 @@ class CleanRoot:
         return done.stdout
 
 
+@functools.cache  # it starts a pip
 def pip_folders() -> list[str]:
     """Local folders that this machine's pip takes packages from; they are shared with a clean root."""
     command = [sys.executable, "-m", "pip", "config", "list"]

@@ -11,7 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+import uccl_ep
 from docs.generate.markdown import Block, blocks
 from docs.generate.pages import all_pages
 
@@ -96,6 +98,35 @@ def environment(folder: Path) -> dict[str, str]:
         "OMP_NUM_THREADS": "1",
         "UCCL_EP_TIMEOUT_S": "60",
     }
+
+
+def test_docs_first_example_of_the_readme_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first code that anybody sees. Where experts change nothing, a row is added once for each rank it visits."""
+    kept: list[uccl_ep.Buffer] = []  # until all ranks have ended; the example leaves that to a program's end
+
+    class Kept(uccl_ep.Buffer):
+        def __init__(self, *args: Any, **options: Any) -> None:
+            super().__init__(*args, **options)
+            kept.append(self)
+
+    monkeypatch.setattr(uccl_ep, "Buffer", Kept)
+    (block,) = [b for b in blocks((ROOT / "README.md").read_text(encoding="utf-8")) if b.language == "python"]
+    names: dict[str, Any] = {}
+    exec(compile(block.body, "README.md", "exec"), names)  # noqa: S102 - our own documentation
+    tokens, experts = 8, 4
+
+    def one_rank(group: Any) -> None:
+        generator = torch.Generator().manual_seed(group.rank())
+        x = torch.randn(tokens, 128, generator=generator).bfloat16()
+        topk_idx = torch.rand(tokens, experts, generator=generator).topk(2).indices
+        weights = torch.full((tokens, 2), 0.5)
+        out = names["layer"](group, x, topk_idx, weights, experts, lambda rows, idx, weights: rows)
+        visited = torch.tensor([[len({int(e) // 2 for e in token})] for token in topk_idx])
+        assert torch.equal(out.float(), x.float() * visited)
+        group.barrier()
+
+    uccl_ep.run_ranks(2, one_rank)
+    assert len(kept) == 2
 
 
 def test_docs_blocks_say_what_they_are() -> None:
