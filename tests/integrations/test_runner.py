@@ -84,6 +84,7 @@ def test_runner_gives_ranks_an_environment_of_their_own(tmp_path: Path, monkeypa
     assert "UCCL_EP_TRANSPORT" not in given and "PYTHONHASHSEED" not in given
 
 
+@pytest.mark.timeout(200)  # an environment and pip: a minute where others use the cores
 def test_runner_wheels_that_cannot_be_had(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("UCCL_EP_CACHE_DIR", str(tmp_path))
     monkeypatch.setenv("PIP_NO_INDEX", "1")
@@ -162,10 +163,12 @@ def test_runner_makes_what_lies_beneath_another_python_once(tmp_path: Path, monk
     python, folder = other_python.beneath(this, tmp_path)
     assert python == Path(sys.executable) and other_python.site_of(folder).is_dir()
     assert other_python.beneath(this, tmp_path) == (python, folder) and installed == [folder]
+    assert (tmp_path / f"{folder.name}.lock").is_file()  # of this environment only
     monkeypatch.setattr(other_python, "_native_key", lambda: "other sources")
     assert other_python.beneath(this, tmp_path) == (python, folder) and installed == [folder, folder]
 
 
+@pytest.mark.timeout(200)  # an environment and pip: a minute where others use the cores
 def test_runner_says_what_could_not_be_installed_beneath(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(other_python, "TOOLS", ("uccl-ep-no-such-package",))
     monkeypatch.setenv("PIP_NO_INDEX", "1")
