@@ -112,6 +112,8 @@ class Session(Witness):
             "UCCL_EP_RINGS": settings.rings,
             "UCCL_EP_PROVIDER": settings.provider,
             "UCCL_EP_QUEUE_PAIRS": settings.queue_pairs,
+            "UCCL_EP_LOW_LATENCY_COMBINE": settings.low_latency_combine,
+            "UCCL_EP_LOW_LATENCY_TOPK": settings.low_latency_topk,
             "device": kind_of(start.driver),
         }
         self.introductions = self._introduce(group, shared)
@@ -214,7 +216,8 @@ class Session(Witness):
             agreed = Agreed(self._present, self.settings, self.topology, self.fabric, self.placement)
             show_start(agreed, self.bill, where)
 
-    def _show(self, *choices: tuple[str, str]) -> None:
+    def show(self, *choices: tuple[str, str]) -> None:
+        """Prints (choice, why) where the first rank is told to explain itself."""
         if self.settings.explain and self.rank == self._present[0].rank:
             explain(choices, sys.stderr)
 
@@ -278,7 +281,7 @@ class Session(Witness):
             [m.watch_pid if same_host[m.rank] and m.watch_pid != me.pid and m.rank != me.rank else 0 for m in meetings],
         )
         self.notes = [*self.fabric.notes, *(said := self._proxy.notes())]
-        self._show(*said)
+        self.show(*said)
         self._make_context(members, shrink)
         self._proxy.start()
         if self._proxy.pid != me.pid:
