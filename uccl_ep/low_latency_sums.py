@@ -23,9 +23,9 @@ class Sums:
     """Of one LowLatency.
 
     A kernel between the halves sums rows and sends the sums (kernels/low_latency/combine_reduce.h). It waits for other
-    ranks' sending halves, so a sending half must not wait for it: with a receive hook it is queued by whatever low-latency
-    half this rank queues next, else at once. Other ranks' receiving halves wait for it, which is why it must be queued
-    before this rank waits for anything else of theirs.
+    ranks' sending halves, so a sending half must not wait for it: with a receive hook it is queued by whatever
+    low-latency half this rank queues next, else at once. Other ranks' receiving halves wait for it, which is why it
+    must be queued before this rank waits for anything else of theirs.
     """
 
     def __init__(self, session: Session, device: Device) -> None:
@@ -38,12 +38,11 @@ class Sums:
     def lay_out(self, max_tokens: int, hidden: int, num_experts: int) -> tuple[_native.LowLatencyLayout, CombineForm]:
         """The layout for these sizes, and the form of its combines.
 
-        With UCCL_EP_LOW_LATENCY_COMBINE=auto there is room for sums where the model wants them and num_rdma_bytes allows.
+        With auto there is room for sums where the model wants them and num_rdma_bytes
+        allows.
         """
         plan, settings = self._session.plan, self._session.settings
-        layout = low_latency_layout(
-            max_tokens, hidden, num_experts, plan.topology, plan.low_latency_base, settings
-        )
+        layout = low_latency_layout(max_tokens, hidden, num_experts, plan.topology, plan.low_latency_base, settings)
         form = room_for_sums(settings, plan.topology)
         if form.reduces and settings.low_latency_combine == "auto":
             sizes = (max_tokens, hidden, num_experts)
@@ -66,7 +65,9 @@ class Sums:
     def check_topk(self, topk: int, most: int) -> None:
         """Raises InvalidArgument when tokens name more experts than memory is laid out for."""
         if topk > most:
-            refuse("topk_idx", f"{topk} columns", f"up to {most}", "UCCL_EP_LOW_LATENCY_TOPK allows more, on all ranks.")
+            refuse(
+                "topk_idx", f"{topk} columns", f"up to {most}", "UCCL_EP_LOW_LATENCY_TOPK allows more, on all ranks."
+            )
 
     def owe(self, call: _native.LowLatencyCall, wait_stats: torch.Tensor | None, word: torch.Tensor) -> None:
         """A sending half has been queued whose rows this rank sums for others.

@@ -135,6 +135,8 @@ class MemoryPlan:
         before, now = self._throughput_layout(whole).num_units(), self._throughput_layout(self.topology).num_units()
         self.throughput_budget = round_up(max(1, -(-now // before)) * self.throughput_budget, 128)
         sources = -(-(1 + self.topology.num_hosted) // (1 + whole.num_hosted))
+        if not self.topology.apart and whole.num_hosted:  # sums take memory by hosted sources alone
+            sources = max(sources, -(-self.topology.num_hosted // whole.num_hosted))
         self.low_latency_budget = round_up(max(1, sources) * self.low_latency_budget, 128)
 
     def _throughput_layout(self, topology: Topology) -> _native.ThroughputLayout:
@@ -213,7 +215,9 @@ def memory_bill(
         BillItem("staged rows", sources, "two sets of this rank's rows, read by its node and by the NIC"),
         BillItem("hosted rows", sources * layout.num_hosted, "two sets per remote source on this rank's rail"),
         BillItem("combine slots", 2 * layout.slots_bytes(), "two sets of one row per (token, k)"),
-        BillItem("rows to sum", 2 * layout.reduction_bytes(), "two sets of one row per (token, k) of sources hosted here"),
+        BillItem(
+            "rows to sum", 2 * layout.reduction_bytes(), "two sets of one row per (token, k) of sources hosted here"
+        ),
         BillItem("combine staging", layout.staging_bytes(), "rows on their way to other nodes"),
     ]
     rest = layout.bytes() - sum(item.num_bytes for item in items)

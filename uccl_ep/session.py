@@ -217,7 +217,7 @@ class Session(Witness):
             show_start(agreed, self.bill, where)
 
     def show(self, *choices: tuple[str, str]) -> None:
-        """Prints (choice, why) where the first rank is told to explain itself."""
+        """Prints (choice, why) once, where all is to be explained."""
         if self.settings.explain and self.rank == self._present[0].rank:
             explain(choices, sys.stderr)
 

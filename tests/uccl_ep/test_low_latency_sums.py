@@ -1,5 +1,5 @@
-"""Combines that are reduced in the node, as callers see them: rows equal the oracle's to the bit in every shape of nodes,
-beside direct calls, with hooks in any order, signals and zero copy; and what is refused or named."""
+"""Combines that are reduced in the node, as callers see them: rows equal the oracle's to the bit in every shape of
+nodes, beside direct calls, with hooks in any order, signals and zero copy; and what is refused or named."""
 
 from __future__ import annotations
 
@@ -204,15 +204,15 @@ def test_low_latency_sums_more_experts_than_memory_is_for_are_refused(variables:
 
 
 def test_low_latency_sums_take_memory_by_the_topk_that_is_allowed(variables: Any) -> None:
-    def hint(**values: object) -> int:
-        variables(RANKS_PER_NODE=8, **values)
+    def hint(form: str, topk: int) -> int:
+        variables(RANKS_PER_NODE=8, LOW_LATENCY_COMBINE=form, LOW_LATENCY_TOPK=topk)
         return low_latency_size_hint(128, 7168, 32, 256)
 
-    direct, node = hint(LOW_LATENCY_TOPK=8), hint(LOW_LATENCY_TOPK=8, **NODE)
+    direct, node = hint("direct", 8), hint("node", 8)
     rows = 2 * 4 * 128 * 8 * 7168 * 2  # two sets, hosted slots, tokens, top-k
     assert rows <= node - direct <= rows * 1.01
-    assert hint(LOW_LATENCY_TOPK=32, **NODE) - hint(LOW_LATENCY_TOPK=32) >= 4 * rows
-    assert hint(LOW_LATENCY_TOPK=8, LOW_LATENCY_COMBINE="auto") == node
+    assert hint("node", 32) - hint("direct", 32) >= 4 * rows
+    assert hint("auto", 8) == node and hint("direct", 32) > direct
 
 
 def test_low_latency_sums_need_their_memory(variables: Any) -> None:

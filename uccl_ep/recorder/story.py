@@ -15,7 +15,18 @@ import numpy as np
 from uccl_ep.faults import PEER_LOST, TIMEOUT, phase_name
 from uccl_ep.recorder.calls import Call
 from uccl_ep.recorder.clock import Clocks
-from uccl_ep.recorder.events import CONNECTION, ENDED, EPOCH_BITS, EXPECT, GOODBYE, NOBODY, Kind, immediate, phase_words, words_of_key
+from uccl_ep.recorder.events import (
+    CONNECTION,
+    ENDED,
+    EPOCH_BITS,
+    EXPECT,
+    GOODBYE,
+    NOBODY,
+    Kind,
+    immediate,
+    phase_words,
+    words_of_key,
+)
 from uccl_ep.recorder.record import Record
 
 # The Phase (proxy/wire/immediate.h) whose rows a WaitPhase (proxy/wire/control.h) is for.

@@ -113,8 +113,8 @@ def choose(phase: str, demand: Demand, call: ours.LowLatencyCall, network: Netwo
 def uniform_combine(
     sizes: tuple[int, int, int, int], node_sizes: Sequence[int], network: Network
 ) -> tuple[Estimate, Estimate]:
-    """Both forms of a low-latency combine before anything is routed: expected rows of the busiest rank, for routing that
-    is uniform over experts.
+    """Both forms of a low-latency combine before anything is routed: expected rows of the busiest rank, for routing
+    that is uniform over experts.
 
     Args:
         sizes: tokens of a rank, channels, experts of all ranks, experts of a token.

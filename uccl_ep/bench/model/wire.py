@@ -58,7 +58,7 @@ def logfmt_row_bytes(hidden: int) -> int:
 
 
 def weights_bytes(tokens: int, topk: int) -> int:
-    """A source's top-k weights, float32, and ids, 2 bytes each: what a combine that is reduced in the node needs there."""
+    """A source's top-k weights, float32, and ids, 2 bytes each: what another node needs to sum its rows."""
     return round_up(16 + 6 * tokens * topk, 16)
 
 
