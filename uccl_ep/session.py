@@ -37,7 +37,7 @@ from uccl_ep.proxy_link import CONNECT_TIMEOUT_S, ProcessProxy, ProxyConfig, Pro
 from uccl_ep.recorder.recorder import FlightRecorder
 from uccl_ep.regions import Peer, Regions, choose_placement
 from uccl_ep.roll_call import RollCall
-from uccl_ep.settings import Settings
+from uccl_ep.settings import PREFIX, Settings
 from uccl_ep.topology import split_into_nodes
 from uccl_ep.witness import Witness
 
@@ -48,6 +48,9 @@ if TYPE_CHECKING:
 
 _DRAIN_S = 2.0
 _WORDS_S = 0.5  # what a rank whose start-up failed gives the others to say why theirs did
+_SHARED = (
+    "ranks_per_node transport proxy_threads rings provider queue_pairs low_latency_combine low_latency_topk".split()
+)  # settings that all ranks must have alike
 _LEAVING, _LEFT = 1, 2  # proxy/engine/departures.h
 
 
@@ -106,14 +109,7 @@ class Session(Witness):
             "num_rdma_bytes": budgets[1],
             "low_latency_mode": low_latency,
             "enable_shrink": shrink,
-            "UCCL_EP_RANKS_PER_NODE": settings.ranks_per_node,
-            "UCCL_EP_TRANSPORT": settings.transport,
-            "UCCL_EP_PROXY_THREADS": settings.proxy_threads,
-            "UCCL_EP_RINGS": settings.rings,
-            "UCCL_EP_PROVIDER": settings.provider,
-            "UCCL_EP_QUEUE_PAIRS": settings.queue_pairs,
-            "UCCL_EP_LOW_LATENCY_COMBINE": settings.low_latency_combine,
-            "UCCL_EP_LOW_LATENCY_TOPK": settings.low_latency_topk,
+            **{PREFIX + name.upper(): getattr(settings, name) for name in _SHARED},
             "device": kind_of(start.driver),
         }
         self.introductions = self._introduce(group, shared)
