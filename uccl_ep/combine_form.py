@@ -7,7 +7,6 @@ direct rounds a token's sum once, node once more for each other node.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from uccl_ep.settings import Settings
@@ -58,7 +57,7 @@ def form_of_call(buffers: CombineForm, logfmt: bool) -> CombineForm:
     return buffers
 
 
-def by_model(sizes: Sequence[int], topology: Topology, topk: int, family: str) -> CombineForm:
+def by_model(sizes: tuple[int, int, int], topology: Topology, topk: int, family: str) -> CombineForm:
     """What the cost model of uccl_ep.bench.model.choice prefers for uniform routing.
 
     Args:
