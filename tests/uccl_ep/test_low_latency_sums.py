@@ -12,7 +12,7 @@ import torch
 
 from tests.uccl_ep.ranks import assert_low_latency, assert_refused, case, expert_rows, low_latency, reference_of, same
 from uccl_ep import Buffer, InvalidArgument, PeerTimeout, ThreadGroup, UcclEpError, reference, run_ranks
-from uccl_ep.memory import low_latency_size_hint
+from uccl_ep.memory import low_latency_size_hint, memory_bill
 from uccl_ep.reference import RandomCase
 from uccl_ep.reference_sums import low_latency_combine_by_node
 
@@ -213,6 +213,11 @@ def test_low_latency_sums_take_memory_by_the_topk_that_is_allowed(variables: Any
     assert rows <= node - direct <= rows * 1.01
     assert hint("node", 32) - hint("direct", 32) >= 4 * rows
     assert hint("auto", 8) == node and hint("direct", 32) > direct
+    bill = {item.name: item.num_bytes for item in memory_bill(128, 7168, 32, 256, ranks_per_node=8).items}
+    assert "rows to sum" not in bill
+    hint("node", 8)
+    bill = {item.name: item.num_bytes for item in memory_bill(128, 7168, 32, 256, ranks_per_node=8).items}
+    assert rows <= bill["rows to sum"] <= rows * 1.01 and 0 <= node - sum(bill.values()) < 128
 
 
 def test_low_latency_sums_need_their_memory(variables: Any) -> None:
