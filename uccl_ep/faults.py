@@ -22,6 +22,9 @@ _PHASES = (
     "staging reuse",
     "teardown",
     "the compute signal of an expert",
+    "combine (weights)",
+    "combine (sums in the node)",
+    "combine (receive of sums)",
 )
 # What a mismatch of the count exchange is about, by the record's channel field (kernels/throughput/counts.h).
 _COUNTED = (
@@ -38,7 +41,7 @@ _NONE = 0xFFFFFFFF
 BARRIER = 7  # WaitPhase
 COMPUTE_SIGNAL = 11  # WaitPhase
 # The Phase (proxy/wire/immediate.h) whose progress word tells of a WaitPhase; barriers have that of kSpare.
-_PROGRESS = {3: 0, 5: 1, 6: 2, BARRIER: 3}
+_PROGRESS = {3: 0, 5: 1, 6: 2, BARRIER: 3, 12: 4, 13: 1, 14: 5}
 FLAGS = {3: 0, 6: 2}  # of these, the ones whose rows are read at the source's host
 _RECEIVING = (3, 5)
 # Last kernel that was queued: what a rank was in when a loss ended no wait of its own.
@@ -46,6 +49,7 @@ _KERNELS = {
     "low_latency_dispatch_send": "dispatch",
     "low_latency_dispatch_recv": "dispatch",
     "low_latency_combine_send": "combine",
+    "low_latency_combine_reduce": "combine",
     "low_latency_combine_recv": "combine",
     "throughput_layout": "get_dispatch_layout",
     "throughput_counts": "dispatch",

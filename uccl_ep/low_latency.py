@@ -1,4 +1,4 @@
-"""Low-latency dispatch and combine: argument checks, outstanding results, and the four kernel launches."""
+"""Low-latency dispatch and combine: argument checks, outstanding results, and the kernel launches."""
 
 from __future__ import annotations
 
@@ -12,8 +12,9 @@ from uccl_ep import _native
 from uccl_ep.device import Device
 from uccl_ep.errors import InvalidArgument, NotSupported, refuse
 from uccl_ep.low_latency_formats import Format, ReceivedRows
+from uccl_ep.low_latency_handle import Handle, OwnedInt, planes_of
 from uccl_ep.low_latency_overlap import Overlap
-from uccl_ep.memory import low_latency_layout
+from uccl_ep.low_latency_sums import Sums
 from uccl_ep.session import Session
 from uccl_ep.sizes import format_bytes
 
@@ -24,21 +25,6 @@ _MAX_LOGFMT_UNITS = 64
 _BATCH_BYTES = 1 << 18  # rows that a warp stages before it sends
 
 Tensor = torch.Tensor
-Handle = tuple[Tensor, Tensor, int, int, int]
-
-
-class OwnedInt(int):
-    """A number in a handle that also knows which life of which Buffer the handle is of."""
-
-    owner: object
-
-    def __new__(cls, value: int, owner: object = None) -> OwnedInt:
-        number = super().__new__(cls, value)
-        number.owner = owner
-        return number
-
-    def __reduce__(self) -> tuple[type[int], tuple[int]]:
-        return int, (int(self),)  # on its way through a file it forgets
 
 
 @dataclass
@@ -104,8 +90,9 @@ class LowLatency:
         self._recorded: tuple[int, int, int] | None = None  # the sizes of calls that are in graphs
         self._layout = _native.LowLatencyLayout()
         self._state = device.zeros(_native.low_latency_state_bytes(session.num_ranks) // 8, dtype=torch.int64)
-        self._tickets = device.zeros(4, dtype=torch.int32)
-        self._grid_barrier = device.zeros(4 * _native.GRID_BARRIER_WORDS, dtype=torch.int32)
+        self._sums = Sums(session, device)
+        self._tickets = device.zeros(5, dtype=torch.int32)
+        self._grid_barrier = device.zeros(5 * _native.GRID_BARRIER_WORDS, dtype=torch.int32)
         self._num_writes = device.zeros(session.topology.num_cells, dtype=torch.int32)
         self._staging_tickets = device.zeros(1 << 10, dtype=torch.int64)
 
@@ -142,7 +129,7 @@ class LowLatency:
         if num_experts % ranks or not 1 <= num_experts <= _native.MAX_EXPERTS:
             refuse("num_experts", num_experts, f"a multiple of the {ranks} ranks up to {_native.MAX_EXPERTS}")
         plan = self._session.plan
-        layout = low_latency_layout(max_tokens, hidden, num_experts, plan.topology, plan.low_latency_base)
+        layout, form = self._sums.lay_out(max_tokens, hidden, num_experts)
         if layout.bytes() > plan.low_latency_budget:
             refuse(
                 "num_rdma_bytes",
@@ -160,6 +147,7 @@ class LowLatency:
         if self._shape is not None:
             barrier()
         self._shape, self._layout = shape, layout
+        self._sums.use(form)
         self._recorded = shape if capturing else self._recorded
 
     def leave_shape(self, barrier: Callable[[], None]) -> None:
@@ -168,7 +156,7 @@ class LowLatency:
         if self._recorded not in (None, self._shape):
             barrier()
 
-    def _call(self, epoch_word: Tensor, which: int, sending: bool) -> Any:
+    def _call(self, epoch_word: Tensor, which: int, sending: bool, reduces: bool = False) -> Any:
         assert self._shape is not None
         call = _native.LowLatencyCall()
         call.layout = self._layout
@@ -177,6 +165,7 @@ class LowLatency:
         call.num_local_experts = self._shape[2] // self._session.num_ranks
         call.ticket = self._tickets.data_ptr() + 4 * which
         call.grid_barrier = self._grid_barrier.data_ptr() + 4 * which * _native.GRID_BARRIER_WORDS
+        call.reduces = int(reduces)
         if sending and self._session.topology.num_nodes > 1:
             self._note_missed()
         return call
@@ -226,8 +215,10 @@ class LowLatency:
         max_tokens, hidden, num_experts = self._shape
         ranks, device = self._session.num_ranks, self._device
         local, rows = num_experts // ranks, ranks * max_tokens
+        self._sums.check_topk(topk_idx.shape[1], self._layout.max_topk)
         epoch = self._dispatches.next("low_latency_dispatch")
-        word = device.empty(1, dtype=torch.int64)
+        self._sums.catch_up()
+        word = device.empty(2, dtype=torch.int64)
 
         args = _native.DispatchSendArgs()
         args.rank = self._session.context
@@ -252,6 +243,7 @@ class LowLatency:
 
         def receive() -> None:
             self._dispatches.finish(epoch)
+            self._sums.catch_up()
             take = _native.DispatchReceiveArgs()
             take.rank = self._session.context
             take.call = self._call(word, 1, sending=False)
@@ -291,15 +283,21 @@ class LowLatency:
         src_info = planes_of(handle)
         if logfmt and (hidden % _LOGFMT_CHANNELS or hidden > _LOGFMT_CHANNELS * _MAX_LOGFMT_UNITS):
             refuse("use_logfmt", logfmt, f"hidden a multiple of 512 up to {512 * _MAX_LOGFMT_UNITS}, not {hidden}")
+        self._sums.check_topk(topk_idx.shape[1], self._layout.max_topk)
         registered = self.zero_copy_rows(handle, self.next_combine_epoch()) if zero_copy else None
         epoch = self._combines.next("low_latency_combine")
-        word = device.empty(1, dtype=torch.int64)
+        self._sums.catch_up()
+        word = device.empty(2, dtype=torch.int64)
+        reduces = self._sums.form_of(logfmt).reduces
         args = _native.CombineSendArgs()
         args.rank = self._session.context
-        args.call = self._call(word, 2, sending=True)
+        args.call = self._call(word, 2, sending=True, reduces=reduces)
         args.x, args.row_stride, args.logfmt = x.data_ptr(), hidden, int(logfmt)
         args.src_info, args.layout_range = src_info.data_ptr(), handle[1].data_ptr()
         args.staging_ticket = self._staging_tickets.data_ptr()
+        if reduces:
+            args.num_tokens, args.topk = topk_idx.shape
+            args.topk_idx, args.weights = topk_idx.data_ptr(), topk_weights.data_ptr()
         if registered is not None:
             rows, offset = registered
             args.x, args.row_stride, args.zero_copy_offset = rows.data_ptr(), rows.stride(1), offset
@@ -311,12 +309,15 @@ class LowLatency:
             args.signal_value = overlap.value
         blocks = _SEND_BLOCKS if overlap is None else overlap.num_sms
         device.launch(_native.low_latency_combine_send, args, device.grid(blocks, _WARPS))
+        if reduces:
+            self._sums.owe(self._call(word, 4, sending=False, reduces=True), wait_stats, word)
 
         def receive() -> None:
             self._combines.finish(epoch)
+            self._sums.catch_up()
             take = _native.CombineReceiveArgs()
             take.rank = self._session.context
-            take.call = self._call(word, 3, sending=False)
+            take.call = self._call(word, 3, sending=False, reduces=reduces)
             take.out, take.topk_idx, take.weights = out.data_ptr(), topk_idx.data_ptr(), topk_weights.data_ptr()
             take.wait_stats = 0 if wait_stats is None else wait_stats.data_ptr()
             take.num_tokens, take.topk = topk_idx.shape
@@ -353,45 +354,3 @@ class LowLatency:
         """
         self._combines.refuse_third("low_latency_combine")
         self._device.catch_up()
-
-
-def check_handle(handle: Any, num_ranks: int, owner: object = None) -> tuple[int, int, int]:
-    """(M, H, E) of a low-latency handle.
-
-    Raises:
-        InvalidArgument: it is no such handle, of another Buffer, or from before this one's recover().
-    """
-    wanted = "the handle that low_latency_dispatch of this Buffer returned"
-    if not isinstance(handle, (tuple, list)) or len(handle) != 5 or not all(isinstance(v, int) for v in handle[2:]):
-        refuse("handle", type(handle).__name__, wanted, "Pass it on as it came.")
-    src_info, layout_range, max_tokens, hidden, num_experts = handle
-    maker = getattr(max_tokens, "owner", None)  # not known of a handle that was put together from plain numbers
-    if None not in (maker, owner) and maker is not owner:
-        refuse("handle", "of another Buffer", wanted, "One from before recover() counts as that. Dispatch again.")
-    local = num_experts // num_ranks
-    for tensor, shape, dtype in (
-        (src_info, (local, num_ranks * max_tokens), torch.int32),
-        (layout_range, (local, num_ranks), torch.int64),
-    ):
-        if not isinstance(tensor, Tensor) or tuple(tensor.shape) != shape or tensor.dtype != dtype:
-            shown = f"{tuple(tensor.shape)} {tensor.dtype}" if isinstance(tensor, Tensor) else type(tensor).__name__
-            refuse("handle", shown, f"{wanted}, with {dtype} {shape} in this place")
-    return int(max_tokens), hidden, num_experts
-
-
-def planes_of(handle: Handle) -> Tensor:
-    """The three planes [3, L, P] behind a handle's src_info.
-
-    Raises:
-        InvalidArgument: src_info is a copy, without what lies behind the original.
-    """
-    src_info = handle[0]
-    count = src_info.numel()
-    base = src_info.untyped_storage()
-    whole = src_info.is_contiguous() and src_info.storage_offset() == 0 and base.nbytes() >= 12 * count
-    if not whole or not handle[1].is_contiguous():
-        raise InvalidArgument(
-            "handle: its src_info is not the tensor that low_latency_dispatch returned (a copy lacks the source slots "
-            "behind it). Pass the handle on as it came."
-        )
-    return torch.empty(0, dtype=torch.int32).set_(base, 0, (3, *src_info.shape))  # type: ignore[call-overload,no-any-return]

@@ -12,9 +12,10 @@ from uccl_ep.collective import Collective
 from uccl_ep.device import Device, EventHandle
 from uccl_ep.errors import InvalidArgument, NotSupported, refuse
 from uccl_ep.events import EventOverlap
-from uccl_ep.low_latency import Handle as LowLatencyHandle
-from uccl_ep.low_latency import LowLatency, check_handle
+from uccl_ep.low_latency import LowLatency
 from uccl_ep.low_latency_formats import BF16, FP8, FP8_UE8M0, NVFP4, NVFP4_UNIT, Format, global_scale_of
+from uccl_ep.low_latency_handle import Handle as LowLatencyHandle
+from uccl_ep.low_latency_handle import check_handle
 from uccl_ep.low_latency_overlap import OverlapArguments
 from uccl_ep.recorder.calls import log_of, recorded
 from uccl_ep.session import Session

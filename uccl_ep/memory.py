@@ -6,8 +6,9 @@ import os
 from dataclasses import dataclass, replace
 
 from uccl_ep import _native
+from uccl_ep.combine_form import room_for_sums
 from uccl_ep.errors import refuse
-from uccl_ep.settings import settings
+from uccl_ep.settings import Settings, settings
 from uccl_ep.sizes import format_bytes, round_up
 from uccl_ep.topology import Topology, split_into_nodes
 
@@ -16,17 +17,28 @@ _PAGE = 4096
 
 
 def low_latency_layout(
-    max_tokens: int, hidden: int, num_experts: int, topology: Topology, base: int
+    max_tokens: int,
+    hidden: int,
+    num_experts: int,
+    topology: Topology,
+    base: int,
+    wanted: Settings | None = None,
 ) -> _native.LowLatencyLayout:
-    """The low-latency part of the data region for M tokens a rank, `hidden` channels and `num_experts` experts."""
+    """The low-latency part of the data region for M tokens a rank, `hidden` channels and `num_experts` experts.
+
+    Args:
+        wanted: whose top-k it has slots for, and whether with room for sums of a node; None: the environment's.
+    """
+    wanted = settings() if wanted is None else wanted
     layout = _native.LowLatencyLayout()
     layout.max_tokens = max_tokens
     layout.hidden = hidden
-    layout.max_topk = _native.MAX_TOPK  # also where there are fewer experts: a row of ids may be padded with -1
+    layout.max_topk = wanted.low_latency_topk  # also where there are fewer experts: a row of ids may be padded with -1
     layout.num_hosted = topology.num_hosted
     layout.staging_rows = STAGING_ROWS if topology.num_nodes > 1 else 0
     layout.num_ranks = topology.num_ranks
     layout.base = base
+    layout.reduces = int(room_for_sums(wanted, topology).reduces)
     return layout
 
 
@@ -123,6 +135,8 @@ class MemoryPlan:
         before, now = self._throughput_layout(whole).num_units(), self._throughput_layout(self.topology).num_units()
         self.throughput_budget = round_up(max(1, -(-now // before)) * self.throughput_budget, 128)
         sources = -(-(1 + self.topology.num_hosted) // (1 + whole.num_hosted))
+        if not self.topology.apart and whole.num_hosted:  # sums take memory by hosted sources alone
+            sources = max(sources, -(-self.topology.num_hosted // whole.num_hosted))
         self.low_latency_budget = round_up(max(1, sources) * self.low_latency_budget, 128)
 
     def _throughput_layout(self, topology: Topology) -> _native.ThroughputLayout:
@@ -201,6 +215,9 @@ def memory_bill(
         BillItem("staged rows", sources, "two sets of this rank's rows, read by its node and by the NIC"),
         BillItem("hosted rows", sources * layout.num_hosted, "two sets per remote source on this rank's rail"),
         BillItem("combine slots", 2 * layout.slots_bytes(), "two sets of one row per (token, k)"),
+        BillItem(
+            "rows to sum", 2 * layout.reduction_bytes(), "two sets of one row per (token, k) of sources hosted here"
+        ),
         BillItem("combine staging", layout.staging_bytes(), "rows on their way to other nodes"),
     ]
     rest = layout.bytes() - sum(item.num_bytes for item in items)

@@ -340,7 +340,7 @@ def _scatter(values: Tensor, rows: tuple[Tensor, Tensor, Tensor], shape: tuple[i
     return out.view(values.dtype)
 
 
-def _slots_of(received: LowLatencyReceived, source: int, num_tokens: int) -> Tensor:
+def slots_of(received: LowLatencyReceived, source: int, num_tokens: int) -> Tensor:
     """int64 [L, T]: the row that holds each token of rank `source`, or -1. Reads only what the contract defines."""
     begin, count = received.layout_range[:, source] >> 32, received.layout_range[:, source] & 0xFFFFFFFF
     slots = torch.arange(received.src_info.shape[1])
@@ -380,7 +380,7 @@ def low_latency_combine(
     for source in range(num_ranks):
         ids, weights = topk_idx[source].long(), topk_weights[source].float()
         num_tokens = ids.shape[0]
-        table = torch.cat([_slots_of(handle, source, num_tokens) for handle in received])
+        table = torch.cat([slots_of(handle, source, num_tokens) for handle in received])
         reachable = torch.tensor([_connected(masked, source, r) for r in range(num_ranks)]).repeat_interleave(local)
         acc = torch.zeros(num_tokens, x[0].shape[-1])
         for k in range(ids.shape[1]):

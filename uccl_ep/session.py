@@ -37,7 +37,7 @@ from uccl_ep.proxy_link import CONNECT_TIMEOUT_S, ProcessProxy, ProxyConfig, Pro
 from uccl_ep.recorder.recorder import FlightRecorder
 from uccl_ep.regions import Peer, Regions, choose_placement
 from uccl_ep.roll_call import RollCall
-from uccl_ep.settings import Settings
+from uccl_ep.settings import PREFIX, Settings
 from uccl_ep.topology import split_into_nodes
 from uccl_ep.witness import Witness
 
@@ -48,6 +48,9 @@ if TYPE_CHECKING:
 
 _DRAIN_S = 2.0
 _WORDS_S = 0.5  # what a rank whose start-up failed gives the others to say why theirs did
+_SHARED = (
+    "ranks_per_node transport proxy_threads rings provider queue_pairs low_latency_combine low_latency_topk".split()
+)  # settings that all ranks must have alike
 _LEAVING, _LEFT = 1, 2  # proxy/engine/departures.h
 
 
@@ -106,12 +109,7 @@ class Session(Witness):
             "num_rdma_bytes": budgets[1],
             "low_latency_mode": low_latency,
             "enable_shrink": shrink,
-            "UCCL_EP_RANKS_PER_NODE": settings.ranks_per_node,
-            "UCCL_EP_TRANSPORT": settings.transport,
-            "UCCL_EP_PROXY_THREADS": settings.proxy_threads,
-            "UCCL_EP_RINGS": settings.rings,
-            "UCCL_EP_PROVIDER": settings.provider,
-            "UCCL_EP_QUEUE_PAIRS": settings.queue_pairs,
+            **{PREFIX + name.upper(): getattr(settings, name) for name in _SHARED},
             "device": kind_of(start.driver),
         }
         self.introductions = self._introduce(group, shared)
@@ -214,7 +212,8 @@ class Session(Witness):
             agreed = Agreed(self._present, self.settings, self.topology, self.fabric, self.placement)
             show_start(agreed, self.bill, where)
 
-    def _show(self, *choices: tuple[str, str]) -> None:
+    def show(self, *choices: tuple[str, str]) -> None:
+        """Prints (choice, why) once, where all is to be explained."""
         if self.settings.explain and self.rank == self._present[0].rank:
             explain(choices, sys.stderr)
 
@@ -278,7 +277,7 @@ class Session(Witness):
             [m.watch_pid if same_host[m.rank] and m.watch_pid != me.pid and m.rank != me.rank else 0 for m in meetings],
         )
         self.notes = [*self.fabric.notes, *(said := self._proxy.notes())]
-        self._show(*said)
+        self.show(*said)
         self._make_context(members, shrink)
         self._proxy.start()
         if self._proxy.pid != me.pid:

@@ -38,6 +38,8 @@ class Settings:
     ring_capacity: int = 1024
     max_in_flight: int = 64
     max_in_flight_bytes: int = 8 << 20
+    low_latency_combine: str = "direct"
+    low_latency_topk: int = 32
     timeout_s: float = 100.0
     interface: str = ""
     pin_cpus: tuple[int, ...] = ()
@@ -285,6 +287,12 @@ VARIABLES: tuple[Variable, ...] = (
         "Bytes per peer that are posted and not complete.",
         _bytes,
     ),
+    _choice(
+        "LOW_LATENCY_COMBINE",
+        ("direct", "node", "auto"),
+        "Rows of a low-latency combine: each to its owner by itself, or summed in the node first; auto: the model's.",
+    ),
+    _integer("LOW_LATENCY_TOPK", 1, 32, "Most experts of a token in low latency: fewer take less memory."),
     Variable(PREFIX + "TIMEOUT_S", "float", "a number of seconds above 0", "When a wait for peers ends.", _seconds),
     Variable(
         PREFIX + "INTERFACE",

@@ -3,7 +3,8 @@
 // Dispatch keeps one row per token, not one per expert: a source stages its rows once; ranks of its node read them
 // there, and each remote node gets them once, at the source's host (topology.h), slot = token index. Receivers know
 // from the routing block (the source's top-k ids) which rows are theirs, so rows carry no header.
-// Combine keeps one row per (token, k) at the token's owner, stored there by load/store or by a write.
+// Combine keeps one row per (token, k) at the token's owner, stored there by load/store or by a write. Where it is
+// reduced in the node first (combine_reduce.h), a host also keeps one per (token, k) of each source that it stands for.
 #pragma once
 #include "wire/limits.h"
 #include "wire/types.h"
@@ -12,7 +13,7 @@ namespace uccl {
 
 enum class RowFormat : u32 { kBf16 = 0, kFp8 = 1, kFp8Ue8m0 = 2, kNvfp4 = 3 };
 inline constexpr u32 kScaleChannels = 128;  // channels that share one scale
-inline constexpr u32 kNvfp4Channels = 16;   // the same in kNvfp4, where a scale is one byte
+inline constexpr u32 kNvfp4Channels = 16;  // the same in kNvfp4, where a scale is one byte
 
 // Received NVFP4 scales of an expert, as tensor cores read them: u32 [tiles, words][32][4], a tile 128 rows, word w the
 // scales of channels 64 w to 64 w + 63. Row 32 j + i of a tile is at [i][j].
@@ -32,6 +33,14 @@ struct alignas(16) RoutingHeader {
 };
 static_assert(sizeof(RoutingHeader) == 16 && kMaxTopk < 1u << 16);
 
+// In front of what a host needs to sum a source's rows: float32 [num_tokens, topk] weights, then i16 ids of the same
+// shape, as the caller gave them, or -1 where they name no expert.
+struct alignas(16) WeightsHeader {
+  u32 num_tokens, topk;
+  u64 unused;
+};
+static_assert(sizeof(WeightsHeader) == 16);
+
 struct LowLatencyLayout {
   u32 max_tokens = 0;  // M, tokens a rank and call
   u32 hidden = 0;
@@ -40,6 +49,8 @@ struct LowLatencyLayout {
   u32 staging_rows = 0;  // combine rows on their way out, 0 when there is one node
   u32 num_ranks = 0;
   u64 base = 0;  // where this part starts in the data region, multiple of 128
+  u32 reduces = 0;  // 1: with room for combines that are reduced in the node
+  u32 unused = 0;
 
   static constexpr u64 scale_bytes(u32 hidden, RowFormat f) {
     const u64 groups = ceil_div(hidden, kScaleChannels);
@@ -56,6 +67,9 @@ struct LowLatencyLayout {
   static constexpr u64 routing_bytes(u32 tokens, u32 topk) {
     return align_up(sizeof(RoutingHeader) + 2ull * tokens * topk, 16);
   }
+  static constexpr u64 weights_bytes(u32 tokens, u32 topk) {
+    return align_up(sizeof(WeightsHeader) + 6ull * tokens * topk, 16);
+  }
   // A combine row on the wire: bf16, or logfmt behind a 16-byte header and never longer than this.
   constexpr u64 combine_row_bytes() const { return align_up(16 + 2ull * hidden, 16); }
 
@@ -65,8 +79,18 @@ struct LowLatencyLayout {
   constexpr u64 slots_bytes() const {
     return align_up(static_cast<u64>(max_tokens) * max_topk * combine_row_bytes(), 128);
   }
-  constexpr u64 headers_bytes() const { return align_up(static_cast<u64>(num_ranks) * 3 * 32, 128); }
-  constexpr u64 set_bytes() const { return (1 + num_hosted) * source_bytes() + slots_bytes() + headers_bytes(); }
+  constexpr u64 headers_bytes() const { return align_up(static_cast<u64>(num_ranks) * (reduces ? 5 : 3) * 32, 128); }
+  // Rows of one source that its host sums, and the source's weights.
+  constexpr u64 hosted_slots_bytes() const {
+    return align_up(static_cast<u64>(max_tokens) * max_topk * 2 * hidden, 128);
+  }
+  constexpr u64 weights_stride() const { return align_up(weights_bytes(max_tokens, max_topk), 128); }
+  constexpr u64 reduction_bytes() const {
+    return reduces ? (1 + num_hosted) * weights_stride() + num_hosted * hosted_slots_bytes() : 0;
+  }
+  constexpr u64 set_bytes() const {
+    return (1 + num_hosted) * source_bytes() + slots_bytes() + headers_bytes() + reduction_bytes();
+  }
   constexpr u64 staging_bytes() const { return align_up(staging_rows * combine_row_bytes(), 128); }
   constexpr u64 bytes() const { return 2 * set_bytes() + staging_bytes(); }
 
@@ -79,10 +103,19 @@ struct LowLatencyLayout {
   constexpr u64 combine_slot(u64 epoch, u64 slot) const {
     return set(epoch) + (1 + num_hosted) * source_bytes() + slot * combine_row_bytes();
   }
-  // Outgoing ExpectHeaders: one per peer for dispatch (0), combine (1) and announcements (2).
+  // Outgoing ExpectHeaders: one per peer for dispatch (0), combine (1), announcements (2), and where there is room to
+  // reduce, weights (3) and sums (4).
   constexpr u64 header(u64 epoch, u32 kind, u32 peer) const {
     return set(epoch) + (1 + num_hosted) * source_bytes() + slots_bytes() +
            (static_cast<u64>(kind) * num_ranks + peer) * 32;
+  }
+  constexpr u64 staged_weights(u64 epoch) const { return header(epoch, 0, 0) + headers_bytes(); }
+  constexpr u64 hosted_weights(u64 epoch, u32 slot) const {
+    return staged_weights(epoch) + (1 + slot) * weights_stride();
+  }
+  // Row `row` (token * topk + k) of the source in hosted slot `slot`.
+  constexpr u64 hosted_combine_row(u64 epoch, u32 slot, u64 row) const {
+    return hosted_weights(epoch, num_hosted) + slot * hosted_slots_bytes() + row * 2 * hidden;
   }
   constexpr u64 staging(u32 row) const { return base + 2 * set_bytes() + row * combine_row_bytes(); }
 };

@@ -1,5 +1,6 @@
 // Low-latency combine, receiving half: waits for every rank, then sums each token's rows in ascending k with one
-// rounding at the end: acc = fma(row, weight, acc) in fp32 (facts B.1).
+// rounding at the end: acc = fma(row, weight, acc) in fp32 (facts B.1). What another node has summed (combine_reduce.h) is
+// one row with weight 1, at its lowest k.
 #pragma once
 #include "kernels/device/copy.h"
 #include "kernels/low_latency/common.h"
@@ -10,10 +11,10 @@ namespace uccl {
 struct CombineReceiveArgs {
   RankContext rank;
   LowLatencyCall call;
-  u16* out;              // bf16 [num_tokens, hidden]
-  const i64* topk_idx;   // [num_tokens, topk], as dispatched
+  u16* out;  // bf16 [num_tokens, hidden]
+  const i64* topk_idx;  // [num_tokens, topk], as dispatched
   const float* weights;  // [num_tokens, topk]
-  i64* wait_stats;       // [N] ns, added to, or null
+  i64* wait_stats;  // [N] ns, added to, or null
   u32 num_tokens, topk;
   u32 logfmt;
   u32 zero_copy;  // the sending half's rows were read where they lay: they may be overwritten when this one has run
@@ -38,27 +39,36 @@ DEV bool await_rings(const CombineReceiveArgs& a, const Turn& turn) {
   return true;
 }
 
+// What says that everything of a rank is here: its flag, null where it sends nothing, and what to wait for.
+struct Awaited {
+  const u64* flag;
+  WaitSite site;
+};
+DEV Awaited awaited(const CombineReceiveArgs& a, const Turn& turn, u32 r) {
+  const TopologyView& topology = a.rank.topology;
+  WaitSite site{WaitPhase::kCombineReceive, r, ~0u, turn.epoch};
+  if (topology.is_local(r)) return Awaited{word(own_data(a.rank), a.rank.signals.flag(Phase::kCombine, r)), site};
+  // Of a node that sums its rows only this rank's host there sends.
+  if (a.call.reduces && (topology.is_absent(r) || topology.host_of(topology.rank, topology.cell_of[r]) != r))
+    return Awaited{nullptr, site};
+  if (a.call.reduces) site.phase = WaitPhase::kCombineSums;
+  site.expected = turn.number;
+  const Phase phase = a.call.reduces ? Phase::kReduced : Phase::kCombine;
+  return Awaited{word(own_control(a.rank), a.rank.control_layout.flag(phase, r)), site};
+}
+
 // Whole block: everything that any rank sent for this epoch is here, or that rank is masked.
 DEV bool await_combine(const CombineReceiveArgs& a, const Turn& turn, u32* shared_ok) {
   if (simt::tid() == 0) simt::st_release_gpu(shared_ok, 1u);
   simt::sync_block();
-  const bool network_reads = a.zero_copy && a.rank.topology.num_nodes > 1;
+  const bool network_reads = a.zero_copy && a.rank.topology.num_nodes > 1 && !a.call.reduces;
   if (network_reads && simt::bid() == 0 && simt::lane() == 0 && !await_rings(a, turn))
     simt::st_release_gpu(shared_ok, 0u);
   if (simt::lane() == 0)
     for (u32 r = simt::warp(); r < a.rank.topology.num_ranks; r += simt::num_warps()) {
-      const u64* flag = a.rank.topology.is_local(r)
-                            ? word(own_data(a.rank), a.rank.signals.flag(Phase::kCombine, r))
-                            : word(own_control(a.rank), a.rank.control_layout.flag(Phase::kCombine, r));
-      const u64 begin = simt::now_ns();
-      bool absent;
-      const WaitSite site{WaitPhase::kCombineReceive, r, ~0u, turn.epoch};
-      if (!wait_for_flag(a.rank, turn.wait, site, flag, turn.epoch, &absent)) simt::st_release_gpu(shared_ok, 0u);
-      if (simt::bid() != 0) continue;
-      const u64 waited = simt::now_ns() - begin;
-      add_stat(a.rank, r, PeerStat::kWaitNs, waited);
-      if (a.wait_stats != nullptr && r != a.rank.topology.rank)
-        simt::add_sys(reinterpret_cast<u64*>(&a.wait_stats[r]), waited);
+      const Awaited from = awaited(a, turn, r);
+      if (from.flag == nullptr) continue;
+      if (!wait_and_count(a.rank, turn.wait, from.site, from.flag, a.wait_stats)) simt::st_release_gpu(shared_ok, 0u);
     }
   simt::sync_block();
   const bool ok = simt::ld_acquire_gpu(shared_ok) != 0;
@@ -66,26 +76,42 @@ DEV bool await_combine(const CombineReceiveArgs& a, const Turn& turn, u32* share
   return ok;
 }
 
+// One lane: expert `e` takes part, and its rows are there.
+DEV bool takes_part(const CombineReceiveArgs& a, i64 e) {
+  return e >= 0 && e < static_cast<i64>(a.call.num_experts) &&
+         !masked(a.rank, static_cast<u32>(e) / a.call.num_local_experts);
+}
+// One lane: the rows of ids[k]'s node came as one sum, in the slot of the lowest k of that node.
+DEV bool is_summed(const CombineReceiveArgs& a, const i64* ids, u32 k, bool* lowest) {
+  const TopologyView& topology = a.rank.topology;
+  const u32 node = topology.node_of[static_cast<u32>(ids[k]) / a.call.num_local_experts];
+  if (!a.call.reduces || node == topology.node) return false;
+  *lowest = true;
+  for (u32 i = 0; i < k; ++i)
+    if (takes_part(a, ids[i]) && topology.node_of[static_cast<u32>(ids[i]) / a.call.num_local_experts] == node)
+      *lowest = false;
+  return true;
+}
+
 // One warp: the rows of a token that take part, compacted in ascending k. A repeated expert was sent once.
 DEV u32 gather_rows(const CombineReceiveArgs& a, u64 epoch, u32 token, const u16** rows, float* weights) {
   const u32 k = static_cast<u32>(simt::lane());
   const u64 first = static_cast<u64>(token) * a.topk;
-  bool use = false;
-  u64 slot = 0;
-  if (k < a.topk) {
-    const i64 e = a.topk_idx[first + k];
-    use = e >= 0 && e < static_cast<i64>(a.call.num_experts) &&
-          !masked(a.rank, static_cast<u32>(e) / a.call.num_local_experts);
-    u32 sent = 0;
-    while (sent < k && a.topk_idx[first + sent] != e) ++sent;
-    slot = first + sent;
+  const i64* const ids = a.topk_idx + first;
+  bool use = k < a.topk && takes_part(a, ids[k]);
+  u32 sent = 0;
+  float weight = 0;
+  if (use) {
+    weight = a.weights[first + k];
+    if (is_summed(a, ids, k, &use)) weight = 1;  // its weights are in the sum
+    while (sent < k && ids[sent] != ids[k]) ++sent;
   }
   const simt::mask_t taking = simt::ballot(use);
   if (use) {
     const u32 at = static_cast<u32>(simt::popcount(taking & simt::lane_mask_lt()));
-    const u64 offset = a.call.layout.combine_slot(epoch, slot) + (a.logfmt ? 0 : sizeof(LogfmtHeader));
+    const u64 offset = a.call.layout.combine_slot(epoch, first + sent) + (a.logfmt ? 0 : sizeof(LogfmtHeader));
     rows[at] = reinterpret_cast<const u16*>(own_data(a.rank) + offset);
-    weights[at] = a.weights[first + k];
+    weights[at] = weight;
   }
   simt::sync_warp();
   return static_cast<u32>(simt::popcount(taking));

@@ -2,6 +2,9 @@
 // dispatch recorded. On the node it is stored there directly; else it is staged (or, with zero copy, already lies in
 // registered memory) and written. Each (token, k) travels alone: the owner's sum in ascending k fixes the rounding.
 //
+// Reduced in the node (LowLatencyCall::reduces), rows for other nodes' owners are stored at the owner's host in this node
+// instead, and this rank tells its own hosts on other nodes what they need to sum its tokens' rows (combine_reduce.h).
+//
 // With signals it runs beside what computes the rows (single-batch overlap): experts go in ascending order, as grouped
 // matrix products compute them, and a row leaves as soon as its signal says that it is there.
 #pragma once
@@ -27,6 +30,11 @@ struct CombineSendArgs {
   u32 signals_per_expert;
   u32 signal_rows;  // rows that a signal stands for
   u32 signal_value;
+  // What hosts on other nodes are told when they sum; else not looked at.
+  u32 num_tokens;
+  const i64* topk_idx;  // [num_tokens, topk], as dispatched
+  const float* weights;  // [num_tokens, topk]
+  u32 topk;
   u32 unused;
 };
 struct CombineSendShared {
@@ -60,11 +68,30 @@ DEV u64 write_combine_row(const CombineSendArgs& a, const u16* row, u8* out) {
   return bytes;
 }
 
+// One warp stores a row where the owner's host in this node sums it.
+DEV void store_for_host(const CombineSendArgs& a, const Turn& turn, const u16* row, u32 owner, u64 slot) {
+  const LowLatencyLayout& layout = a.call.layout;
+  const TopologyView& topology = a.rank.topology;
+  const u32 host = topology.host_of(owner, topology.cell);
+  const u64 bytes = 2ull * layout.hidden;
+  const u64 to = layout.hosted_combine_row(turn.epoch, topology.hosted_slot(owner, topology.cell), slot);
+  copy_row(data_of(a.rank, host) + to, reinterpret_cast<const u8*>(row), bytes);
+  simt::sync_warp();
+  if (simt::lane() != 0) return;
+  add_stat(a.rank, host, PeerStat::kRowsOut, 1);
+  add_stat(a.rank, host, PeerStat::kBytesOut, bytes);
+}
+
 // One warp sends row `at` (of expert-major [L, P]) to its owner.
 DEV bool send_row(const CombineSendArgs& a, const Turn& turn, u64 at, u64 plane, StagingRows* staging) {
   const u32 owner = static_cast<u32>(a.src_info[2 * plane + at]);
   if (masked(a.rank, owner)) return true;
   const LowLatencyLayout& layout = a.call.layout;
+  if (a.call.reduces && !a.rank.topology.is_local(owner)) {
+    const u64 slot = static_cast<u64>(a.src_info[plane + at]);
+    store_for_host(a, turn, a.x + at * a.row_stride, owner, slot);
+    return true;
+  }
   // A bf16 row lies behind the (unused) logfmt header's place, so a slot has one size.
   const u64 slot = layout.combine_slot(turn.epoch, static_cast<u64>(a.src_info[plane + at]));
   const u64 target = slot + (a.logfmt ? 0 : sizeof(LogfmtHeader));
@@ -80,7 +107,7 @@ DEV bool send_row(const CombineSendArgs& a, const Turn& turn, u64 at, u64 plane,
     Command m;
     m.op = Op::kWrite;
     m.peer = owner;
-    m.key = epoch_key(Phase::kCombine, turn.epoch);
+    m.key = epoch_key(Phase::kCombine, turn.number);
     m.local_offset = in_place ? a.zero_copy_offset + at * a.row_stride * 2 : layout.staging(mine);
     m.remote_offset = target;
     m.bytes = bytes;
@@ -106,7 +133,38 @@ DEV void send_combine_count(const CombineSendArgs& a, const Turn& turn, u32 owne
   for (u32 e = static_cast<u32>(simt::lane()); e < a.call.num_local_experts; e += simt::kWarp)
     rows += static_cast<u32>(a.layout_range[static_cast<u64>(e) * a.rank.topology.num_ranks + owner]);
   rows = simt::warp_sum(rows);
-  if (simt::lane() == 0) send_expect(a.rank, turn, a.call, Announcement{Phase::kCombine, owner, turn.epoch, rows, 1});
+  if (simt::lane() == 0) send_expect(a.rank, turn, a.call, Announcement{Phase::kCombine, owner, turn.number, rows, 1});
+}
+
+// The whole block 0: weights and ids of this rank's tokens, to its host on each other node. What it overwrites was read
+// there before this rank had the sums of two calls ago.
+DEV void send_weights(const CombineSendArgs& a, const Turn& turn) {
+  const LowLatencyLayout& layout = a.call.layout;
+  const TopologyView& topology = a.rank.topology;
+  u8* block = own_data(a.rank) + layout.staged_weights(turn.epoch);
+  const u64 count = static_cast<u64>(a.num_tokens) * a.topk;
+  float* weights = reinterpret_cast<float*>(block + sizeof(WeightsHeader));
+  short* ids = reinterpret_cast<short*>(weights + count);
+  if (simt::tid() == 0) *reinterpret_cast<WeightsHeader*>(block) = WeightsHeader{a.num_tokens, a.topk, 0};
+  for (u64 i = simt::tid(); i < count; i += simt::ntid()) {
+    const i64 e = a.topk_idx[i];
+    weights[i] = a.weights[i];
+    ids[i] = static_cast<short>(e >= 0 && e < static_cast<i64>(a.call.num_experts) ? e : -1);
+  }
+  simt::sync_block();
+  for (u32 n = simt::warp(); simt::lane() == 0 && n < topology.num_cells; n += simt::num_warps()) {
+    if (!topology.is_remote(n)) continue;
+    Command m;
+    m.op = Op::kWrite;
+    m.peer = topology.host_of(topology.rank, n);
+    m.key = epoch_key(Phase::kWeights, turn.number);
+    m.local_offset = layout.staged_weights(turn.epoch);
+    m.remote_offset = layout.hosted_weights(turn.epoch, topology.hosted_slot(topology.rank, n));
+    m.bytes = LowLatencyLayout::weights_bytes(a.num_tokens, a.topk);
+    if (push(ring_to(a.rank, m.peer), m, turn.wait) == kNoTicket ||
+        send_expect(a.rank, turn, a.call, Announcement{Phase::kWeights, m.peer, turn.number, 1, 3}) == kNoTicket)
+      fail_launch(a.call.ticket);
+  }
 }
 
 // One warp: row `i` of expert `e` has been computed. `*known` is the last signal that this warp has seen to be there.
@@ -156,11 +214,12 @@ KERNEL KERNEL_BOUNDS(kMaxBlockLanes) low_latency_combine_send(CombineSendArgs a)
   const Turn turn = begin_send(a.rank, a.call, Phase::kCombine);
   if (!may_start(turn.wait)) return;
   announce_consumed(a.rank, turn, a.call);
+  if (a.call.reduces && simt::bid() == 0) send_weights(a, turn);
   if (wait_for_reuse(a.rank, turn, a.call, Phase::kCombine, &shared.ok)) {
     const u32 warps = static_cast<u32>(simt::nbid() * simt::num_warps());
     const u32 warp = static_cast<u32>(simt::bid() * simt::num_warps() + simt::warp());
     for (u32 r = warp; r < topology.num_ranks; r += warps)
-      if (!topology.is_local(r) && !masked(a.rank, r)) send_combine_count(a, turn, r);
+      if (!a.call.reduces && !topology.is_local(r) && !masked(a.rank, r)) send_combine_count(a, turn, r);
     send_all_rows(a, turn, warp, warps);
   }
   if (!last_block(a.call.ticket, &shared.last)) return;

@@ -1,10 +1,13 @@
-// What the four low-latency kernels share: their state, and the rule for reusing a buffer set.
+// What the low-latency kernels share: their state, and the rule for reusing a buffer set.
 //
 // Epochs. Dispatch and combine calls are numbered from 1, separately; epoch e uses set e & 1. A set may be overwritten
 // by epoch e only when every reader has finished epoch e - 2. Readers of the node store their progress into the
 // writer's region. Remote readers announce theirs inside the ExpectHeader of whatever they send next, which in the
 // usual dispatch-combine alternation has always arrived long before it is needed, so nothing is waited for and no
 // message is added. Only when a rank has read something and sent nothing since does it announce on its own.
+//
+// Arrivals are counted by the calls of one form of combine, since the forms have other senders: a rank that sends nothing
+// in one form would leave a gap in the numbers of the other.
 //
 // The numbers live beside the kernels and only they count on, so launches recorded in a graph stay right when the graph
 // is replayed with the same argument bytes.
@@ -28,7 +31,7 @@ struct PhaseEpochs {
 struct LowLatencyState {
   PhaseEpochs dispatch, combine;
   u64 announcements;  // made so far
-  u64 unused;
+  u64 reduced;  // of combine.sent, those that were reduced in the node
   // Behind it: u64 [2][num_ranks], ticket + 1 of the last announcement of each parity to each rank; 0 = none.
   static constexpr u64 bytes(u32 num_ranks) { return sizeof(LowLatencyState) + 16ull * num_ranks; }
 };
@@ -36,23 +39,33 @@ struct LowLatencyState {
 struct LowLatencyCall {
   LowLatencyLayout layout;
   LowLatencyState* state;  // of this rank, zeroed once
-  u64* epoch;  // this call's number in its phase: the sending half leaves it here for the receiving half
+  u64* epoch;  // [2] this call's Turn::epoch and Turn::number: the sending half leaves them here for the receiving half
   u32 num_experts;
   u32 num_local_experts;
   u32* ticket;  // zero between launches
   u32* grid_barrier;  // kGridBarrierWords, zero between launches
+  u32 reduces;  // a combine: rows of other nodes' tokens are summed in this node first (combine_reduce.h)
+  u32 unused;
 };
 
 // What a launch knows from its start on, the same in every block.
 struct Turn {
   WaitContext wait;
-  u64 epoch;
+  u64 epoch;  // the call's number in its phase: buffers go by it
+  u64 number;  // its number among the calls of its form: arrivals from other nodes go by it
   u64 consumed_dispatch, consumed_combine;  // to be told to peers
   u64 announcement;  // number of an extra message that tells them, 0 = none is due
 };
 
 DEV PhaseEpochs& epochs_of(const LowLatencyCall& call, Phase phase) {
   return phase == Phase::kDispatch ? call.state->dispatch : call.state->combine;
+}
+
+// Of the call with this epoch, which has not been counted yet.
+DEV u64 number_of(const LowLatencyCall& call, Phase phase, u64 epoch) {
+  if (phase == Phase::kDispatch) return epoch;
+  const u64 reduced = simt::ld_relaxed_gpu(&call.state->reduced);
+  return call.reduces ? reduced + 1 : epoch - reduced;
 }
 
 // Peers may soon wait for what they have not been told: call `sent` + 1 reuses the set of `sent` - 1.
@@ -68,8 +81,12 @@ DEV Turn begin_send(const RankContext& c, const LowLatencyCall& call, Phase phas
   const u64 combines = simt::ld_relaxed_gpu(&s.combine.sent) + (phase == Phase::kCombine ? 1 : 0);
   const bool due = c.topology.num_nodes > 1 && (overdue(s.dispatch, dispatches) || overdue(s.combine, combines));
   if (simt::bid() == 0 && simt::tid() == 0) simt::st_relaxed_gpu(call.epoch, 0ull);
-  return Turn{wait_context(c), phase == Phase::kDispatch ? dispatches : combines,
-              simt::ld_relaxed_gpu(&s.dispatch.consumed), simt::ld_relaxed_gpu(&s.combine.consumed),
+  const u64 epoch = phase == Phase::kDispatch ? dispatches : combines;
+  return Turn{wait_context(c),
+              epoch,
+              number_of(call, phase, epoch),
+              simt::ld_relaxed_gpu(&s.dispatch.consumed),
+              simt::ld_relaxed_gpu(&s.combine.consumed),
               due ? simt::ld_relaxed_gpu(&s.announcements) + 1 : 0};
 }
 
@@ -79,6 +96,8 @@ DEV void end_send(const LowLatencyCall& call, Phase phase, const Turn& turn) {
   simt::st_relaxed_gpu(&call.state->combine.told, turn.consumed_combine);
   if (turn.announcement != 0) simt::st_relaxed_gpu(&call.state->announcements, turn.announcement);
   simt::st_relaxed_gpu(&epochs_of(call, phase).sent, turn.epoch);
+  if (call.reduces) simt::st_relaxed_gpu(&call.state->reduced, turn.number);
+  simt::st_relaxed_gpu(call.epoch + 1, turn.number);
   simt::st_relaxed_gpu(call.epoch, turn.epoch);
 }
 
@@ -87,7 +106,13 @@ DEV void end_send(const LowLatencyCall& call, Phase phase, const Turn& turn) {
 DEV Turn begin_receive(const RankContext& c, const LowLatencyCall& call, Phase phase) {
   const u64 sent = simt::ld_relaxed_gpu(call.epoch);
   const u64 epoch = sent != 0 ? sent : simt::ld_relaxed_gpu(&epochs_of(call, phase).sent) + 1;
-  return Turn{wait_context(c), epoch, 0, 0, 0};
+  const u64 number = sent != 0 ? simt::ld_relaxed_gpu(call.epoch + 1) : number_of(call, phase, epoch);
+  return Turn{wait_context(c),
+              epoch,
+              number,
+              simt::ld_relaxed_gpu(&call.state->dispatch.consumed),
+              simt::ld_relaxed_gpu(&call.state->combine.consumed),
+              0};
 }
 
 // Finished epoch of `phase` that `reader` has made known here.
@@ -204,6 +229,21 @@ DEV bool wait_for_flag(const RankContext& c, const WaitContext& wait, const Wait
                        bool* absent) {
   return wait_or_mask(
       c, wait, site, [&] { return simt::ld_acquire_sys(flag); }, [&](u64 seen) { return seen >= epoch; }, absent);
+}
+
+// As wait_for_flag, until the flag is `site.expected`. How long that took is added to the peer's sums, once a launch, and
+// to `wait_stats` (null: there are none). One lane.
+DEV bool wait_and_count(const RankContext& c, const WaitContext& wait, const WaitSite& site, const u64* flag,
+                        i64* wait_stats) {
+  const u64 begin = simt::now_ns();
+  bool absent;
+  const bool ok = wait_for_flag(c, wait, site, flag, site.expected, &absent);
+  if (simt::bid() != 0) return ok;
+  const u64 waited = simt::now_ns() - begin;
+  add_stat(c, site.peer, PeerStat::kWaitNs, waited);
+  if (wait_stats != nullptr && site.peer != c.topology.rank)
+    simt::add_sys(reinterpret_cast<u64*>(&wait_stats[site.peer]), waited);
+  return ok;
 }
 
 }  // namespace uccl

@@ -17,6 +17,7 @@
 #include "kernels/host/runtime.h"
 #include "kernels/host/stream.h"
 #include "kernels/low_latency/combine_recv.h"
+#include "kernels/low_latency/combine_reduce.h"
 #include "kernels/low_latency/combine_send.h"
 #include "kernels/low_latency/dispatch_recv.h"
 #include "kernels/low_latency/dispatch_send.h"
@@ -174,7 +175,8 @@ void register_low_latency_call(nb::module_& m) {
   call.def(nb::init<>())
       .def_rw("layout", &LowLatencyCall::layout)
       .def_rw("num_experts", &LowLatencyCall::num_experts)
-      .def_rw("num_local_experts", &LowLatencyCall::num_local_experts);
+      .def_rw("num_local_experts", &LowLatencyCall::num_local_experts)
+      .def_rw("reduces", &LowLatencyCall::reduces);
   address(call, "state", &LowLatencyCall::state);
   address(call, "epoch", &LowLatencyCall::epoch);
   address(call, "ticket", &LowLatencyCall::ticket);
@@ -224,8 +226,18 @@ void register_low_latency_combine(nb::module_& m) {
   address(combine, "signals", &CombineSendArgs::signals);
   combine.def_rw("signals_per_expert", &CombineSendArgs::signals_per_expert);
   combine.def_rw("signal_rows", &CombineSendArgs::signal_rows).def_rw("signal_value", &CombineSendArgs::signal_value);
+  combine.def_rw("num_tokens", &CombineSendArgs::num_tokens).def_rw("topk", &CombineSendArgs::topk);
+  address(combine, "topk_idx", &CombineSendArgs::topk_idx);
+  address(combine, "weights", &CombineSendArgs::weights);
   kernel(m, "low_latency_combine_send", run_here<low_latency_combine_send, CombineSendArgs>,
          [](const CombineSendArgs&, u32) { return sizeof(CombineSendShared); });
+
+  auto sum = arguments<CombineReduceArgs>(m, "CombineReduceArgs");
+  sum.def_rw("rank", &CombineReduceArgs::rank).def_rw("call", &CombineReduceArgs::call);
+  address(sum, "num_writes", &CombineReduceArgs::num_writes);
+  address(sum, "wait_stats", &CombineReduceArgs::wait_stats);
+  kernel(m, "low_latency_combine_reduce", run_here<low_latency_combine_reduce, CombineReduceArgs>,
+         [](const CombineReduceArgs&, u32) { return sizeof(CombineReduceShared); });
 
   auto reduce = arguments<CombineReceiveArgs>(m, "CombineReceiveArgs");
   reduce.def_rw("rank", &CombineReceiveArgs::rank).def_rw("call", &CombineReceiveArgs::call);

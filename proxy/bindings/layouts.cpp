@@ -50,12 +50,15 @@ void register_low_latency(nb::module_& m) {
       .def_rw("staging_rows", &LowLatencyLayout::staging_rows)
       .def_rw("num_ranks", &LowLatencyLayout::num_ranks)
       .def_rw("base", &LowLatencyLayout::base)
+      .def_rw("reduces", &LowLatencyLayout::reduces)
       .def("bytes", &LowLatencyLayout::bytes)
       .def("set_bytes", &LowLatencyLayout::set_bytes)
       .def("source_bytes", &LowLatencyLayout::source_bytes)
       .def("slots_bytes", &LowLatencyLayout::slots_bytes)
       .def("staging_bytes", &LowLatencyLayout::staging_bytes)
+      .def("reduction_bytes", &LowLatencyLayout::reduction_bytes)
       .def("combine_row_bytes", &LowLatencyLayout::combine_row_bytes)
+      .def_static("weights_bytes", &LowLatencyLayout::weights_bytes, nb::arg("tokens"), nb::arg("topk"))
       .def_static(
           "row_bytes",
           [](u32 hidden, u32 format) { return LowLatencyLayout::row_bytes(hidden, static_cast<RowFormat>(format)); },

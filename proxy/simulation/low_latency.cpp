@@ -53,7 +53,7 @@ void LowLatencyRank::dispatch_send(u64 round, Call& c) {
   const LowLatencyInput& in = oracle_.input(round, rank_);
   DispatchSendArgs a{};
   a.rank = world_.context(rank_);
-  a.call = call(&c.dispatch_epoch, 0);
+  a.call = call(c.dispatch_epoch, 0);
   a.x = in.x.data();
   a.topk_idx = in.topk_idx.data();
   a.num_writes = num_writes_.data();
@@ -71,7 +71,7 @@ void LowLatencyRank::dispatch_recv(u64, Call& c) {
   const bool bf16 = case_.format == RowFormat::kBf16;
   DispatchReceiveArgs a{};
   a.rank = world_.context(rank_);
-  a.call = call(&c.dispatch_epoch, 1);
+  a.call = call(c.dispatch_epoch, 1);
   a.recv_x = c.x.poison(rows * hidden * (bf16 ? 2 : 1));
   u32* const scales = c.scales.poison(rows * (LowLatencyLayout::scale_bytes(case_.world.hidden, case_.format) / 4));
   a.recv_scales = bf16 ? nullptr : reinterpret_cast<u8*>(scales);
@@ -98,7 +98,7 @@ void LowLatencyRank::combine_send(u64 round, Call& c) {
   }
   oracle_.fill_combine_rows(round, rank_, received(c), x, a.row_stride);
   a.rank = world_.context(rank_);
-  a.call = call(&c.combine_epoch, 2);
+  a.call = call(c.combine_epoch, 2);
   a.x = x;
   a.src_info = c.src_info.data();
   a.layout_range = c.layout_range.data();
@@ -111,7 +111,7 @@ void LowLatencyRank::combine_recv(u64 round, Call& c) {
   const LowLatencyInput& in = oracle_.input(round, rank_);
   CombineReceiveArgs a{};
   a.rank = world_.context(rank_);
-  a.call = call(&c.combine_epoch, 3);
+  a.call = call(c.combine_epoch, 3);
   a.out = c.out.poison(u64{case_.world.max_tokens} * case_.world.hidden);
   a.topk_idx = in.topk_idx.data();
   a.weights = in.weights.data();

@@ -24,7 +24,7 @@ class LowLatencyRank {
     Buffer<i32> count, src_info;
     Buffer<i64> layout_range;
     Buffer<u16> rows, out;
-    u64 dispatch_epoch = 0, combine_epoch = 0;
+    u64 dispatch_epoch[2]{}, combine_epoch[2]{};
   };
   LowLatencyCall call(u64* epoch, u32 which);
   simt::LaunchConfig shape(u64 smem_bytes) const;

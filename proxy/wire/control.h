@@ -44,7 +44,10 @@ enum class WaitPhase : u32 {
   kStart,
   kStagingReuse,
   kTeardown,
-  kComputeSignal  // of an expert whose rows a combine sends; the record's channel is the local expert
+  kComputeSignal,  // of an expert whose rows a combine sends; the record's channel is the local expert
+  kCombineWeights,  // an owner's, at its host on another node
+  kCombineReduce,  // rows of a rank of the node, at the host that sums them
+  kCombineSums  // of a host on another node, at the owner
 };
 
 // First fault of a rank wins the compare-and-swap on `state`; the rest of the record is then written and `ready`

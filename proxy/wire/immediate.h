@@ -3,7 +3,7 @@
 //   [31:29] kind | [28:17] source rank | [16:0] key
 //
 // Keys by kind (17 bits, the same 17 bits as a command's key):
-//   arrive, expect   [16:15] phase | [14:0] epoch             partial completion: count to N, in any order
+//   arrive, expect   [16:14] phase | [13:0] epoch             partial completion: count to N, in any order
 //   sequence, credit [16] direction | [15:10] channel | [9:0] position   per-channel order
 //   barrier          [16:0] round
 //
@@ -20,14 +20,21 @@ namespace uccl {
 enum class ImmediateKind : u32 { kArrive = 1, kExpect = 2, kSequence = 3, kCredit = 4, kBarrier = 5 };
 
 // What is being counted under an arrive or expect immediate.
-enum class Phase : u32 { kDispatch = 0, kCombine = 1, kCounts = 2, kSpare = 3 };
-inline constexpr u32 kNumPhases = 4;
+enum class Phase : u32 {
+  kDispatch = 0,
+  kCombine = 1,  // rows of a low-latency combine as experts gave them (direct form)
+  kCounts = 2,
+  kSpare = 3,
+  kWeights = 4,  // what a host needs to sum an owner's rows in its node (kernels/low_latency/combine_reduce.h)
+  kReduced = 5   // those sums
+};
+inline constexpr u32 kNumPhases = 6;
 
 // Which way a throughput stream runs.
 enum class Direction : u32 { kDispatch = 0, kCombine = 1 };
 inline constexpr u32 kNumDirections = 2;
 
-inline constexpr int kKindBits = 3, kSourceBits = 12, kPhaseBits = 2, kDirectionBits = 1, kChannelBits = 6;
+inline constexpr int kKindBits = 3, kSourceBits = 12, kPhaseBits = 3, kDirectionBits = 1, kChannelBits = 6;
 static_assert(kKindBits + kSourceBits + kKeyBits == 32);
 static_assert(kMaxRanks <= (1u << kSourceBits));
 static_assert(kPhaseBits + static_cast<int>(kEpochBits) == kKeyBits);

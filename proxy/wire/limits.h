@@ -17,7 +17,7 @@ inline constexpr u32 kMaxHidden = 1u << 18;     // channels of one row
 inline constexpr u32 kWireUnitBytes = 16;       // offsets and lengths on the wire count these
 
 // Arrivals of this many epochs ago are told from today's: half of what the immediate's epoch field can count.
-inline constexpr u32 kEpochBits = 15;
+inline constexpr u32 kEpochBits = 14;
 // A channel's writes in flight stay below half of what its sequence field can count, so no reorder overflows a window.
 inline constexpr u32 kSequenceBits = 10;
 inline constexpr u32 kMaxSequenceInFlight = 1u << (kSequenceBits - 1);

@@ -96,6 +96,7 @@ void World::plan() {
     low_latency.staging_rows = num_nodes > 1 ? shape_.staging_rows : 0;
     low_latency.num_ranks = ranks;
     low_latency.base = end;
+    low_latency.reduces = shape_.reduces;
     end += low_latency.bytes();
   }
   data_bytes_ = align_up(end, 16) + kRegionSlackBytes;

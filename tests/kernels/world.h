@@ -28,6 +28,7 @@ struct WorldShape {
   bool apart = false;  // each rank is a cell of its own (topology.h)
   // Low-latency part; hidden 0: none.
   u32 max_tokens = 0, hidden = 0, max_topk = 0, staging_rows = 8;
+  bool reduces = false;  // with room for combines that are reduced in the node
   u64 zero_copy_bytes = 0;
   // Throughput part; unit_bytes 0: none.
   u64 unit_bytes = 0;

@@ -128,9 +128,17 @@ FAULTS = (
     Fault(
         "weights-twice",
         "kernels/low_latency/combine_recv.h",
-        "weights[at] = a.weights[first + k];",
-        "weights[at] = a.weights[first + k] * a.weights[first + k];",
+        "weights[at] = weight;",
+        "weights[at] = weight * weight;",
         ("low_latency_combine_recv_sums_over_many_rounds",),
+        WRONG,
+    ),
+    Fault(
+        "sums-of-a-node-without-weights",
+        "kernels/low_latency/combine_reduce.h",
+        "shared.weights[simt::warp()][at] = of.weights[first + k];",
+        "shared.weights[simt::warp()][at] = 1.0f;",
+        ("low_latency_combine_reduce_sums_over_many_rounds",),
         WRONG,
     ),
     # The protocol broken on purpose, found by the simulated network within its first seeds (without a sanitizer too).

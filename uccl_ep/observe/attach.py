@@ -200,8 +200,8 @@ class Attached:
         return np.frombuffer(mapped, dtype=np.uint64)  # the map lives as long as the array
 
 
-NUM_PHASES = 4
-"""Of proxy/wire/immediate.h: dispatch, combine, counts, spare."""
+NUM_PHASES = 6
+"""Of proxy/wire/immediate.h: dispatch, combine, counts, spare, weights, sums."""
 
 
 def attach(found: Sequence[Found]) -> tuple[list[Attached], list[str]]:

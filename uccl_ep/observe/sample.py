@@ -14,8 +14,8 @@ from uccl_ep.observe.attach import NUM_PHASES, Attached
 
 Row = npt.NDArray[np.int64]
 
-DISPATCH, COMBINE, COUNTS, SPARE = range(NUM_PHASES)
-"""Phases (proxy/wire/immediate.h). Flags number the calls of the first three; words of the last tell of barriers."""
+DISPATCH, COMBINE, COUNTS, SPARE, WEIGHTS, SUMS = range(NUM_PHASES)
+"""Phases (proxy/wire/immediate.h). Flags number the calls of all but SPARE, whose words tell of barriers."""
 
 KERNEL_FIELDS = ("rows_sent", "bytes_sent", "rows_received", "bytes_received", "wait_ns")
 """Of kernels, by peer (kernels/layout/rank_context.h)."""
@@ -58,9 +58,9 @@ class Sample:
         rank: whose. time_ns: CLOCK_MONOTONIC. alive: it had not ended.
         peers: PROXY_FIELDS and, where kernels run on the CPU, KERNEL_FIELDS; each int64 [num_ranks].
         workers: sums over the proxy's workers. rings: by number.
-        flags: int64 [4, num_ranks], by phase: last call of each rank of other nodes that has wholly arrived here.
+        flags: int64 [6, num_ranks], by phase: last call of each rank of other nodes that has wholly arrived here.
         own_flags: the same for what this rank itself and its node put into its memory; None where rows are in a GPU.
-        due, arrived: int64 [4, num_ranks]: writes of the call under way that its sender has announced (0: it has not)
+        due, arrived: int64 [6, num_ranks]: writes of the call under way that its sender has announced (0: it has not)
             and that have come. In SPARE: 1 once this rank's proxy is in a barrier, whether it has heard of the rank.
         excluded: bool [num_ranks]: peers that this rank leaves out (masked).
         fault: the rank's fault record, when it has one.

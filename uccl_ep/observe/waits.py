@@ -39,7 +39,7 @@ import numpy as np
 import numpy.typing as npt
 
 from uccl_ep.errors import InvalidArgument
-from uccl_ep.observe.sample import COMBINE, COUNTS, DISPATCH, SPARE, Row, Sample
+from uccl_ep.observe.sample import COMBINE, COUNTS, DISPATCH, SPARE, SUMS, WEIGHTS, Row, Sample
 from uccl_ep.topology import NO_NODE, Topology
 
 Matrix = npt.NDArray[np.float64]
@@ -52,6 +52,7 @@ SHARE = 0.05
 MOMENT = 0.005
 """Seconds; the same."""
 LATE, SLOW_LINK = "late", "slow link"
+_REDUCED = (WEIGHTS, SUMS)  # phases of combines that are reduced in the node
 _MOST_NAMED = 8
 
 
@@ -135,6 +136,7 @@ class _View:
         ends = zip(*pairs.values(), strict=True)
         tables = [[t for s in end for t in (s.flags, s.own_flags) if t is not None] for end in ends]
         self.calls = [np.max([table[:SPARE] for table in end], axis=0) for end in tables]  # that anybody knows of
+        self.summed = [max(int(table[list(_REDUCED)].max()) for table in end) for end in tables]  # of its combines
         self._busy = {end: self._arriving(end) for end in pairs}
 
     def waited(self, rank: int) -> Matrix:
@@ -161,7 +163,9 @@ class _View:
         seen = np.full((SPARE, self.ranks), -1, dtype=np.int64)
         local = self.node_of == self.node_of[rank]
         mine, at = self.pairs[rank][end], self.read_at(rank)
-        seen[COMBINE, ~local] = mine.flags[COMBINE, ~local]  # rows of a combine go to whom they belong
+        # Rows of a combine go to whom they belong; those of one that was reduced in the node come from hosts alone.
+        sums = np.where(self._sums_for(rank), mine.flags[SUMS], self.summed[end])
+        seen[COMBINE, ~local] = (mine.flags[COMBINE] + sums)[~local]
         if mine.own_flags is not None:
             seen[COMBINE, local] = mine.own_flags[COMBINE, local]
         for host in set(at.tolist()) & set(self.pairs):
@@ -172,6 +176,15 @@ class _View:
                 if local[host] and table is not None:
                     seen[phase, host] = table[phase, host]
         return seen
+
+    def _sums_for(self, owner: int) -> Mask:
+        """bool [ranks]: who stands for `owner` on each other node (TopologyView::host_of)."""
+        place = int((self.node_of[:owner] == self.node_of[owner]).sum())
+        hosts = np.zeros(self.ranks, dtype=bool)
+        for node in set(self.node_of[self.present].tolist()) - {int(self.node_of[owner])}:
+            members = np.flatnonzero(self.node_of == node)
+            hosts[members[place % len(members)]] = True
+        return hosts
 
     def read_at(self, reader: int) -> Row:
         """int64 [ranks]: Topology.read_at of each source for one reader, in one go."""
@@ -211,7 +224,7 @@ class _View:
         seconds = (after.peers["arriving_ns"] - before.peers["arriving_ns"]) / 1e9
         same = (before.due == after.due) & (before.flags == after.flags)
         half_here = same & (np.maximum(before.arrived, after.arrived) < after.due)  # announced, and not wholly come
-        seconds[half_here[:SPARE].any(axis=0)] = self.seconds
+        seconds[half_here[[DISPATCH, COMBINE, COUNTS, *_REDUCED]].any(axis=0)] = self.seconds
         return np.clip(seconds, 0.0, self.seconds)
 
     def _sending(self, source: int, end: int) -> float:

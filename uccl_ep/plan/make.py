@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from uccl_ep import _native
+from uccl_ep.combine_form import CombineForm, by_model, room_for_sums
 from uccl_ep.config import combine_config, dispatch_config
 from uccl_ep.errors import InvalidArgument
 from uccl_ep.fabric.choice import choose_fabric
@@ -14,7 +15,7 @@ from uccl_ep.memory import MemoryBill, MemoryPlan, low_latency_layout
 from uccl_ep.plan.cautions import find_cautions
 from uccl_ep.plan.fill import Agreed, fill, with_traffic
 from uccl_ep.plan.imagine import Job, introduce
-from uccl_ep.plan.record import GroupPlan
+from uccl_ep.plan.record import Choice, GroupPlan
 from uccl_ep.plan.traffic import expect
 from uccl_ep.regions import choose_placement
 from uccl_ep.settings import Settings
@@ -44,7 +45,22 @@ def make_plan(job: Job, settings: Settings) -> GroupPlan:
     plan = fill(agreed, _BEFORE, memory_of(job, agreed, whole))
     rates = [rank.gbps for rank in plan.ranks if rank.gbps]
     slowest = min(rates) if len(rates) == len(plan.ranks) else 0.0
-    return with_traffic(find_cautions(plan, agreed), expect(job.load, topology, slowest))
+    reduces = False
+    if job.load.mode == "low_latency" and topology.num_nodes > 1:
+        form = combine_form(job, agreed)
+        reduces = form.reduces
+        plan = replace(plan, choices=(*plan.choices, Choice("combine", form.name, form.reason, form.over)))
+    return with_traffic(find_cautions(plan, agreed), expect(job.load, topology, slowest, reduces))
+
+
+def combine_form(job: Job, agreed: Agreed) -> CombineForm:
+    """The form of low-latency combines, as a Buffer with room for it chooses (low_latency_sums.py)."""
+    load, settings = job.load, agreed.settings
+    form = room_for_sums(settings, agreed.topology)
+    if form.reduces and settings.low_latency_combine == "auto":
+        sizes = (load.tokens, load.hidden, load.experts)
+        form = by_model(sizes, agreed.topology, settings.low_latency_topk, agreed.fabric.family)
+    return form
 
 
 def memory_of(job: Job, agreed: Agreed, whole: Topology) -> MemoryBill:
@@ -59,7 +75,8 @@ def memory_of(job: Job, agreed: Agreed, whole: Topology) -> MemoryBill:
     load, low = job.load, job.load.mode == "low_latency"
     nvl = rdma = 0
     if low:
-        rdma = round_up(low_latency_layout(load.tokens, load.hidden, load.experts, whole, 0).bytes(), _ALIGN)
+        layout = low_latency_layout(load.tokens, load.hidden, load.experts, whole, 0, agreed.settings)
+        rdma = round_up(layout.bytes(), _ALIGN)
     else:
         row = _BF16_BYTES * load.hidden
         configs = (dispatch_config(job.ranks), combine_config(job.ranks))

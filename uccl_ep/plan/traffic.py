@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from uccl_ep import _native
-from uccl_ep.bench.model.wire import EXPECT_BYTES, routing_bytes
+from uccl_ep.bench.model.wire import EXPECT_BYTES, routing_bytes, weights_bytes
 from uccl_ep.errors import refuse
 from uccl_ep.plan.record import Traffic
 from uccl_ep.topology import Topology
@@ -109,7 +109,7 @@ def _throughput_row(payload_bytes: int, scale_bytes: int, topk: int) -> int:
     return int(row.bytes())
 
 
-def expect(load: Load, topology: Topology, gbps: float) -> Traffic:
+def expect(load: Load, topology: Topology, gbps: float, reduces: bool = False) -> Traffic:
     """What one rank sends to other nodes in a step, averaged over the group's ranks.
 
     With T tokens, E experts, K of them a token, e(p) experts at place p, and P = sum over places p of other nodes of
@@ -119,6 +119,8 @@ def expect(load: Load, topology: Topology, gbps: float) -> Traffic:
       (16 + 2 T K bytes) and a header of 32 bytes.
     - combine, low latency: a row per (token, k) that was computed on another node, T K e(others) / E rows, and a header
       to each rank there. Who sends a row is not the token's rank, but summed over ranks it is the same number.
+    - combine, low latency, reduced in the node: T P rows; for each place weights and ids (16 + 6 T K bytes), and a
+      header each way.
     - combine, throughput: T P rows, since a node merges its partial sums before they cross.
 
     Sources: ARCHITECTURE.md, "Hosted streams"; row sizes from kernels/layout. Not counted: what throughput mode tells
@@ -126,6 +128,7 @@ def expect(load: Load, topology: Topology, gbps: float) -> Traffic:
 
     Args:
         gbps: of the rank's NICs together; 0.0: not known.
+        reduces: low-latency combines are reduced in the node.
     """
     t, k, e = load.tokens, load.topk, load.experts
     own = e // topology.num_ranks
@@ -140,9 +143,11 @@ def expect(load: Load, topology: Topology, gbps: float) -> Traffic:
         low = load.mode == "low_latency"
         routing = (routing_bytes(t, k) + EXPECT_BYTES) * there if low else 0
         headers = EXPECT_BYTES * (len(nodes) - sizes[node]) if low else 0
+        if reduces:
+            headers = (weights_bytes(t, k) + 2 * EXPECT_BYTES) * there
         visited += p / len(nodes)
         dispatch += (t * p * row + routing) / len(nodes)
-        combine += (t * (elsewhere if low else p) * back + headers) / len(nodes)
+        combine += (t * (elsewhere if low and not reduces else p) * back + headers) / len(nodes)
         classic += t * elsewhere * row / len(nodes)
     formula = f"{t} tokens x {visited:.3f} places x {row} B" + (
         " + routing blocks" if load.mode == "low_latency" else ""

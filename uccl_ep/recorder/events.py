@@ -31,7 +31,8 @@ class Kind(IntEnum):
 ENDED, CONNECTION, GOODBYE, LEFT_OUT = range(4)
 # ImmediateKind
 ARRIVE, EXPECT, SEQUENCE, CREDIT, ROUND = range(1, 6)
-PHASES = ("dispatch", "combine", "counts", "what was read")
+PHASES = ("dispatch", "combine", "counts", "what was read", "weights", "sums")
+EPOCH_BITS = 14  # of the key of an arrival or announcement; the phase is above them
 STREAM = 1 << 32
 """In the key of a PUBLISHED event: it is a stream's tail, and the low bits are the stream's key."""
 
@@ -46,10 +47,15 @@ def immediate(word: int) -> tuple[int, int, int]:
     return word >> 29 & 7, word >> 17 & 0xFFF, word & 0x1FFFF
 
 
+def phase_words(phase: int) -> str:
+    """The name of a Phase."""
+    return PHASES[phase] if phase < len(PHASES) else f"phase {phase}"
+
+
 def words_of_key(kind: int, key: int) -> str:
     """What an immediate is about, such as "dispatch 17" or "combine stream 3, chunk 9" (low bits of the numbers)."""
     if kind in (ARRIVE, EXPECT):
-        return f"{PHASES[key >> 15 & 3]} {key & 0x7FFF}"
+        return f"{phase_words(key >> EPOCH_BITS & 7)} {key & (1 << EPOCH_BITS) - 1}"
     if kind in (SEQUENCE, CREDIT):
         return f"{PHASES[key >> 16 & 1]} stream {key >> 10 & 63}, chunk {key & 1023}"
     return f"barrier {key & 0xFFFF}" if kind == ROUND else f"message of kind {kind}"

@@ -15,11 +15,22 @@ import numpy as np
 from uccl_ep.faults import PEER_LOST, TIMEOUT, phase_name
 from uccl_ep.recorder.calls import Call
 from uccl_ep.recorder.clock import Clocks
-from uccl_ep.recorder.events import CONNECTION, ENDED, EXPECT, GOODBYE, NOBODY, PHASES, Kind, immediate, words_of_key
+from uccl_ep.recorder.events import (
+    CONNECTION,
+    ENDED,
+    EPOCH_BITS,
+    EXPECT,
+    GOODBYE,
+    NOBODY,
+    Kind,
+    immediate,
+    phase_words,
+    words_of_key,
+)
 from uccl_ep.recorder.record import Record
 
 # The Phase (proxy/wire/immediate.h) whose rows a WaitPhase (proxy/wire/control.h) is for.
-_ROWS_OF = {3: 0, 5: 1, 6: 2}
+_ROWS_OF = {3: 0, 5: 1, 6: 2, 12: 4, 13: 1, 14: 5}
 
 
 @dataclass
@@ -220,7 +231,7 @@ class _Reading:
         for ns, kind, peer, key, _ in _events(record):
             if kind == Kind.POPPED and peer == receiver:
                 of, _, about = immediate(key & 0xFFFFFFFF)
-                if of == EXPECT and about >> 15 & 3 == phase:
+                if of == EXPECT and about >> EPOCH_BITS & 7 == phase:
                     last = f"{words_of_key(of, about)} {_when(self.seconds(self.clocks.common(record, ns)))}"
         return last
 
@@ -350,4 +361,4 @@ def _ranks(ranks: Sequence[int]) -> str:
 
 def phase_of_flag(key: int) -> str:
     """The name of a flag's phase in a PUBLISHED event."""
-    return PHASES[key & 3]
+    return phase_words(key & 7)

@@ -29,7 +29,12 @@ void check_parts(const LowLatencyLayout& l) {
       add(l.hosted_routing(epoch, s), LowLatencyLayout::routing_bytes(l.max_tokens, l.max_topk));
     }
     for (u32 s = 0; s < l.max_tokens * l.max_topk; ++s) add(l.combine_slot(epoch, s), l.combine_row_bytes());
-    for (u32 kind = 0; kind < 3; ++kind)
+    if (l.reduces) add(l.staged_weights(epoch), LowLatencyLayout::weights_bytes(l.max_tokens, l.max_topk));
+    for (u32 s = 0; l.reduces && s < l.num_hosted; ++s) {
+      add(l.hosted_weights(epoch, s), LowLatencyLayout::weights_bytes(l.max_tokens, l.max_topk));
+      for (u32 i = 0; i < l.max_tokens * l.max_topk; ++i) add(l.hosted_combine_row(epoch, s, i), 2ull * l.hidden);
+    }
+    for (u32 kind = 0; kind < (l.reduces ? 5u : 3u); ++kind)
       for (u32 r = 0; r < l.num_ranks; ++r) add(l.header(epoch, kind, r), 32);
     CHECK_EQ(l.set(epoch), l.set(epoch + 2));
   }
@@ -51,6 +56,8 @@ TEST(layout_low_latency_parts_do_not_overlap) {
     l.staging_rows = l.num_hosted ? 1 + static_cast<u32>(mix(seed + 400) % 7) : 0;
     l.num_ranks = 1 + static_cast<u32>(mix(seed + 500) % 9);
     l.base = 128 * (mix(seed + 600) % 1000);
+    check_parts(l);
+    l.reduces = 1;
     check_parts(l);
   }
 }

@@ -2,6 +2,7 @@
 #include "kernels/low_latency/calls.h"
 
 #include "kernels/low_latency/combine_recv.h"
+#include "kernels/low_latency/combine_reduce.h"
 #include "kernels/low_latency/combine_send.h"
 #include "kernels/low_latency/dispatch_recv.h"
 #include "kernels/low_latency/dispatch_send.h"
@@ -14,7 +15,7 @@ namespace {
 
 using OpenCalls = std::deque<std::shared_ptr<Poisoned<u64>>>;
 std::shared_ptr<Poisoned<u64>> open_call(OpenCalls* open) {
-  return open->emplace_back(std::make_shared<Poisoned<u64>>(1));
+  return open->emplace_back(std::make_shared<Poisoned<u64>>(2));
 }
 std::shared_ptr<Poisoned<u64>> close_call(OpenCalls* open, bool youngest) {
   const auto at = youngest ? open->end() - 1 : open->begin();
@@ -47,9 +48,10 @@ LowLatencyRank::LowLatencyRank(World& world, u32 rank, const LowLatencyCase& c)
       world_(world),
       rank_(rank),
       case_(c),
-      tickets_(Poisoned<u32>(4).zeroed()),
-      grid_barriers_(Poisoned<u32>(4 * kGridBarrierWords).zeroed()),
+      tickets_(Poisoned<u32>(5).zeroed()),
+      grid_barriers_(Poisoned<u32>(5 * kGridBarrierWords).zeroed()),
       num_writes_(Poisoned<u32>(world.num_cells).zeroed()),
+      num_sums_(Poisoned<u32>(world.num_ranks()).zeroed()),
       staging_tickets_(Poisoned<u64>(world.shape().staging_rows).zeroed()),
       state_(Poisoned<u8>(LowLatencyState::bytes(world.num_ranks())).zeroed()) {}
 
@@ -65,6 +67,7 @@ void LowLatencyRank::fill_call(CallWords* call, u64* epoch, u32 which) {
   call->num_local_experts = case_.num_experts / world_.num_ranks();
   call->ticket = tickets_.data() + which;
   call->grid_barrier = grid_barriers_.data() + which * kGridBarrierWords;
+  call->reduces = which >= 2 && case_.reduces;
 }
 
 void LowLatencyRank::dispatch_send(const TokenInput& input) {
@@ -115,7 +118,7 @@ u16* LowLatencyRank::zero_copy_rows() const {
   return reinterpret_cast<u16*>(world_.zero_copy(rank_) + (num_combines_ + 1) % 2 * set);
 }
 
-void LowLatencyRank::combine_send(const Received& from, const u16* x) {
+void LowLatencyRank::combine_send(const Received& from, const u16* x, const TokenInput* input) {
   CombineSendArgs a{};
   CallWords call{};
   if (case_.zero_copy) {
@@ -138,7 +141,27 @@ void LowLatencyRank::combine_send(const Received& from, const u16* x) {
   a.signals_per_expert = signals_per_expert;
   a.signal_rows = signal_rows;
   a.signal_value = signal_value;
+  if (case_.reduces) {
+    reductions_open_.push_back(epoch);
+    a.num_tokens = input->num_tokens;
+    a.topk = input->topk;
+    a.topk_idx = input->topk_idx.data();
+    a.weights = input->weights.data();
+  }
   recording.launch(low_latency_combine_send, a, sizeof(CombineSendShared), case_.shape, epoch);
+}
+
+void LowLatencyRank::combine_reduce() {
+  CombineReduceArgs a{};
+  CallWords call{};
+  const auto epoch = close_call(&reductions_open_, false);
+  fill_call(&call, epoch->data(), 4);
+  call.reduces = 1;
+  a.rank = world_.context(rank_);
+  a.call = call;
+  a.num_writes = num_sums_.data();
+  a.wait_stats = wait_stats.data();
+  recording.launch(low_latency_combine_reduce, a, sizeof(CombineReduceShared), case_.shape, epoch);
 }
 
 void LowLatencyRank::combine_recv(const TokenInput& input, Poisoned<u16>* out) {

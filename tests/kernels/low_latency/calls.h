@@ -1,4 +1,4 @@
-// Drives the four low-latency kernels for one rank of a World, and says what they must have produced. Inputs are a
+// Drives the low-latency kernels for one rank of a World, and says what they must have produced. Inputs are a
 // function of (seed, round, rank), so every rank checks its own output alone.
 #pragma once
 #include <deque>
@@ -15,6 +15,7 @@ struct LowLatencyCase {
   u32 num_experts = 8;
   RowFormat format = RowFormat::kBf16;
   bool round_scale = false, logfmt = false, zero_copy = false;
+  bool reduces = false;  // in the node; the world's shape has room for it
   u32 batch = 4;  // tokens that a warp stages before it sends
   float global_scale = 16.0f;  // of kNvfp4
   bool steady = false;  // as many tokens and as large a top-k in every round
@@ -51,7 +52,9 @@ class LowLatencyRank {
   void dispatch_send(const TokenInput& input);
   void dispatch_recv(Received* out, bool youngest = false);
   // `x`: bf16 [L, P, row stride]; ignored with zero copy, whose rows are written to `zero_copy_rows()` before.
-  void combine_send(const Received& from, const u16* x);
+  // `input`: whose weights hosts are told, where rows are reduced in the node.
+  void combine_send(const Received& from, const u16* x, const TokenInput* input = nullptr);
+  void combine_reduce();  // of the oldest call that has none yet
   void combine_recv(const TokenInput& input, Poisoned<u16>* out);
   // What the next combine_send waits for, set before it: see CombineSendArgs. Null: nothing.
   const u32* signals = nullptr;
@@ -62,6 +65,7 @@ class LowLatencyRank {
   Recording recording;
 
   u32 row_stride() const;  // elements between combine rows
+  LowLatencyCase& which() { return case_; }  // of the calls from now on
   LowLatencyLayout layout;  // the world's; a test of disagreeing ranks changes it
   // Outputs that are added to over all calls.
   Poisoned<i32> cumulative_stats;
@@ -75,9 +79,9 @@ class LowLatencyRank {
   u32 rank_;
   LowLatencyCase case_;
   // Where the numbers of calls that have no receiving half yet are kept.
-  std::deque<std::shared_ptr<Poisoned<u64>>> dispatches_open_, combines_open_;
+  std::deque<std::shared_ptr<Poisoned<u64>>> dispatches_open_, combines_open_, reductions_open_;
   u64 num_combines_ = 0;
-  Poisoned<u32> tickets_, grid_barriers_, num_writes_;
+  Poisoned<u32> tickets_, grid_barriers_, num_writes_, num_sums_;
   Poisoned<u64> staging_tickets_;
   Poisoned<u8> state_;
 };

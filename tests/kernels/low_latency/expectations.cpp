@@ -184,19 +184,41 @@ void fill_combine_rows(const World& world, const LowLatencyCase& c, u64 round, c
     }
 }
 
+// sum += weight * row, of one selection in a source's input.
+void add_row(const World& world, const LowLatencyCase& c, u64 round, const TokenInput& in, const Selection& s,
+             std::vector<float>* sum) {
+  const u32 hidden = world.shape().hidden;
+  const u64 at = u64{s.token} * in.topk + s.k;
+  const std::vector<u16> row =
+      row_of(hidden, combine_key(c, round, static_cast<u32>(in.topk_idx[at]), s.source, s.token));
+  const std::vector<float> values = c.logfmt ? logfmt_round_trip(row) : std::vector<float>();
+  for (u32 h = 0; h < hidden; ++h)
+    (*sum)[h] = std::fma(c.logfmt ? values[h] : bf16_value(row[h]), in.weights[at], (*sum)[h]);
+}
+
 void check_combined(const World& world, const LowLatencyCase& c, u64 round, u32 me, const Poisoned<u16>& got,
                     const std::set<u32>& masked) {
   const u32 hidden = world.shape().hidden, experts = c.num_experts / world.num_ranks();
   const TokenInput in = low_latency_input(world, c, round, me);
   for (u32 t = 0; t < in.num_tokens; ++t) {
     std::vector<float> sum(hidden, 0.0f);
+    std::set<u32> summed;  // other nodes whose rows are in the sum, all of them at their lowest k
     for (u32 k = 0; k < in.topk; ++k) {
       const i64 e = in.topk_idx[t * in.topk + k];
       if (!valid(c, e) || masked.count(static_cast<u32>(e) / experts)) continue;
-      const std::vector<u16> row = row_of(hidden, combine_key(c, round, static_cast<u32>(e), me, t));
-      const std::vector<float> values = c.logfmt ? logfmt_round_trip(row) : std::vector<float>();
-      for (u32 h = 0; h < hidden; ++h)
-        sum[h] = std::fma(c.logfmt ? values[h] : bf16_value(row[h]), in.weights[t * in.topk + k], sum[h]);
+      const u32 node = world.shape().node_of[static_cast<u32>(e) / experts];
+      if (!c.reduces || node == world.shape().node_of[me]) {
+        add_row(world, c, round, in, {me, t, k}, &sum);
+        continue;
+      }
+      if (!summed.insert(node).second) continue;
+      std::vector<float> partial(hidden, 0.0f);
+      for (u32 i = k; i < in.topk; ++i) {
+        const i64 other = in.topk_idx[t * in.topk + i];
+        if (valid(c, other) && world.shape().node_of[static_cast<u32>(other) / experts] == node)
+          add_row(world, c, round, in, {me, t, i}, &partial);
+      }
+      for (u32 h = 0; h < hidden; ++h) sum[h] += bf16_value(simt::f_to_bf16(partial[h]));
     }
     for (u32 h = 0; h < hidden; ++h)
       if (got[u64{t} * hidden + h] != simt::f_to_bf16(sum[h]))
@@ -214,7 +236,8 @@ u64 low_latency_round(World& world, LowLatencyRank& rank, const LowLatencyCase& 
   check_received(world, c, round, me, got);
   Poisoned<u16> x(c.zero_copy ? 0 : u64{c.num_experts} * world.shape().max_tokens * rank.row_stride());
   fill_combine_rows(world, c, round, got, me, c.zero_copy ? rank.zero_copy_rows() : x.data(), rank.row_stride());
-  rank.combine_send(got, x.data());
+  rank.combine_send(got, x.data(), &in);
+  if (c.reduces) rank.combine_reduce();
   Poisoned<u16> out(u64{world.shape().max_tokens} * world.shape().hidden);
   rank.combine_recv(in, &out);
   check_no_fault(world, me, "combine");

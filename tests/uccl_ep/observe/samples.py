@@ -26,7 +26,7 @@ SECOND = 1_000_000_000
 def sample(rank: int, num_ranks: int, time_ns: int = SECOND, kernels: bool = True, **changed: Any) -> Sample:
     """A sample in which nothing has happened."""
     names = (*KERNEL_FIELDS, *PROXY_FIELDS) if kernels else PROXY_FIELDS
-    table = np.zeros((4, num_ranks), dtype=np.int64)
+    table = np.zeros((6, num_ranks), dtype=np.int64)
     values: dict[str, Any] = {
         "rank": rank,
         "time_ns": time_ns,

@@ -15,7 +15,7 @@ import pytest
 from tests.uccl_ep.observe.samples import SECOND, quiet_second, running, sample
 from tests.uccl_ep.ranks import case, expert_rows, low_latency
 from uccl_ep import InvalidArgument, ThreadGroup, run_ranks
-from uccl_ep.observe.sample import COMBINE, COUNTS, DISPATCH, SPARE
+from uccl_ep.observe.sample import COMBINE, COUNTS, DISPATCH, SPARE, SUMS, WEIGHTS
 from uccl_ep.observe.waits import LATE, SLOW_LINK, Pair, Waits, _View, as_json, find_waits, story
 from uccl_ep.observe.watch import Watcher
 from uccl_ep.topology import Topology, split_into_nodes
@@ -186,6 +186,33 @@ def test_waits_on_a_gpu_are_seen_by_calls_between_nodes() -> None:
     for r in range(4):
         calls(pairs, FOUR_NODES, r, 6 if r == 3 else 7)
     assert first(find_waits(pairs, FOUR_NODES)) == (3, LATE, None)
+
+
+def combines(pairs: dict[int, Pair], topology: Topology, direct: int, reduced: int) -> None:
+    """Every rank has made so many of each form; those reduced in the node tell hosts and their owners only."""
+    for at, pair in pairs.items():
+        hosts = [topology.members(n)[topology.members(topology.node_of[at]).index(at)] for n in (0, 1)]
+        for end in pair:
+            for rank in range(topology.num_ranks):
+                if topology.node_of[at] == topology.node_of[rank]:
+                    end.own_flags[COMBINE, rank] = direct + reduced  # type: ignore[index]
+                else:
+                    end.flags[COMBINE, rank] = direct
+                    end.flags[[WEIGHTS, SUMS], rank] = reduced if rank in hosts else 0
+
+
+def test_waits_for_sums_of_a_node() -> None:
+    pairs = quiet_second(TWO_NODES)
+    combines(pairs, TWO_NODES, direct=3, reduced=5)
+    found = find_waits(pairs, TWO_NODES)
+    assert found.suspects == () and found.waited.sum() == 0  # nobody is behind who has nothing to send
+    for end in pairs[0]:
+        end.flags[SUMS, 2] = 4
+    found = find_waits(pairs, TWO_NODES)
+    assert first(found) == (2, LATE, None) and found.waited[0].tolist() == [0, 0, 1, 0]
+    for end in pairs[0]:
+        end.flags[SUMS, 2], end.flags[COMBINE, 3] = 5, 2  # now a direct call of a rank that never sums for rank 0
+    assert find_waits(pairs, TWO_NODES).waited[0].tolist() == [0, 0, 0, 1]
 
 
 def _without_rows(end: Any) -> Any:

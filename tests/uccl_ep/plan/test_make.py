@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -12,6 +13,7 @@ from uccl_ep.errors import InvalidArgument
 from uccl_ep.memory import memory_bill
 from uccl_ep.plan.imagine import Job
 from uccl_ep.plan.make import make_plan
+from uccl_ep.plan.record import GroupPlan
 from uccl_ep.plan.traffic import Load
 from uccl_ep.settings import Settings
 
@@ -34,6 +36,20 @@ def test_make_throughput(tmp_path: Path) -> None:
     bill = {line.name: line.num_bytes for line in made.bill}
     assert bill["throughput rings"] > 100 << 20 and "zero-copy rows" not in bill
     assert made.traffic is not None and made.traffic.dispatch_bytes > 4000 * 14336 * 0.99
+
+
+def test_make_combine_reduced_in_the_node(tmp_path: Path) -> None:
+    def made(form: str, **changes: Any) -> GroupPlan:
+        settings = Settings(low_latency_combine=form, low_latency_topk=8)
+        return plan(tmp_path / form, machines.dgx_h100(), load=BIG, settings=settings, **changes)
+
+    direct, node, auto = (made(form) for form in ("direct", "node", "auto"))
+    chosen = {p: next(c for c in p.choices if c.what == "combine") for p in (direct, node, auto)}
+    assert [chosen[p].chosen for p in (direct, node, auto)] == ["direct", "node", "node"]
+    assert "us less" in chosen[auto].why and len(chosen[auto].over) == 2
+    assert node.total_bytes == auto.total_bytes > direct.total_bytes
+    assert direct.traffic is not None and node.traffic is not None
+    assert node.traffic.combine_bytes < 0.6 * direct.traffic.combine_bytes
 
 
 def test_make_shrink_costs_more(tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ def word(kind: int, source: int, key: int) -> int:
 
 def announcement(source: int, phase: int, epoch: int) -> int:
     """The immediate of a call's announcement."""
-    return word(EXPECT, source, phase << 15 | epoch)
+    return word(EXPECT, source, phase << 14 | epoch)
 
 
 def event(ns: int, kind: Kind, peer: int = NONE, key: int = 0, value: int = 0) -> Event:

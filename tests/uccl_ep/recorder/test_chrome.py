@@ -10,7 +10,7 @@ from uccl_ep.recorder.calls import Call
 from uccl_ep.recorder.chrome import trace_of
 from uccl_ep.recorder.events import ARRIVE, EXPECT, SEQUENCE, STREAM, Kind
 
-ROWS_KEY = 1 << 15 | 9  # combine 9
+ROWS_KEY = 1 << 14 | 9  # combine 9
 
 
 def rows(trace: dict[str, Any], thread: str, rank: int = 0) -> list[dict[str, Any]]:

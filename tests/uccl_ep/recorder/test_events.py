@@ -26,8 +26,11 @@ def test_recorder_events_decode_whole_events_only() -> None:
     "kind, key, text",
     [
         (ARRIVE, 17, "rows of dispatch 17"),
-        (EXPECT, 1 << 15 | 32767, "announcement of combine 32767"),
-        (EXPECT, 2 << 15 | 1, "announcement of counts 1"),
+        (EXPECT, 1 << 14 | 16383, "announcement of combine 16383"),
+        (EXPECT, 2 << 14 | 1, "announcement of counts 1"),
+        (ARRIVE, 4 << 14 | 2, "rows of weights 2"),
+        (EXPECT, 5 << 14 | 3, "announcement of sums 3"),
+        (ARRIVE, 7 << 14, "rows of phase 7 0"),
         (SEQUENCE, 1 << 16 | 3 << 10 | 9, "combine stream 3, chunk 9"),
         (CREDIT, 5 << 10 | 1023, "credit of dispatch stream 5, chunk 1023"),
         (ROUND, 4, "barrier 4"),

@@ -6,6 +6,7 @@ node peers / their bandwidth. Every term is printed, so that whoever knows the n
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -107,6 +108,52 @@ def choose(phase: str, demand: Demand, call: ours.LowLatencyCall, network: Netwo
             _estimate("node", ours.low_latency_combine(demand, call, "node"), network, 2, loads),
         )
     return decide(estimates)
+
+
+def uniform_combine(
+    sizes: tuple[int, int, int, int], node_sizes: Sequence[int], network: Network
+) -> tuple[Estimate, Estimate]:
+    """Both forms of a low-latency combine before anything is routed: expected rows of the busiest rank, for routing
+    that is uniform over experts.
+
+    Args:
+        sizes: tokens of a rank, channels, experts of all ranks, experts of a token.
+        node_sizes: ranks of each node.
+    """
+    from uccl_ep.plan.traffic import chance_of_visit  # loads the native module
+
+    tokens, hidden, experts, topk = sizes
+    ranks, row = sum(node_sizes), 2 * hidden
+    own = experts // ranks
+    visit = [tokens * chance_of_visit(experts, topk, own * size) for size in node_sizes]  # rows of a source there
+    direct_rows = max(tokens * topk * (ranks - size) / ranks for size in node_sizes)
+    told = wire.weights_bytes(tokens, topk)
+    node_bytes = node_writes = loads = 0.0
+    for n, size in enumerate(node_sizes):
+        others = [m for m in range(len(node_sizes)) if m != n]
+        sources = sum(-(-node_sizes[m] // size) for m in others)  # that a host there stands for
+        hosts = len(others)  # that this rank has elsewhere
+        sends = sources * (visit[n] * row + wire.EXPECT_BYTES) + hosts * (told + wire.EXPECT_BYTES)
+        takes = sum(visit[m] for m in others) * row + hosts * wire.EXPECT_BYTES + sources * (told + wire.EXPECT_BYTES)
+        node_bytes = max(node_bytes, sends, takes)
+        node_writes = max(node_writes, sources * (visit[n] + 1) + 2 * hosts)
+        loads = max(loads, sources * tokens * topk * own * (size - 1) / experts * row)
+    remote = ranks - min(node_sizes)
+    direct = Estimate(
+        "direct",
+        latency_us=network.latency_us,
+        bytes_us=(direct_rows * row + remote * wire.EXPECT_BYTES) / network.gb_per_s / 1e3,
+        messages_us=(direct_rows + remote) * network.message_us,
+        node_us=0.0,
+    )
+    node = Estimate(
+        "node",
+        latency_us=2 * network.latency_us,
+        bytes_us=node_bytes / network.gb_per_s / 1e3,
+        messages_us=node_writes * network.message_us,
+        node_us=network.node_latency_us + loads / network.node_gb_per_s / 1e3,
+    )
+    return direct, node
 
 
 def decide(estimates: tuple[Estimate, ...]) -> Choice:

@@ -56,7 +56,7 @@ def _ratio_lines(rows: list[dict[str, Any]], what: str) -> list[tuple[str, str, 
     lines = []
     styles = (
         ("low-latency", f"{what}_ratio", "o-", "low latency"),
-        ("low-latency", f"{what}_ratio_node", "o--", "low latency, combine by node (not built)"),
+        ("low-latency", f"{what}_ratio_node", "o--", "low latency, combine by node"),
         ("throughput", f"{what}_ratio", "s:", "throughput"),
     )
     for routing in dict.fromkeys(row["routing"] for row in rows):

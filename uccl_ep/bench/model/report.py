@@ -8,7 +8,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from uccl_ep.bench.show import show_targets, verdict
+from uccl_ep.bench.show import show_targets
 from uccl_ep.sizes import format_bytes
 
 
@@ -31,8 +31,6 @@ def show_bytes(result: dict[str, Any], console: Console) -> None:
         console.print(_choice_table(chosen, options))
         _reasons(next((row for row in chosen if row["ranks"] == 32), chosen[0]), options, console)
     show_targets(result["targets"], console)
-    for projection in result["projections"]:
-        _note(console, f"projection: {verdict(projection)}")
 
 
 def _note(console: Console, text: str) -> None:

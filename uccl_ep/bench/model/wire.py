@@ -58,8 +58,8 @@ def logfmt_row_bytes(hidden: int) -> int:
 
 
 def weights_bytes(tokens: int, topk: int) -> int:
-    """A source's top-k weights, float32: what a combine that is reduced in the node needs there."""
-    return round_up(16 + 4 * tokens * topk, 16)
+    """A source's top-k weights, float32, and ids, 2 bytes each: what another node needs to sum its rows."""
+    return round_up(16 + 6 * tokens * topk, 16)
 
 
 def counts_bytes(channels: int, readers: int, local_experts: int) -> int:

@@ -75,7 +75,7 @@ def wanted_rows(demand: Demand) -> Ints:
 
 
 def low_latency(side: str, phase: str, demand: Demand, shape: Shape, efa: bool) -> Plan:
-    """Of `side` "upstream", "ours" or "ours, by node" (combine reduced in the node, which is not built)."""
+    """Of `side` "upstream", "ours" or "ours, by node" (combine reduced in the node)."""
     own = demand.selections - demand.crossing
     if side == "upstream":
         how = upstream.Upstream(efa=efa, batched=shape.batched)

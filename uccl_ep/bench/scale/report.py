@@ -34,8 +34,8 @@ def show_scale(result: dict[str, Any], console: Console) -> None:
     _note(
         console,
         "Microseconds of dispatch + combine, slowest rank; in brackets over upstream's. by node: combine reduced in "
-        "the node, which is not built. Upstream's wire fields end at 256 ranks (low latency on EFA: 64); beyond, its "
-        "pattern is continued.",
+        "the node (UCCL_EP_LOW_LATENCY_COMBINE). Upstream's wire fields end at 256 ranks (low latency on EFA: 64); "
+        "beyond, its pattern is continued.",
     )
     for name in result["options"]["platforms"]:
         lines = [r for r in result["disturbances"] if r["platform"] == name]

@@ -22,7 +22,7 @@ from uccl_ep.errors import refuse
 from uccl_ep.sizes import round_up
 
 SIDES = {"low-latency": ("upstream", "ours", "ours, by node"), "throughput": ("upstream", "ours")}
-""""ours, by node": combine reduced in the node before it crosses, which is not built."""
+""""ours, by node": combine reduced in the node before it crosses."""
 
 HEALTHY = "healthy"
 DISTURBANCES = ("incast", "slow rail", "slow rank")

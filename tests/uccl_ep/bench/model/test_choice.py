@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from uccl_ep.bench.model import ours
-from uccl_ep.bench.model.choice import NETWORKS, Estimate, choose, decide, node_loads
+from uccl_ep.bench.model.choice import NETWORKS, Estimate, choose, decide, node_loads, uniform_combine
 from uccl_ep.bench.model.cluster import Cluster
 from uccl_ep.bench.model.demand import Demand
 from uccl_ep.bench.model.routing import make_routing
@@ -60,6 +60,19 @@ def test_choice_counts_loads_by_who_makes_them() -> None:
     two = Demand([np.array([[3, 3], [3, -1]]), *one.routing[1:]], Cluster.even(4, 2), 4)
     assert node_loads("combine", two, ours.LowLatencyCall(512, "fp8")) == 2 * 1024
     assert node_loads("dispatch", two, ours.LowLatencyCall(512, "fp8")) == 2 * (512 + 16)
+
+
+@pytest.mark.parametrize("ranks, tokens, topk", [(16, 128, 8), (32, 128, 8), (32, 128, 2)])
+def test_choice_before_anything_is_routed_is_near_what_random_routing_gives(ranks: int, tokens: int, topk: int) -> None:
+    """The busiest of so many ranks has some more rows than the mean."""
+    routing = make_routing("random", ranks, tokens, topk, 256)
+    routed = choose("combine", Demand(routing, Cluster.even(ranks, 8), 256), CALL, NETWORKS["cx7"])
+    expected = uniform_combine((tokens, 7168, 256, topk), [8] * (ranks // 8), NETWORKS["cx7"])
+    for one, other in zip(expected, routed.estimates, strict=True):
+        assert (one.form, one.latency_us) == (other.form, other.latency_us)
+        for term in ("bytes_us", "messages_us", "node_us"):
+            assert getattr(one, term) == pytest.approx(getattr(other, term), rel=0.2), term
+            assert getattr(one, term) <= 1.05 * getattr(other, term), term
 
 
 def test_choice_of_one_node_costs_nothing() -> None:

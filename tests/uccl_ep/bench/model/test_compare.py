@@ -30,20 +30,21 @@ def test_compare_has_a_row_for_each_and_ratios_of_what_it_shows() -> None:
     json.dumps(result)
 
 
-def test_compare_target_of_32_ranks_is_missed_today_and_met_by_node() -> None:
+def test_compare_target_of_32_ranks_is_missed_by_default_and_met_by_node() -> None:
     result = compare(CompareOptions(ranks=(32,), modes=("low-latency",), routings=("random",)))
-    (built,), (projected,) = result["targets"], result["projections"]
-    assert built["wanted"] == TARGET == projected["wanted"] and not built["at_least"]
+    direct, node = result["targets"]
+    assert direct["wanted"] == TARGET == node["wanted"] and not direct["at_least"]
+    assert "COMBINE=direct" in direct["name"] and "COMBINE=node" in node["name"]
     # 6 of 8 choices leave the node: direct combine sends as much as upstream's; a token visits 2.7 other nodes.
-    assert built["measured"] == pytest.approx(0.814, abs=0.01) and not built["met"]
-    assert projected["measured"] == pytest.approx(0.453, abs=0.01) and projected["met"]
+    assert direct["measured"] == pytest.approx(0.814, abs=0.01) and not direct["met"]
+    assert node["measured"] == pytest.approx(0.453, abs=0.01) and node["met"]
     combine = result["rows"][0]["per_token"]
     assert combine["combine"]["bytes"] == pytest.approx(combine["upstream_combine"]["bytes"], rel=1e-3)
 
 
 def test_compare_says_nothing_of_targets_of_other_shapes() -> None:
     result = compare(CompareOptions(ranks=(32,), modes=("low-latency",), routings=("random",), tokens=4, topk=4))
-    assert result["targets"] == [] and result["projections"] == []
+    assert result["targets"] == []
 
 
 def test_compare_pads_experts_that_ranks_cannot_share() -> None:

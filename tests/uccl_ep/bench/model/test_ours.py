@@ -48,6 +48,22 @@ def test_model_low_latency_counts_are_the_products(seed: int, traffic: str, use_
     assert_counted(again, ours.low_latency_dispatch(demand, call))
 
 
+@pytest.mark.parametrize("seed, traffic", list(enumerate(TRAFFIC)))
+@pytest.mark.parametrize("ranks, per_node", [(4, 2), (5, 3), (3, 1)])
+def test_model_combine_of_nodes_is_the_products(
+    variables: Any, seed: int, traffic: str, ranks: int, per_node: int
+) -> None:
+    variables(RANKS_PER_NODE=per_node, LOW_LATENCY_COMBINE="node", LOW_LATENCY_TOPK=8)
+    c = case(70 + seed, traffic, num_ranks=ranks, num_experts=3 * ranks, num_topk=5, hidden=128, max_tokens=30)
+    demand, call = demand_of(c, per_node), ours.LowLatencyCall(128, "bf16")
+    dispatched, combined, again = run_low_latency(c, "dcc")
+    assert_counted(dispatched, ours.low_latency_dispatch(demand, call))
+    assert_counted(combined, ours.low_latency_combine(demand, call, "node"))
+    # Two combines in a row: the second also tells what was read, since nothing else has.
+    more = ours.announcements(["dispatch", "combine", "combine"], demand.cluster)[2]
+    assert_counted(again, ours.low_latency_combine(demand, call, "node") + more)
+
+
 def test_model_low_latency_runs_end_where_a_batch_of_large_rows_does() -> None:
     c = case(51, "uniform", num_experts=4, num_topk=3, hidden=8192, max_tokens=60)
     call = ours.LowLatencyCall(8192, "bf16")
@@ -145,7 +161,7 @@ def test_model_combine_of_nodes_by_hand() -> None:
     node = ours.low_latency_combine(demand, call, "node")
     assert node.of("rows").writes.tolist() == [[0] * 4, [0] * 4, [1, 0, 0, 0], [0] * 4]
     assert node.of("rows").num_bytes.sum() == 256
-    assert node.of("weights").by_flow()["weights"] == {"writes": 4, "bytes": 32 + 3 * 16}
+    assert node.of("weights").by_flow()["weights"] == {"writes": 4, "bytes": 48 + 3 * 16}
     assert node.of("expect headers").writes.sum() == 8
     logfmt = ours.LowLatencyCall(512, logfmt=True)
     assert logfmt.combine_bytes == 16 + 16 + 640

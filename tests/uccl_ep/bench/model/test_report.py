@@ -25,7 +25,7 @@ def test_report_bytes_shows_the_choice_and_the_target() -> None:
     assert "8 ranks are one node: nothing crosses" in text and "why, at 32 ranks, random routing, on cx7" in text
     assert "combine: node, since its bytes take" in text
     assert "NOT MET: low latency, EP32 (4 x 8), top-8 of 256, random routing: wire bytes" in text
-    assert "projection: met" in text and "equal by design" in text
+    assert "COMBINE=node" in text and "equal by design" in text
     low = result["rows"][1]
     assert f"{low['bytes_ratio']:.2f}" in text and f"{low['per_token']['combine']['bytes'] / 1e3:.1f} / " in text
 

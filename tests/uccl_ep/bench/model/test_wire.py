@@ -47,7 +47,9 @@ def test_wire_batches_and_blocks() -> None:
     assert [wire.batch_tokens(7168, f) for f in ("bf16", "fp8", "nvfp4")] == [18, 32, 32]
     assert wire.batch_tokens(1 << 18, "bf16") == 1
     assert wire.routing_bytes(128, 8) == 16 + 2048 and wire.routing_bytes(0, 8) == 16 and wire.routing_bytes(1, 1) == 32
-    assert wire.weights_bytes(128, 8) == 16 + 4096
+    for tokens, topk in ((128, 8), (0, 8), (1, 1), (7, 3)):
+        assert wire.weights_bytes(tokens, topk) == _native.LowLatencyLayout.weights_bytes(tokens, topk)
+    assert wire.weights_bytes(128, 8) == 16 + 6144
     assert wire.counts_bytes(2, 3, 5) == 32 + 4 * (2 * 4 + 15) + 4
 
 

@@ -1,0 +1,159 @@
+// Low-latency combine reduced in the node, between the two halves: the host of a source of another node sums what its
+// node's ranks have stored for each of that source's tokens, in ascending k in fp32 with the source's weights, and sends
+// one bf16 row a token to the slot of the lowest k that the node has of it. The sum replaces the row in that slot here.
+//
+// It waits for the sending halves of its node and of the sources it stands for, and for no receiving half; so no rank
+// waits in a circle as long as a rank runs it for every call that it has sent before it waits for anything else.
+#pragma once
+#include "kernels/device/copy.h"
+#include "kernels/low_latency/common.h"
+#include "kernels/low_latency/logfmt.h"
+
+namespace uccl {
+
+struct CombineReduceArgs {
+  RankContext rank;
+  LowLatencyCall call;
+  u32* num_writes;  // [num_ranks], zero between launches
+  i64* wait_stats;  // [N] ns, added to, or null
+};
+inline constexpr u32 kMaxReduceWarps = kMaxBlockLanes / simt::kWarp;
+struct CombineReduceShared {
+  const u16* rows[kMaxReduceWarps][kMaxTopk];
+  float weights[kMaxReduceWarps][kMaxTopk];
+  u32 ok, last;
+};
+
+DEV bool stands_for(const TopologyView& topology, u32 source) {
+  return !topology.is_absent(source) && !topology.is_local(source) &&
+         topology.host_of(source, topology.cell) == topology.rank;
+}
+
+// Whole block: every rank of the node has stored its rows. Pairs with the release at the end of a sending half.
+DEV bool await_contributors(const CombineReduceArgs& a, const Turn& turn, u32* shared_ok) {
+  if (simt::tid() == 0) simt::st_release_gpu(shared_ok, 1u);
+  simt::sync_block();
+  if (simt::lane() == 0)
+    for (u32 i = simt::warp(); i < a.rank.topology.local_size; i += simt::num_warps()) {
+      const u32 r = a.rank.topology.mates[i];
+      const u64* flag = word(own_data(a.rank), a.rank.signals.flag(Phase::kCombine, r));
+      const WaitSite site{WaitPhase::kCombineReduce, r, ~0u, turn.epoch};
+      if (!wait_and_count(a.rank, turn.wait, site, flag, a.wait_stats)) simt::st_release_gpu(shared_ok, 0u);
+    }
+  simt::sync_block();
+  return simt::ld_acquire_gpu(shared_ok) != 0;
+}
+
+// One warp: what the source says of its tokens is here. Every warp waits; one of the launch counts how long.
+DEV bool await_weights(const CombineReduceArgs& a, const Turn& turn, u32 source) {
+  bool ok = true;
+  if (simt::lane() == 0) {
+    const u64* flag = word(own_control(a.rank), a.rank.control_layout.flag(Phase::kWeights, source));
+    const WaitSite site{WaitPhase::kCombineWeights, source, ~0u, turn.number};
+    bool absent;
+    ok = simt::warp() == 0 ? wait_and_count(a.rank, turn.wait, site, flag, a.wait_stats)
+                           : wait_for_flag(a.rank, turn.wait, site, flag, turn.number, &absent);
+  }
+  return warp_agree(ok);
+}
+
+struct WeightedIds {
+  u32 num_tokens, topk;
+  const float* weights;
+  const short* ids;
+};
+DEV WeightedIds weights_of(const CombineReduceArgs& a, u64 epoch, u32 slot) {
+  const u8* block = own_data(a.rank) + a.call.layout.hosted_weights(epoch, slot);
+  const WeightsHeader& header = *reinterpret_cast<const WeightsHeader*>(block);
+  const float* weights = reinterpret_cast<const float*>(block + sizeof(WeightsHeader));
+  const u64 count = static_cast<u64>(header.num_tokens) * header.topk;
+  return WeightedIds{header.num_tokens, header.topk, weights, reinterpret_cast<const short*>(weights + count)};
+}
+
+// Rows of a token that this node has, compacted in ascending k, and the lowest k. A repeated expert has one row.
+struct TokenRows {
+  u32 count, lowest;
+};
+DEV TokenRows rows_of_token(const CombineReduceArgs& a, const WeightedIds& of, const u8* slots, u32 token,
+                            CombineReduceShared& shared) {
+  const u32 k = static_cast<u32>(simt::lane());
+  const u64 first = static_cast<u64>(token) * of.topk;
+  const short* const ids = of.ids + first;
+  const bool use =
+      k < of.topk && ids[k] >= 0 && a.rank.topology.is_local(static_cast<u32>(ids[k]) / a.call.num_local_experts);
+  const simt::mask_t taking = simt::ballot(use);
+  if (use) {
+    u32 sent = 0;
+    while (sent < k && ids[sent] != ids[k]) ++sent;
+    const u32 at = static_cast<u32>(simt::popcount(taking & simt::lane_mask_lt()));
+    shared.rows[simt::warp()][at] = reinterpret_cast<const u16*>(slots + (first + sent) * 2 * a.call.layout.hidden);
+    shared.weights[simt::warp()][at] = of.weights[first + k];
+  }
+  simt::sync_warp();
+  return TokenRows{static_cast<u32>(simt::popcount(taking)), taking == 0 ? 0 : simt::first_lane(taking)};
+}
+
+// One warp: sums a token's rows in place and sends the sum. False: the ring had no room in time.
+DEV bool send_sum(const CombineReduceArgs& a, const Turn& turn, u32 source, u64 slot, const TokenRows& rows,
+                  CombineReduceShared& shared) {
+  const LowLatencyLayout& layout = a.call.layout;
+  Command m;
+  m.op = Op::kWrite;
+  m.peer = source;
+  m.key = epoch_key(Phase::kReduced, turn.number);
+  const u32 hosted = a.rank.topology.hosted_slot(source, a.rank.topology.cell);
+  m.local_offset = layout.hosted_combine_row(turn.epoch, hosted, slot);
+  m.remote_offset = layout.combine_slot(turn.epoch, slot) + sizeof(LogfmtHeader);
+  m.bytes = 2ull * layout.hidden;
+  reduce_rows(reinterpret_cast<u16*>(own_data(a.rank) + m.local_offset), shared.rows[simt::warp()],
+              shared.weights[simt::warp()], rows.count, layout.hidden);
+  simt::sync_warp();
+  bool ok = true;
+  if (simt::lane() == 0) {
+    ok = push(ring_to(a.rank, source), m, turn.wait) != kNoTicket;
+    add_stat(a.rank, source, PeerStat::kRowsOut, 1);
+    add_stat(a.rank, source, PeerStat::kBytesOut, m.bytes);
+  }
+  return warp_agree(ok);
+}
+
+// Sums of all sources that this rank stands for, tokens dealt round all warps of the grid.
+DEV bool send_sums(const CombineReduceArgs& a, const Turn& turn, CombineReduceShared& shared) {
+  const u32 warps = static_cast<u32>(simt::nbid() * simt::num_warps());
+  const u32 warp = static_cast<u32>(simt::bid() * simt::num_warps() + simt::warp());
+  u32 dealt = 0;
+  for (u32 s = 0; s < a.rank.topology.num_ranks; ++s) {
+    if (!stands_for(a.rank.topology, s)) continue;
+    if (!await_weights(a, turn, s)) return false;
+    const u32 hosted = a.rank.topology.hosted_slot(s, a.rank.topology.cell);
+    const WeightedIds of = weights_of(a, turn.epoch, hosted);
+    const u8* slots = own_data(a.rank) + a.call.layout.hosted_combine_row(turn.epoch, hosted, 0);
+    u32 writes = 0;
+    for (u32 t = (warp + warps - dealt % warps) % warps; t < of.num_tokens; t += warps) {
+      const TokenRows rows = rows_of_token(a, of, slots, t, shared);
+      if (rows.count == 0) continue;
+      if (!send_sum(a, turn, s, static_cast<u64>(t) * of.topk + rows.lowest, rows, shared)) return false;
+      ++writes;
+    }
+    if (simt::lane() == 0 && writes != 0) simt::add_gpu(&a.num_writes[s], writes);
+    dealt += of.num_tokens;
+  }
+  return true;
+}
+
+KERNEL KERNEL_BOUNDS(kMaxBlockLanes) low_latency_combine_reduce(CombineReduceArgs a) {
+  CombineReduceShared& shared = simt::smem<CombineReduceShared>();
+  const TopologyView& topology = a.rank.topology;
+  const Turn turn = begin_receive(a.rank, a.call, Phase::kCombine);
+  const bool ok = await_contributors(a, turn, &shared.ok) && send_sums(a, turn, shared);
+  if (!ok && simt::lane() == 0) fail_launch(a.call.ticket);
+  if (!last_block(a.call.ticket, &shared.last)) return;
+  for (u32 s = simt::warp(); simt::lane() == 0 && s < topology.num_ranks; s += simt::num_warps()) {
+    if (!stands_for(topology, s)) continue;
+    const u32 writes = simt::ld_acquire_gpu(&a.num_writes[s]);
+    simt::st_release_gpu(&a.num_writes[s], 0u);
+    send_expect(a.rank, turn, a.call, Announcement{Phase::kReduced, s, turn.number, writes, 4});
+  }
+}
+
+}  // namespace uccl

@@ -1,0 +1,68 @@
+"""The handle of a low-latency dispatch: what it holds, and whose it is."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from uccl_ep.errors import InvalidArgument, refuse
+
+Tensor = torch.Tensor
+Handle = tuple[Tensor, Tensor, int, int, int]
+
+
+class OwnedInt(int):
+    """A number in a handle that also knows which life of which Buffer the handle is of."""
+
+    owner: object
+
+    def __new__(cls, value: int, owner: object = None) -> OwnedInt:
+        number = super().__new__(cls, value)
+        number.owner = owner
+        return number
+
+    def __reduce__(self) -> tuple[type[int], tuple[int]]:
+        return int, (int(self),)  # on its way through a file it forgets
+
+
+def check_handle(handle: Any, num_ranks: int, owner: object = None) -> tuple[int, int, int]:
+    """(M, H, E) of a low-latency handle.
+
+    Raises:
+        InvalidArgument: it is no such handle, of another Buffer, or from before this one's recover().
+    """
+    wanted = "the handle that low_latency_dispatch of this Buffer returned"
+    if not isinstance(handle, (tuple, list)) or len(handle) != 5 or not all(isinstance(v, int) for v in handle[2:]):
+        refuse("handle", type(handle).__name__, wanted, "Pass it on as it came.")
+    src_info, layout_range, max_tokens, hidden, num_experts = handle
+    maker = getattr(max_tokens, "owner", None)  # not known of a handle that was put together from plain numbers
+    if None not in (maker, owner) and maker is not owner:
+        refuse("handle", "of another Buffer", wanted, "One from before recover() counts as that. Dispatch again.")
+    local = num_experts // num_ranks
+    for tensor, shape, dtype in (
+        (src_info, (local, num_ranks * max_tokens), torch.int32),
+        (layout_range, (local, num_ranks), torch.int64),
+    ):
+        if not isinstance(tensor, Tensor) or tuple(tensor.shape) != shape or tensor.dtype != dtype:
+            shown = f"{tuple(tensor.shape)} {tensor.dtype}" if isinstance(tensor, Tensor) else type(tensor).__name__
+            refuse("handle", shown, f"{wanted}, with {dtype} {shape} in this place")
+    return int(max_tokens), hidden, num_experts
+
+
+def planes_of(handle: Handle) -> Tensor:
+    """The three planes [3, L, P] behind a handle's src_info.
+
+    Raises:
+        InvalidArgument: src_info is a copy, without what lies behind the original.
+    """
+    src_info = handle[0]
+    count = src_info.numel()
+    base = src_info.untyped_storage()
+    whole = src_info.is_contiguous() and src_info.storage_offset() == 0 and base.nbytes() >= 12 * count
+    if not whole or not handle[1].is_contiguous():
+        raise InvalidArgument(
+            "handle: its src_info is not the tensor that low_latency_dispatch returned (a copy lacks the source slots "
+            "behind it). Pass the handle on as it came."
+        )
+    return torch.empty(0, dtype=torch.int32).set_(base, 0, (3, *src_info.shape))  # type: ignore[call-overload,no-any-return]
