@@ -71,7 +71,7 @@ TEST(engine_arrivals_every_permutation_of_small_cases) {
 
 TEST(engine_arrivals_random_epochs_past_every_wrap) {
   // Epochs two ahead at most (two buffer sets), in random order, across 2^15 and 2^32.
-  for (const u64 base : {0ull, (1ull << 15) - 1000, (1ull << 16) - 1000, (1ull << 32) - 1000}) {
+  for (const u64 base : {0ull, (1ull << kEpochBits) - 1000, (2ull << kEpochBits) - 1000, (1ull << 32) - 1000}) {
     RankMemory rank(Shape{});
     rank.set_word(rank.layout.flag(Phase::kDispatch, 1), base);
     Arrivals arrivals(rank.control(), rank.layout);
@@ -108,7 +108,7 @@ TEST(engine_arrivals_stale_epochs_never_count) {
     RankMemory rank(Shape{});
     rank.set_word(rank.layout.flag(Phase::kDispatch, 1), base);
     Arrivals arrivals(rank.control(), rank.layout);
-    for (const u64 back : {0ull, 1ull, 3ull, 4ull, 16383ull}) {
+    for (const u64 back : {0ull, 1ull, 3ull, 4ull, (1ull << (kEpochBits - 1)) - 1}) {
       CHECK(hand_in(arrivals, Phase::kDispatch, 1, {base - back, false}).outcome == Outcome::kStale);
       CHECK(hand_in(arrivals, Phase::kDispatch, 1, {base - back, true}).outcome == Outcome::kStale);
     }
