@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import random
 import socket
 import sys
 import time
@@ -104,9 +106,16 @@ def test_metrics_one_endpoint_a_port_and_process() -> None:
         scrape(first.port)
 
 
+def free_port() -> int:
+    """A port below those that the system gives to whoever asks for any, so that nobody is given it meanwhile."""
+    for port in random.sample(range(20000, 32000), 50):
+        with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            return port
+    raise AssertionError("50 ports were all taken")
+
+
 def test_metrics_port_of_the_environment(variables: Any) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = free_port()
     variables(METRICS_PORT=port)
 
     def body(group: ThreadGroup) -> float:
