@@ -111,6 +111,9 @@ std::vector<std::vector<u8>> arrivals_seeds() {
   immediate(ImmediateKind::kExpect, 1, epoch_key(Phase::kCounts, 4));
   immediate(ImmediateKind::kArrive, 2, epoch_key(Phase::kSpare, 5));
   done();
+  immediate(ImmediateKind::kArrive, 1, epoch_key(static_cast<Phase>(kNumPhases), 1));
+  immediate(ImmediateKind::kExpect, 2, epoch_key(static_cast<Phase>((1u << kPhaseBits) - 1), 1));
+  done();
   return all;
 }
 

@@ -130,6 +130,20 @@ TEST(engine_arrivals_refuses_what_is_beyond_the_window) {
   CHECK_EQ(v.seen, 5ull);
 }
 
+// A key's phase field holds more values than there are phases.
+TEST(engine_arrivals_refuses_a_phase_that_is_none) {
+  RankMemory rank(Shape{});
+  Arrivals arrivals(rank.control(), rank.layout);
+  for (u32 phase = kNumPhases; phase < 1u << kPhaseBits; ++phase) {
+    for (const bool expect : {false, true}) {
+      const Verdict v = hand_in(arrivals, static_cast<Phase>(phase), 1, {1, expect});
+      CHECK(v.outcome == Outcome::kRefused);
+      CHECK_EQ(v.expected, u64{kNumPhases - 1});
+      CHECK_EQ(v.seen, u64{phase});
+    }
+  }
+}
+
 TEST(engine_arrivals_refuses_headers_that_disagree) {
   RankMemory rank(Shape{});
   Arrivals arrivals(rank.control(), rank.layout);
