@@ -10,7 +10,9 @@ namespace {
 
 // A key has room for more phases than there are.
 bool has_phase(u32 key) { return static_cast<u32>(key_phase(key)) < kNumPhases; }
-Verdict no_such_phase(u32 key) { return {Outcome::kRefused, kNumPhases - 1, static_cast<u64>(key_phase(key))}; }
+[[gnu::cold, gnu::noinline]] Verdict no_such_phase(u32 key) {
+  return {Outcome::kRefused, kNumPhases - 1, static_cast<u64>(key_phase(key))};
+}
 
 }  // namespace
 
@@ -35,7 +37,8 @@ Verdict Arrivals::place(const Counter& counter, u32 key, u64* epoch) const {
 }
 
 Verdict Arrivals::arrive(u32 source, u32 key, u64 now_ns) {
-  if (!has_phase(key)) return no_such_phase(key);
+  if (!has_phase(key)) [[unlikely]]
+    return no_such_phase(key);
   Counter& counter = at(source, key);
   u64 epoch;
   const Verdict verdict = place(counter, key, &epoch);
@@ -49,7 +52,8 @@ Verdict Arrivals::arrive(u32 source, u32 key, u64 now_ns) {
 }
 
 Verdict Arrivals::expect(u32 source, u32 key, u64 now_ns) {
-  if (!has_phase(key)) return no_such_phase(key);
+  if (!has_phase(key)) [[unlikely]]
+    return no_such_phase(key);
   Counter& counter = at(source, key);
   u64 epoch;
   const Verdict verdict = place(counter, key, &epoch);
