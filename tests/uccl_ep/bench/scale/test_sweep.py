@@ -25,7 +25,7 @@ from uccl_ep.bench.scale.sweep import (
 from uccl_ep.errors import InvalidArgument
 
 SMALL = ScaleOptions(
-    platforms=("p5en",), ranks=(16,), disturbed=(32,), tokens=32, throughput_tokens=64, hidden=1024, experts=64
+    platforms=("p5en",), ranks=(16,), disturbed=(32,), tokens=64, throughput_tokens=64, hidden=2048, experts=64
 )
 
 
@@ -75,9 +75,7 @@ def test_sweep_disturbances_cost_something(result: Any) -> None:
             assert row["others_us"] > 0.5 * SMALL.late_us
         if row["condition"] == "slow rail":
             # Nothing where a pair of ranks is the limit and not the NIC; never a gain, and the rail's own ranks lead.
-            # Where the slowest rank loses nothing, the means are fractions of a microsecond, whosever.
-            slack = 1e-6 if row["cost_us"] > 0 else 0.01
-            assert row["cost_us"] >= 0 and row["affected_us"] >= row["others_us"] - slack
+            assert row["cost_us"] >= 0 and row["affected_us"] >= row["others_us"] - 1e-6
     rail = [row for row in result["disturbances"] if row["condition"] == "slow rail"]
     assert any(row["affected_us"] > 1 for row in rail)
 
