@@ -238,6 +238,14 @@ void sends(LowLatencyRank& rank, const Received& got, const TokenInput& in) {
   rank.combine_send(got, x.data(), &in);
 }
 
+// The first call of `peer` was waited for in vain.
+void check_late(const Fault& f, WaitPhase phase, u32 peer) {
+  CHECK(f.kind == FaultKind::kTimeout && f.phase == phase);
+  CHECK_EQ(f.peer, peer);
+  CHECK_EQ(f.expected, 1u);
+  CHECK_EQ(f.seen, 0u);
+}
+
 }  // namespace
 
 TEST(low_latency_combine_reduce_names_a_missing_contributor) {
@@ -247,10 +255,7 @@ TEST(low_latency_combine_reduce_names_a_missing_contributor) {
         if (me != 1) sends(rank, got, in);  // rank 1 has received and is gone
       },
       [](LowLatencyRank& rank, const TokenInput&) { rank.combine_reduce(); });
-  CHECK(f.kind == FaultKind::kTimeout && f.phase == WaitPhase::kCombineReduce);
-  CHECK_EQ(f.peer, 1u);
-  CHECK_EQ(f.expected, 1u);
-  CHECK_EQ(f.seen, 0u);
+  check_late(f, WaitPhase::kCombineReduce, 1u);
 }
 
 TEST(low_latency_combine_reduce_names_an_owner_whose_weights_do_not_come) {
@@ -260,10 +265,7 @@ TEST(low_latency_combine_reduce_names_an_owner_whose_weights_do_not_come) {
         if (me != 2) sends(rank, got, in);
       },
       [](LowLatencyRank& rank, const TokenInput&) { rank.combine_reduce(); });
-  CHECK(f.kind == FaultKind::kTimeout && f.phase == WaitPhase::kCombineWeights);
-  CHECK_EQ(f.peer, 2u);
-  CHECK_EQ(f.expected, 1u);
-  CHECK_EQ(f.seen, 0u);
+  check_late(f, WaitPhase::kCombineWeights, 2u);
 }
 
 TEST(low_latency_combine_reduce_names_a_host_whose_sums_do_not_come) {
@@ -278,8 +280,5 @@ TEST(low_latency_combine_reduce_names_a_host_whose_sums_do_not_come) {
         rank.combine_recv(in, &out);
         CHECK(out.untouched(0));
       });
-  CHECK(f.kind == FaultKind::kTimeout && f.phase == WaitPhase::kCombineSums);
-  CHECK_EQ(f.peer, 2u);
-  CHECK_EQ(f.expected, 1u);
-  CHECK_EQ(f.seen, 0u);
+  check_late(f, WaitPhase::kCombineSums, 2u);
 }
