@@ -1,5 +1,6 @@
 """torchrun, elastic: hosts come and go; whoever is left goes on from the last checkpoint.
 
+    export TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1  # on every host; why: see `require_fresh_stores` below
     torchrun --nnodes 1:4 --nproc-per-node 8 --max-restarts 3 --rdzv-backend c10d --rdzv-endpoint HOST-0:29400 \
         -m uccl_ep.examples.launch.torchrun_elastic --checkpoint shared/step.txt
 
@@ -12,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import os
+from collections.abc import Mapping
 from pathlib import Path
 
 from torch import distributed
@@ -50,6 +52,23 @@ def train(group: distributed.ProcessGroup, steps: int, every: int, checkpoint: P
         buffer.destroy()
 
 
+def require_fresh_stores(environment: Mapping[str, str]) -> None:
+    """Each life of the job needs a store of its own, in which its ranks find each other's addresses.
+
+    torchrun keeps one store for all lives (torch 2.13, `_create_c10d_store`: "We create a new TCPStore for every
+    retry", which DynamicRendezvousHandler does not do). Ranks that are started again then read addresses of ranks that
+    have ended: "Connection refused" from gloo, or a wait without end, whichever library runs above it.
+
+    Raises:
+        SystemExit: torchrun was started so.
+    """
+    if environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+        raise SystemExit(
+            "torchrun shares one store between all lives of this job, so that ranks which it starts again connect "
+            "to ranks that have ended, and wait. Start torchrun with TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 on every host."
+        )
+
+
 def main() -> None:
     """One rank of one life of the job."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -57,6 +76,7 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=1000)
     parser.add_argument("--every", type=int, default=50, help="steps from one checkpoint to the next")
     options = parser.parse_args()
+    require_fresh_stores(os.environ)
     distributed.init_process_group("gloo")
     group = distributed.group.WORLD
     assert group is not None  # init_process_group has made it

@@ -50,6 +50,13 @@ def test_examples_launch_elastic_goes_on_where_the_checkpoint_is(
     assert "step 4 by 1 ranks on 1 node(s), from step 0" in capsys.readouterr().out
 
 
+def test_examples_launch_elastic_refuses_one_store_for_all_lives() -> None:
+    torchrun_elastic.require_fresh_stores({})
+    torchrun_elastic.require_fresh_stores({"TORCHELASTIC_USE_AGENT_STORE": "False"})
+    with pytest.raises(SystemExit, match="TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 on every host"):
+        torchrun_elastic.require_fresh_stores({"TORCHELASTIC_USE_AGENT_STORE": "True"})
+
+
 def progress(agent: subprocess.Popen[str]) -> tuple[int, ...]:
     """The next line of progress: (step, ranks, nodes, first step of this life)."""
     assert agent.stdout is not None
@@ -70,7 +77,8 @@ def test_examples_launch_elastic_survives_a_host_that_goes_off(tmp_path: Path) -
         words = ["--nnodes", "1:2", "--nproc-per-node", "2", "--max-restarts", "3", *rendezvous]
         words += ["--rdzv-endpoint", f"{pair.name(0)}:29400", "-m", "uccl_ep.examples.launch.torchrun_elastic"]
         words += ["--checkpoint", str(tmp_path / "step.txt"), "--steps", str(10**9), "--every", "20"]
-        agents = [pair.module(host, "torch.distributed.run", *words) for host in range(2)]
+        fresh = {"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+        agents = [pair.module(host, "torch.distributed.run", *words, **fresh) for host in range(2)]
         last, ranks, nodes, first = progress(agents[0])
         assert (ranks, nodes, first) == (4, 2, 0)
         pair.power_off(1)
