@@ -65,7 +65,7 @@ def require_fresh_stores(environment: Mapping[str, str]) -> None:
     if environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
         raise SystemExit(
             "torchrun shares one store between all lives of this job, so that ranks which it starts again connect "
-            "to ranks that have ended, and wait. Start torchrun with TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 on every host."
+            "to ranks that have ended, and wait. Set TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 on every host."
         )
 
 
