@@ -1,5 +1,5 @@
 # native_tests (all of tests/**.cpp, wave32), native_tests_wave64 (tests/kernels again, as on an AMD processor) and
-# native_tests_wave1 (the throughput kernels once more, as a CPU runs them). Only the first under a sanitizer, which would
+# native_tests_wave1 (throughput and low-latency kernels once more, as a CPU runs them). Only the first under a sanitizer, which would
 # look at the same code twice.
 set(harness ${PROJECT_SOURCE_DIR}/tests/native/main.cpp)
 file(GLOB_RECURSE all_tests CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/tests/*.cpp)
@@ -9,7 +9,7 @@ set(kernel_tests ${all_tests})
 list(FILTER kernel_tests INCLUDE REGEX "/tests/kernels/")
 list(FILTER kernel_tests EXCLUDE REGEX "/tests/kernels/cpu/")
 set(one_lane_tests ${kernel_tests})
-list(FILTER one_lane_tests INCLUDE REGEX "/tests/kernels/(throughput/|world)")
+list(FILTER one_lane_tests INCLUDE REGEX "/tests/kernels/(throughput/|low_latency/|world|device/test_match)")
 
 # Tests of kernels need a RankContext; the bindings' builder of one depends on neither Python nor nanobind.
 file(GLOB rank_tables CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/proxy/bindings/rank_tables.cpp)

@@ -26,7 +26,8 @@ _PHASES = (
     "combine (sums in the node)",
     "combine (receive of sums)",
 )
-# What a mismatch of the count exchange is about, by the record's channel field (kernels/throughput/counts.h).
+# What a mismatch is about, by the record's channel field (kernels/throughput/counts.h; the last and top-k also
+# kernels/low_latency/combine_reduce.h).
 _COUNTED = (
     "number of channels (Config.num_sms // 2)",
     "number of experts",
@@ -36,6 +37,7 @@ _COUNTED = (
     "presence of topk_idx",
     "presence of topk_weights",
     "rows received against num_worst_tokens",
+    "most tokens of a rank (num_max_dispatch_tokens_per_rank)",
 )
 _NONE = 0xFFFFFFFF
 BARRIER = 7  # WaitPhase

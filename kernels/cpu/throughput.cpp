@@ -1,24 +1,9 @@
 // Instantiates the throughput kernels at the width that this library is compiled with (cmake/libraries.cmake: 1).
 #include "kernels/cpu/throughput.h"
 
-#include "kernels/host/runtime.h"
-
 namespace uccl::cpu {
-namespace {
 
 static_assert(simt::kWarp == 1);
-
-template <class Args>
-void run(void (*kernel)(Args), const Args& args, const Launch& launch) {
-  simt::LaunchConfig config;
-  config.grid = launch.blocks;
-  config.block = launch.warps;
-  config.smem_bytes = launch.shared_bytes;
-  config.threads = launch.threads;
-  simt::launch(config, [&] { kernel(args); });
-}
-
-}  // namespace
 
 void throughput_layout(const LayoutArgs& args, const Launch& launch) { run(uccl::throughput_layout, args, launch); }
 void throughput_counts(const CountsArgs& args, const Launch& launch) { run(uccl::throughput_counts, args, launch); }

@@ -2,6 +2,7 @@
 // whole rows, which one lane copies or adds with vector instructions; the 31 others would only be switched to in order
 // to meet it. The kernels are the same source; kernels/host/README.md has the widths.
 #pragma once
+#include "kernels/cpu/launch.h"
 #include "kernels/throughput/combine.h"
 #include "kernels/throughput/counts.h"
 #include "kernels/throughput/dispatch.h"
@@ -9,11 +10,6 @@
 #include "kernels/throughput/settle.h"
 
 namespace uccl::cpu {
-
-struct Launch {
-  u32 blocks, warps, threads;
-  u32 shared_bytes;  // of a block
-};
 
 // Each returns when its last block has ended; throws what simt::launch does.
 void throughput_layout(const LayoutArgs& args, const Launch& launch);

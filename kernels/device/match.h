@@ -1,5 +1,6 @@
-// Which ids of a list name one of `width` neighbours first, first + 1, ...: lane j of a warp learns of those that name
-// first + j. Warp-collective, every lane with the same list; width is at most kWarp, ids are 0 to 32767, or -1 for none.
+// Which ids of a list name one of `width` neighbours first, first + 1, ...: lane l of a warp learns of those that name
+// first + l + i * kWarp, for i below kMatchesPerLane. Warp-collective, every lane with the same list; width is at most
+// kMatchWidth, ids are 0 to 32767, or -1 for none.
 //
 // On GPUs the warp reads kWarp ids side by side, and a ballot for each bit of the offset tells every lane which of them
 // are its own, so a list is read once and not once a lane. On a CPU lane 0 reads it once for all.
@@ -7,6 +8,11 @@
 #include "kernels/device/simt.h"
 
 namespace uccl::simt {
+
+// Neighbours of one search: a lane each, but for warps of one lane, which would have to read the list so much oftener.
+inline constexpr u32 kMatchWidth = kWarp == 1 ? 32 : kWarp;
+inline constexpr u32 kMatchesPerLane = kMatchWidth / kWarp;
+
 namespace lanes {
 
 // Lanes whose `offset` is this lane's index; no lane when that is `width` or more.
@@ -53,39 +59,44 @@ DEV void for_each_match(const short* ids, u32 n, u32 first, u32 width, u32 posit
 
 }  // namespace lanes
 
-// How often first + lane() occurs among ids[0, n); 0 in lanes from `width` on.
-DEV u32 count_matches(const short* ids, u32 n, u32 first, u32 width) {
+// How often each of this lane's neighbours occurs among ids[0, n); 0 for those from `width` on.
+DEV void count_matches(const short* ids, u32 n, u32 first, u32 width, u32 (&counts)[kMatchesPerLane]) {
 #ifdef UCCL_SIMT_HOST
-  u32 counts[kWarp + 1];  // the last one for ids that name nobody, so that there is no branch to guess
+  u32 all[kMatchWidth + 1];  // the last one for ids that name nobody, so that there is no branch to guess
   if (lane() == 0) {
-    for (u32 j = 0; j <= kWarp; ++j) counts[j] = 0;
+    for (u32 j = 0; j <= kMatchWidth; ++j) all[j] = 0;
     for (u32 i = 0; i < n; ++i) {
       const u32 offset = static_cast<u32>(ids[i]) - first;
-      ++counts[offset < width ? offset : kWarp];
+      ++all[offset < width ? offset : kMatchWidth];
     }
   }
-  const u32 mine = reinterpret_cast<const u32*>(shfl(reinterpret_cast<u64>(counts), 0))[lane()];
+  const u32* const counted = reinterpret_cast<const u32*>(shfl(reinterpret_cast<u64>(all), 0));
+  for (u32 i = 0; i < kMatchesPerLane; ++i) counts[i] = counted[lane() + i * kWarp];
   sync_warp();  // lane 0 keeps its counts until all have read theirs
-  return mine;
 #else
-  return lanes::count_matches(ids, n, first, width);
+  counts[0] = lanes::count_matches(ids, n, first, width);
 #endif
 }
 
-// Calls take(j, p, i) for every i, ascending, with ids[i] == first + j. p counts up from lane j's `position`. On a GPU
-// lane j calls for its own, on a CPU lane 0 for all: take() must not depend on who calls.
+// Calls take(j, p, i) for every i, ascending, with ids[i] == first + j. p counts up from `positions`, the neighbour's among
+// its lane's. On a GPU each lane calls for its own, on a CPU lane 0 for all: take() must not depend on who calls.
 template <class Take>
-DEV void for_each_match(const short* ids, u32 n, u32 first, u32 width, u32 position, Take take) {
+DEV void for_each_match(const short* ids, u32 n, u32 first, u32 width, const u32 (&positions)[kMatchesPerLane],
+                        Take take) {
 #ifdef UCCL_SIMT_HOST
-  u32 next[kWarp];
-  const u64* const positions = gather_lanes(position);  // valid until lane 0 meets the others again
-  if (lane() != 0) return;
-  for (u32 j = 0; j < kWarp; ++j) next[j] = static_cast<u32>(positions[j]);
-  u32 found[kWarp], num_found = 0;  // first collected, again without a branch to guess
+  u32 next[kMatchWidth];
+  if constexpr (kWarp == 1) {
+    for (u32 j = 0; j < kMatchWidth; ++j) next[j] = positions[j];
+  } else {
+    const u64* const theirs = gather_lanes(positions[0]);  // valid until lane 0 meets the others again
+    if (lane() != 0) return;
+    for (u32 j = 0; j < kMatchWidth; ++j) next[j] = static_cast<u32>(theirs[j]);
+  }
+  u32 found[kMatchWidth], num_found = 0;  // first collected, again without a branch to guess
   for (u32 i = 0; i < n; ++i) {
     found[num_found] = i;
     num_found += static_cast<u32>(ids[i]) - first < width;
-    if (num_found != kWarp && i + 1 != n) continue;
+    if (num_found != kMatchWidth && i + 1 != n) continue;
     for (u32 f = 0; f < num_found; ++f) {
       const u32 j = static_cast<u32>(ids[found[f]]) - first;
       take(j, next[j]++, found[f]);
@@ -93,7 +104,7 @@ DEV void for_each_match(const short* ids, u32 n, u32 first, u32 width, u32 posit
     num_found = 0;
   }
 #else
-  lanes::for_each_match(ids, n, first, width, position, take);
+  lanes::for_each_match(ids, n, first, width, positions[0], take);
 #endif
 }
 
@@ -102,4 +113,6 @@ DEV void for_each_match(const short* ids, u32 n, u32 first, u32 width, u32 posit
 namespace uccl {
 using simt::count_matches;
 using simt::for_each_match;
+using simt::kMatchesPerLane;
+using simt::kMatchWidth;
 }  // namespace uccl

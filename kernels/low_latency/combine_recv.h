@@ -19,10 +19,9 @@ struct CombineReceiveArgs {
   u32 logfmt;
   u32 zero_copy;  // the sending half's rows were read where they lay: they may be overwritten when this one has run
 };
-inline constexpr u32 kMaxCombineWarps = kMaxBlockLanes / simt::kWarp;
 struct CombineReceiveShared {
-  const u16* rows[kMaxCombineWarps][kMaxTopk];
-  float weights[kMaxCombineWarps][kMaxTopk];
+  const u16* rows[kMaxBlockWarps][kMaxTopk];
+  float weights[kMaxBlockWarps][kMaxTopk];
   u32 ok, last;
 };
 
@@ -95,39 +94,45 @@ DEV bool is_summed(const CombineReceiveArgs& a, const i64* ids, u32 k, bool* low
 
 // One warp: the rows of a token that take part, compacted in ascending k. A repeated expert was sent once.
 DEV u32 gather_rows(const CombineReceiveArgs& a, u64 epoch, u32 token, const u16** rows, float* weights) {
-  const u32 k = static_cast<u32>(simt::lane());
   const u64 first = static_cast<u64>(token) * a.topk;
   const i64* const ids = a.topk_idx + first;
-  bool use = k < a.topk && takes_part(a, ids[k]);
-  u32 sent = 0;
-  float weight = 0;
-  if (use) {
-    weight = a.weights[first + k];
-    if (is_summed(a, ids, k, &use)) weight = 1;  // its weights are in the sum
-    while (sent < k && ids[sent] != ids[k]) ++sent;
-  }
-  const simt::mask_t taking = simt::ballot(use);
-  if (use) {
-    const u32 at = static_cast<u32>(simt::popcount(taking & simt::lane_mask_lt()));
-    const u64 offset = a.call.layout.combine_slot(epoch, first + sent) + (a.logfmt ? 0 : sizeof(LogfmtHeader));
-    rows[at] = reinterpret_cast<const u16*>(own_data(a.rank) + offset);
-    weights[at] = weight;
+  u32 count = 0;
+  for (u32 base = 0; base < a.topk; base += simt::kWarp) {
+    const u32 k = base + simt::lane();
+    bool use = k < a.topk && takes_part(a, ids[k]);
+    u32 sent = 0;
+    float weight = 0;
+    if (use) {
+      weight = a.weights[first + k];
+      if (is_summed(a, ids, k, &use)) weight = 1;  // its weights are in the sum
+      while (sent < k && ids[sent] != ids[k]) ++sent;
+    }
+    const simt::mask_t taking = simt::ballot(use);
+    if (use) {
+      const u32 at = count + simt::popcount(taking & simt::lane_mask_lt());
+      const u64 offset = a.call.layout.combine_slot(epoch, first + sent) + (a.logfmt ? 0 : sizeof(LogfmtHeader));
+      rows[at] = reinterpret_cast<const u16*>(own_data(a.rank) + offset);
+      weights[at] = weight;
+    }
+    count += simt::popcount(taking);
   }
   simt::sync_warp();
-  return static_cast<u32>(simt::popcount(taking));
+  return count;
 }
 
-// One warp, whose lanes have kChunk channels of a unit each.
+// One warp, whose shares of a unit have kChunk channels each.
 template <u32 kChunk>
 DEV void reduce_logfmt(u16* out, const u16* const* rows, const float* weights, u32 count, u32 hidden) {
-  constexpr u32 kUnit = kChunk * simt::kWarp;
-  for (u32 u = 0; u < hidden / kUnit; ++u) {
-    float acc[kChunk];
-    UCCL_UNROLL
-    for (u32 i = 0; i < kChunk; ++i) acc[i] = 0.0f;
-    for (u32 r = 0; r < count; ++r) logfmt_accumulate<kChunk>(reinterpret_cast<const u8*>(rows[r]), u, weights[r], acc);
-    logfmt_store<kChunk>(out + u * kUnit + simt::lane() * kChunk, acc);
-  }
+  constexpr u32 kUnit = kChunk * simt::kWarp * kLogfmtShares;
+  for (u32 u = 0; u < hidden / kUnit; ++u)
+    for (u32 s = 0; s < kLogfmtShares; ++s) {
+      float acc[kChunk];
+      UCCL_UNROLL
+      for (u32 i = 0; i < kChunk; ++i) acc[i] = 0.0f;
+      for (u32 r = 0; r < count; ++r)
+        logfmt_accumulate<kChunk>(reinterpret_cast<const u8*>(rows[r]), u, logfmt_share(s), weights[r], acc);
+      logfmt_store<kChunk>(out + u * kUnit + logfmt_share(s) * kChunk, acc);
+    }
 }
 
 KERNEL KERNEL_BOUNDS(kMaxBlockLanes) low_latency_combine_recv(CombineReceiveArgs a) {
@@ -144,9 +149,9 @@ KERNEL KERNEL_BOUNDS(kMaxBlockLanes) low_latency_combine_recv(CombineReceiveArgs
       if (!a.logfmt)
         reduce_rows(out, rows, weights, count, hidden);
       else if (logfmt_unit(hidden) == 1024)
-        reduce_logfmt<1024 / simt::kWarp>(out, rows, weights, count, hidden);
+        reduce_logfmt<logfmt_chunk(1024)>(out, rows, weights, count, hidden);
       else
-        reduce_logfmt<512 / simt::kWarp>(out, rows, weights, count, hidden);
+        reduce_logfmt<logfmt_chunk(512)>(out, rows, weights, count, hidden);
       simt::sync_warp();
     }
   }

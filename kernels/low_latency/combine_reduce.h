@@ -17,10 +17,9 @@ struct CombineReduceArgs {
   u32* num_writes;  // [num_ranks], zero between launches
   i64* wait_stats;  // [N] ns, added to, or null
 };
-inline constexpr u32 kMaxReduceWarps = kMaxBlockLanes / simt::kWarp;
 struct CombineReduceShared {
-  const u16* rows[kMaxReduceWarps][kMaxTopk];
-  float weights[kMaxReduceWarps][kMaxTopk];
+  const u16* rows[kMaxBlockWarps][kMaxTopk];
+  float weights[kMaxBlockWarps][kMaxTopk];
   u32 ok, last;
 };
 
@@ -44,6 +43,23 @@ DEV bool await_contributors(const CombineReduceArgs& a, const Turn& turn, u32* s
   return simt::ld_acquire_gpu(shared_ok) != 0;
 }
 
+// One lane: a source's block holds no more than there is room for. `channel` says which number is not (counts.h).
+DEV bool check_weights(const CombineReduceArgs& a, const Turn& turn, u32 source) {
+  const u32 slot = a.rank.topology.hosted_slot(source, a.rank.topology.cell);
+  const u8* block = own_data(a.rank) + a.call.layout.hosted_weights(turn.epoch, slot);
+  const WeightsHeader& header = *reinterpret_cast<const WeightsHeader*>(block);
+  const u32 theirs[] = {header.topk, header.num_tokens};
+  const u32 most[] = {a.call.layout.max_topk, a.call.layout.max_tokens};
+  const u32 what[] = {2, 8};
+  for (u32 i = 0; i < 2; ++i) {
+    if (theirs[i] <= most[i]) continue;
+    record_fault(turn.wait, WaitSite{WaitPhase::kCombineWeights, source, what[i], most[i]}, FaultKind::kMismatch,
+                 theirs[i]);
+    return false;
+  }
+  return true;
+}
+
 // One warp: what the source says of its tokens is here. Every warp waits; one of the launch counts how long.
 DEV bool await_weights(const CombineReduceArgs& a, const Turn& turn, u32 source) {
   bool ok = true;
@@ -53,6 +69,7 @@ DEV bool await_weights(const CombineReduceArgs& a, const Turn& turn, u32 source)
     bool absent;
     ok = simt::warp() == 0 ? wait_and_count(a.rank, turn.wait, site, flag, a.wait_stats)
                            : wait_for_flag(a.rank, turn.wait, site, flag, turn.number, &absent);
+    ok = ok && check_weights(a, turn, source);
   }
   return warp_agree(ok);
 }
@@ -76,21 +93,26 @@ struct TokenRows {
 };
 DEV TokenRows rows_of_token(const CombineReduceArgs& a, const WeightedIds& of, const u8* slots, u32 token,
                             CombineReduceShared& shared) {
-  const u32 k = static_cast<u32>(simt::lane());
   const u64 first = static_cast<u64>(token) * of.topk;
   const short* const ids = of.ids + first;
-  const bool use =
-      k < of.topk && ids[k] >= 0 && a.rank.topology.is_local(static_cast<u32>(ids[k]) / a.call.num_local_experts);
-  const simt::mask_t taking = simt::ballot(use);
-  if (use) {
-    u32 sent = 0;
-    while (sent < k && ids[sent] != ids[k]) ++sent;
-    const u32 at = static_cast<u32>(simt::popcount(taking & simt::lane_mask_lt()));
-    shared.rows[simt::warp()][at] = reinterpret_cast<const u16*>(slots + (first + sent) * 2 * a.call.layout.hidden);
-    shared.weights[simt::warp()][at] = of.weights[first + k];
+  TokenRows found{0, 0};
+  for (u32 base = 0; base < of.topk; base += simt::kWarp) {
+    const u32 k = base + simt::lane();
+    const bool use =
+        k < of.topk && ids[k] >= 0 && a.rank.topology.is_local(static_cast<u32>(ids[k]) / a.call.num_local_experts);
+    const simt::mask_t taking = simt::ballot(use);
+    if (use) {
+      u32 sent = 0;
+      while (sent < k && ids[sent] != ids[k]) ++sent;
+      const u32 at = found.count + simt::popcount(taking & simt::lane_mask_lt());
+      shared.rows[simt::warp()][at] = reinterpret_cast<const u16*>(slots + (first + sent) * 2 * a.call.layout.hidden);
+      shared.weights[simt::warp()][at] = of.weights[first + k];
+    }
+    if (found.count == 0 && taking != 0) found.lowest = base + simt::first_lane(taking);
+    found.count += simt::popcount(taking);
   }
   simt::sync_warp();
-  return TokenRows{static_cast<u32>(simt::popcount(taking)), taking == 0 ? 0 : simt::first_lane(taking)};
+  return found;
 }
 
 // One warp: sums a token's rows in place and sends the sum. False: the ring had no room in time.

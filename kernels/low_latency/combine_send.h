@@ -52,30 +52,33 @@ DEV bool take_staging(const CombineSendArgs& a, const Turn& turn, u32 row, u32 p
   return warp_agree(ok);
 }
 
-struct StagingRows {
-  u32 first, count, next;
+// What a warp sends with.
+struct CombineSender {
+  u32 staging, num_staging, next;  // its staging rows: the first, how many, and which is next
+  u64 total_bytes;  // of the rows that all warps send
 };
 
-// One warp: the row as it travels, written to `out`; returns its bytes.
-DEV u64 write_combine_row(const CombineSendArgs& a, const u16* row, u8* out) {
+// One warp: the row as it travels, written to `out`; returns its bytes. `total_bytes`: of what lies around it there.
+DEV u64 write_combine_row(const CombineSendArgs& a, const u16* row, u8* out, u64 total_bytes) {
   const u32 hidden = a.call.layout.hidden;
   u64 bytes = 2ull * hidden;
   if (a.logfmt)
     bytes = align_up(logfmt_encode(row, out, hidden), 16);
   else
-    copy_row(out, reinterpret_cast<const u8*>(row), bytes);
+    copy_row_out(out, reinterpret_cast<const u8*>(row), bytes, total_bytes);
   simt::sync_warp();
   return bytes;
 }
 
 // One warp stores a row where the owner's host in this node sums it.
-DEV void store_for_host(const CombineSendArgs& a, const Turn& turn, const u16* row, u32 owner, u64 slot) {
+DEV void store_for_host(const CombineSendArgs& a, const Turn& turn, const u16* row, u32 owner, u64 slot,
+                        u64 total_bytes) {
   const LowLatencyLayout& layout = a.call.layout;
   const TopologyView& topology = a.rank.topology;
   const u32 host = topology.host_of(owner, topology.cell);
   const u64 bytes = 2ull * layout.hidden;
   const u64 to = layout.hosted_combine_row(turn.epoch, topology.hosted_slot(owner, topology.cell), slot);
-  copy_row(data_of(a.rank, host) + to, reinterpret_cast<const u8*>(row), bytes);
+  copy_row_out(data_of(a.rank, host) + to, reinterpret_cast<const u8*>(row), bytes, total_bytes);
   simt::sync_warp();
   if (simt::lane() != 0) return;
   add_stat(a.rank, host, PeerStat::kRowsOut, 1);
@@ -83,13 +86,13 @@ DEV void store_for_host(const CombineSendArgs& a, const Turn& turn, const u16* r
 }
 
 // One warp sends row `at` (of expert-major [L, P]) to its owner.
-DEV bool send_row(const CombineSendArgs& a, const Turn& turn, u64 at, u64 plane, StagingRows* staging) {
+DEV bool send_row(const CombineSendArgs& a, const Turn& turn, u64 at, u64 plane, CombineSender* sender) {
   const u32 owner = static_cast<u32>(a.src_info[2 * plane + at]);
   if (masked(a.rank, owner)) return true;
   const LowLatencyLayout& layout = a.call.layout;
   if (a.call.reduces && !a.rank.topology.is_local(owner)) {
     const u64 slot = static_cast<u64>(a.src_info[plane + at]);
-    store_for_host(a, turn, a.x + at * a.row_stride, owner, slot);
+    store_for_host(a, turn, a.x + at * a.row_stride, owner, slot, sender->total_bytes);
     return true;
   }
   // A bf16 row lies behind the (unused) logfmt header's place, so a slot has one size.
@@ -97,12 +100,13 @@ DEV bool send_row(const CombineSendArgs& a, const Turn& turn, u64 at, u64 plane,
   const u64 target = slot + (a.logfmt ? 0 : sizeof(LogfmtHeader));
   const u16* row = a.x + at * a.row_stride;
   const bool local = a.rank.topology.is_local(owner), in_place = !local && a.zero_copy_offset != 0 && !a.logfmt;
-  const u32 mine = staging->first + staging->next;
+  const u32 mine = sender->staging + sender->next;
   if (!local && !in_place && !take_staging(a, turn, mine, owner)) return false;
   u64 bytes = 2ull * layout.hidden;
-  if (!in_place)
-    bytes =
-        write_combine_row(a, row, local ? data_of(a.rank, owner) + target : own_data(a.rank) + layout.staging(mine));
+  if (local)
+    bytes = write_combine_row(a, row, data_of(a.rank, owner) + target, sender->total_bytes);
+  else if (!in_place)
+    bytes = write_combine_row(a, row, own_data(a.rank) + layout.staging(mine), 0);  // the network reads it soon
   if (!local) {
     Command m;
     m.op = Op::kWrite;
@@ -118,7 +122,7 @@ DEV bool send_row(const CombineSendArgs& a, const Turn& turn, u64 at, u64 plane,
         a.staging_ticket[mine] = static_cast<u64>(owner % a.rank.num_rings) << 56 | ((ticket + 1) & low_bits(56));
     }
     if (!warp_agree(ticket != kNoTicket)) return false;
-    staging->next = (staging->next + 1) % staging->count;
+    sender->next = (sender->next + 1) % sender->num_staging;
   }
   if (simt::lane() == 0) {
     add_stat(a.rank, owner, PeerStat::kRowsOut, 1);
@@ -184,6 +188,11 @@ DEV bool await_computed(const CombineSendArgs& a, const Turn& turn, u32 e, u32 i
   return warp_agree(ok);
 }
 
+DEV u32 rows_of_expert(const CombineSendArgs& a, u32 e) {
+  const u64 last = static_cast<u64>(a.layout_range[static_cast<u64>(e + 1) * a.rank.topology.num_ranks - 1]);
+  return static_cast<u32>(last >> 32) + static_cast<u32>(last);
+}
+
 DEV void send_all_rows(const CombineSendArgs& a, const Turn& turn, u32 warp, u32 warps) {
   const TopologyView& topology = a.rank.topology;
   const u64 stride = static_cast<u64>(topology.num_ranks) * a.call.layout.max_tokens;
@@ -193,14 +202,15 @@ DEV void send_all_rows(const CombineSendArgs& a, const Turn& turn, u32 warp, u32
   if (rows != 0 && warps > rows) warps = rows;
   if (warp >= warps) return;
   const u32 share = rows / warps;
-  StagingRows staging{warp * share, share, 0};
+  CombineSender sender{warp * share, share, 0, 0};
+  for (u32 e = 0; e < a.call.num_local_experts; ++e)
+    sender.total_bytes += 2ull * a.call.layout.hidden * rows_of_expert(a, e);
   u32 dealt = 0;
   u64 known = ~0ull;
   for (u32 e = 0; e < a.call.num_local_experts; ++e) {
-    const u64 last = static_cast<u64>(a.layout_range[static_cast<u64>(e + 1) * topology.num_ranks - 1]);
-    const u32 n = static_cast<u32>(last >> 32) + static_cast<u32>(last);
+    const u32 n = rows_of_expert(a, e);
     for (u32 i = (warp + warps - dealt % warps) % warps; i < n; i += warps)
-      if (!await_computed(a, turn, e, i, &known) || !send_row(a, turn, e * stride + i, plane, &staging)) {
+      if (!await_computed(a, turn, e, i, &known) || !send_row(a, turn, e * stride + i, plane, &sender)) {
         if (simt::lane() == 0) fail_launch(a.call.ticket);
         return;
       }

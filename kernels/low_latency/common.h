@@ -19,6 +19,9 @@
 
 namespace uccl {
 
+// Of a launch; a CPU gives a block few warps of one lane.
+inline constexpr u32 kMaxBlockWarps = kMaxBlockLanes / (simt::kWarp == 1 ? 32 : simt::kWarp);
+
 // How far this rank is with the calls of one phase. Changed by the last block of a launch only, so every block of one
 // launch reads the same numbers; launches of one rank do not overlap.
 struct PhaseEpochs {

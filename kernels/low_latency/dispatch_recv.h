@@ -83,51 +83,62 @@ struct ExpertGroup {
   u32 first, width;  // the lowest, as ids have it, and how many there are
 };
 DEV ExpertGroup expert_group(const DispatchReceiveArgs& a, u32 group) {
-  const u32 experts = a.call.num_local_experts, begin = group * simt::kWarp;
+  const u32 experts = a.call.num_local_experts, begin = group * kMatchWidth;
   return ExpertGroup{a.rank.topology.rank * experts + begin,
-                     experts - begin < simt::kWarp ? experts - begin : simt::kWarp};
+                     experts - begin < kMatchWidth ? experts - begin : kMatchWidth};
 }
-// A token names an expert once: its source left repetitions out of the routing block.
-DEV u32 count_in_group(const DispatchReceiveArgs& a, const SourceView& v, u32 group) {
-  const ExpertGroup g = expert_group(a, group);
-  return count_matches(v.ids, v.header->num_tokens * v.header->topk, g.first, g.width);
-}
+// A local expert that this lane counts for.
+DEV u32 expert_of_lane(u32 group, u32 i) { return group * kMatchWidth + i * simt::kWarp + simt::lane(); }
 
-// Phase 1: rows of each (source, local expert). Units of one source and kWarp experts go round the warps.
+// Phase 1: rows of each (source, local expert). Units of one source and kMatchWidth experts go round the warps. A token
+// names an expert once: its source left repetitions out of the routing block.
 DEV bool count_rows(const DispatchReceiveArgs& a, const Turn& turn, u32 warp, u32 warps) {
-  const u32 experts = a.call.num_local_experts, groups = static_cast<u32>(ceil_div(experts, simt::kWarp));
+  const u32 experts = a.call.num_local_experts, groups = static_cast<u32>(ceil_div(experts, kMatchWidth));
   for (u32 u = warp; u < a.rank.topology.num_ranks * groups; u += warps) {
-    const u32 source = u / groups, e = u % groups * simt::kWarp + simt::lane();
+    const u32 source = u / groups, group = u % groups;
     bool absent;
     if (!await_source(a, turn, source, &absent)) return false;
-    const u32 n = absent ? 0 : count_in_group(a, source_view(a, turn.epoch, source), u % groups);
-    if (e < experts) a.counts[source * experts + e] = n;
+    u32 n[kMatchesPerLane] = {};
+    if (!absent) {
+      const SourceView v = source_view(a, turn.epoch, source);
+      const ExpertGroup g = expert_group(a, group);
+      count_matches(v.ids, v.header->num_tokens * v.header->topk, g.first, g.width, n);
+    }
+    for (u32 i = 0; i < kMatchesPerLane; ++i)
+      if (const u32 e = expert_of_lane(group, i); e < experts) a.counts[source * experts + e] = n[i];
   }
   return true;
 }
 
+// One lane: where a source's rows for local expert `e` begin, which is put down with their number (0: there are none).
+DEV u32 place_block(const DispatchReceiveArgs& a, u32 source, u32 e, u32* begin) {
+  const u32 experts = a.call.num_local_experts, ranks = a.rank.topology.num_ranks;
+  *begin = 0;
+  for (u32 s = 0; s < source; ++s) *begin += a.counts[s * experts + e];
+  const u32 n = a.counts[source * experts + e];
+  a.layout_range[static_cast<u64>(e) * ranks + source] = static_cast<i64>(static_cast<u64>(*begin) << 32 | n);
+  if (source + 1 == ranks) {
+    a.recv_count[e] = static_cast<i32>(*begin + n);
+    if (a.cumulative_stats != nullptr) a.cumulative_stats[e] += static_cast<i32>(*begin + n);
+  }
+  return n;
+}
+
 // Phase 2: begin of every block, and which row of the source each output row is.
 DEV void place_rows(const DispatchReceiveArgs& a, const Turn& turn, u32 warp, u32 warps) {
-  const u32 experts = a.call.num_local_experts, groups = static_cast<u32>(ceil_div(experts, simt::kWarp));
+  const u32 experts = a.call.num_local_experts, groups = static_cast<u32>(ceil_div(experts, kMatchWidth));
   const u32 ranks = a.rank.topology.num_ranks;
   const u64 stride = static_cast<u64>(ranks) * a.call.layout.max_tokens, plane = experts * stride;
   for (u32 u = warp; u < ranks * groups; u += warps) {
-    const u32 source = u / groups, group = u % groups, e = group * simt::kWarp + simt::lane();
-    u32 begin = 0, n = 0;
-    if (e < experts) {
-      for (u32 s = 0; s < source; ++s) begin += a.counts[s * experts + e];
-      n = a.counts[source * experts + e];
-      a.layout_range[static_cast<u64>(e) * ranks + source] = static_cast<i64>(static_cast<u64>(begin) << 32 | n);
-      if (source + 1 == ranks) {
-        a.recv_count[e] = static_cast<i32>(begin + n);
-        if (a.cumulative_stats != nullptr) a.cumulative_stats[e] += static_cast<i32>(begin + n);
-      }
-    }
+    const u32 source = u / groups, group = u % groups;
+    u32 begin[kMatchesPerLane] = {}, n = 0;
+    for (u32 i = 0; i < kMatchesPerLane; ++i)
+      if (const u32 e = expert_of_lane(group, i); e < experts) n += place_block(a, source, e, &begin[i]);
     if (simt::ballot(n != 0) == 0) continue;  // also when the source is absent and its routing block nonsense
     const SourceView v = source_view(a, turn.epoch, source);
     const ExpertGroup g = expert_group(a, group);
     const u32 topk = v.header->topk;
-    i32* const rows = a.src_info + group * simt::kWarp * stride;
+    i32* const rows = a.src_info + group * kMatchWidth * stride;
     for_each_match(v.ids, v.header->num_tokens * topk, g.first, g.width, begin, [=](u32 j, u32 at, u32 slot) {
       i32* out = rows + j * stride + at;
       out[0] = static_cast<i32>(slot / topk);

@@ -54,8 +54,12 @@ DEV float logfmt_value(u32 code, const LogScale& s) {
   return code & 512u ? -v : v;
 }
 
-// A lane's share of a unit is kChunk neighbouring channels: 32, 16 or 8 by unit and warp width. A constant, so that they
-// stay in registers. Their codes fill five words of 2 * kChunk bits.
+// A share of a unit is kChunk neighbouring channels: 32, 16 or 8 by unit and warp width. A constant, so that they stay in
+// registers. Their codes fill five words of 2 * kChunk bits. A lane has one share; the only lane of a warp has them all.
+inline constexpr u32 kLogfmtShares = simt::kWarp == 1 ? 32 : 1;
+constexpr u32 logfmt_chunk(u32 unit) { return unit / (simt::kWarp * kLogfmtShares); }
+DEV u32 logfmt_share(u32 i) { return simt::lane() * kLogfmtShares + i; }
+
 template <u32 kChunk>
 struct LogfmtWord;
 template <>
@@ -115,46 +119,69 @@ DEV void logfmt_unpack(const typename LogfmtWord<kChunk>::type* codes, const Log
   }
 }
 
-template <u32 kLanes>
-DEV float warp_group_max(float v) {
-  if constexpr (kLanes == 1)
-    return v;
-  else
-    return simt::group_max<kLanes>(v);
+// Every share's value becomes the largest of the kGroup neighbours that share its block's scale.
+template <u32 kGroup>
+DEV void logfmt_group_max(float (&v)[kLogfmtShares]) {
+  if constexpr (kLogfmtShares != 1) {
+    for (u32 first = 0; first < kLogfmtShares; first += kGroup) {
+      float largest = v[first];
+      for (u32 i = 1; i < kGroup; ++i) largest = simt::fmax_(largest, v[first + i]);
+      for (u32 i = 0; i < kGroup; ++i) v[first + i] = largest;
+    }
+  } else if constexpr (kGroup != 1) {
+    v[0] = simt::group_max<kGroup>(v[0]);
+  }
 }
 
-// One warp encodes all units of a row whose lanes have kChunk channels each; returns which were encoded.
+// The smallest (negated) and largest magnitude of a share.
+template <u32 kChunk>
+DEV void logfmt_range(const float (&v)[kChunk], float* negative_min, float* amax) {
+  *amax = 0.0f;
+  *negative_min = -3.4e38f;
+  UCCL_UNROLL
+  for (u32 i = 0; i < kChunk; ++i) {
+    const float magnitude = simt::fabs_(v[i]);
+    *amax = simt::fmax_(*amax, magnitude);
+    *negative_min = simt::fmax_(*negative_min, -magnitude);
+  }
+}
+
+// One warp encodes all units of a row whose shares have kChunk channels each; returns which were encoded.
 template <u32 kChunk>
 DEV u64 logfmt_encode_units(const u16* x, u8* out, u32 units) {
-  constexpr u32 kUnit = kChunk * simt::kWarp, kLanes = kLogfmtBlock / kChunk;  // lanes that share a block's scale
-  const u32 lane = simt::lane();
+  constexpr u32 kUnit = kChunk * simt::kWarp * kLogfmtShares, kGroup = kLogfmtBlock / kChunk;
+  using Word = typename LogfmtWord<kChunk>::type;
   u64 encoded = 0;
   for (u32 u = 0; u < units; ++u) {
-    float v[kChunk];
-    logfmt_load<kChunk>(x + u * kUnit + lane * kChunk, v);
-    float amax = 0.0f, negative_min = -3.4e38f;
-    UCCL_UNROLL
-    for (u32 i = 0; i < kChunk; ++i) {
-      const float magnitude = simt::fabs_(v[i]);
-      amax = simt::fmax_(amax, magnitude);
-      negative_min = simt::fmax_(negative_min, -magnitude);
+    float v[kLogfmtShares][kChunk], amax[kLogfmtShares], amin[kLogfmtShares];
+    for (u32 s = 0; s < kLogfmtShares; ++s) {
+      logfmt_load<kChunk>(x + u * kUnit + logfmt_share(s) * kChunk, v[s]);
+      logfmt_range<kChunk>(v[s], &amin[s], &amax[s]);
     }
-    amax = warp_group_max<kLanes>(amax);
-    const float amin = simt::fmax_(-warp_group_max<kLanes>(negative_min), amax * 0x1p-32f);
-    const bool fits = amax < 1.0f && amax > 0x1p-90f && amin < amax;
+    logfmt_group_max<kGroup>(amax);
+    logfmt_group_max<kGroup>(amin);
+    bool fits = true;
+    for (u32 s = 0; s < kLogfmtShares; ++s) {
+      amin[s] = simt::fmax_(-amin[s], amax[s] * 0x1p-32f);
+      fits = fits && amax[s] < 1.0f && amax[s] > 0x1p-90f && amin[s] < amax[s];
+    }
     u8* to = out + logfmt_offset(encoded, u, kUnit);
-    if (simt::ballot(!fits) != 0) {
-      logfmt_store<kChunk>(reinterpret_cast<u16*>(to) + lane * kChunk, v);
-      continue;
+    const bool encodes = simt::ballot(!fits) == 0;
+    if (encodes) encoded |= 1ull << u;
+    for (u32 s = 0; s < kLogfmtShares; ++s) {
+      const u32 share = logfmt_share(s);
+      if (!encodes) {
+        logfmt_store<kChunk>(reinterpret_cast<u16*>(to) + share * kChunk, v[s]);
+        continue;
+      }
+      if (share % kGroup == 0) {
+        u16* pair = reinterpret_cast<u16*>(to) + share / kGroup * 2;
+        pair[0] = simt::f_to_bf16(amin[s]);
+        pair[1] = simt::f_to_bf16(amax[s]);
+      }
+      Word* const codes = reinterpret_cast<Word*>(to + kUnit / kLogfmtBlock * 4) + share * 5;
+      logfmt_pack<kChunk>(v[s], log_scale(amin[s], amax[s]), codes);
     }
-    encoded |= 1ull << u;
-    if (lane % kLanes == 0) {
-      u16* pair = reinterpret_cast<u16*>(to) + lane / kLanes * 2;
-      pair[0] = simt::f_to_bf16(amin);
-      pair[1] = simt::f_to_bf16(amax);
-    }
-    using Word = typename LogfmtWord<kChunk>::type;
-    logfmt_pack<kChunk>(v, log_scale(amin, amax), reinterpret_cast<Word*>(to + kUnit / kLogfmtBlock * 4) + lane * 5);
   }
   return encoded;
 }
@@ -162,28 +189,27 @@ DEV u64 logfmt_encode_units(const u16* x, u8* out, u32 units) {
 // One warp encodes `hidden` bf16 channels at x into `out`; returns the row's bytes (the same in every lane).
 DEV u32 logfmt_encode(const u16* x, u8* out, u32 hidden) {
   const u32 unit = logfmt_unit(hidden), units = hidden / unit;
-  const u64 encoded = unit == 1024 ? logfmt_encode_units<1024 / simt::kWarp>(x, out, units)
-                                   : logfmt_encode_units<512 / simt::kWarp>(x, out, units);
+  const u64 encoded = unit == 1024 ? logfmt_encode_units<logfmt_chunk(1024)>(x, out, units)
+                                   : logfmt_encode_units<logfmt_chunk(512)>(x, out, units);
   const u32 bytes = logfmt_offset(encoded, units, unit);
   if (simt::lane() == 0) *reinterpret_cast<LogfmtHeader*>(out) = LogfmtHeader{encoded, bytes, 0};
   return bytes;
 }
 
-// One lane: adds weight * value of its channels of unit u to acc.
+// One lane: adds weight * value of the channels of a share of unit u to acc.
 template <u32 kChunk>
-DEV void logfmt_accumulate(const u8* row, u32 u, float weight, float (&acc)[kChunk]) {
-  constexpr u32 kUnit = kChunk * simt::kWarp;
-  const u32 lane = simt::lane();
+DEV void logfmt_accumulate(const u8* row, u32 u, u32 share, float weight, float (&acc)[kChunk]) {
+  constexpr u32 kUnit = kChunk * simt::kWarp * kLogfmtShares;
   const u64 encoded = reinterpret_cast<const LogfmtHeader*>(row)->encoded;
   const u8* from = row + logfmt_offset(encoded, u, kUnit);
   float v[kChunk];
   if (encoded >> u & 1) {
     using Word = typename LogfmtWord<kChunk>::type;
-    const u16* pair = reinterpret_cast<const u16*>(from) + lane * kChunk / kLogfmtBlock * 2;
-    logfmt_unpack<kChunk>(reinterpret_cast<const Word*>(from + kUnit / kLogfmtBlock * 4) + lane * 5,
+    const u16* pair = reinterpret_cast<const u16*>(from) + share * kChunk / kLogfmtBlock * 2;
+    logfmt_unpack<kChunk>(reinterpret_cast<const Word*>(from + kUnit / kLogfmtBlock * 4) + share * 5,
                           log_scale(simt::bf16_to_f(pair[0]), simt::bf16_to_f(pair[1])), v);
   } else {
-    logfmt_load<kChunk>(reinterpret_cast<const u16*>(from) + lane * kChunk, v);
+    logfmt_load<kChunk>(reinterpret_cast<const u16*>(from) + share * kChunk, v);
   }
   UCCL_UNROLL
   for (u32 i = 0; i < kChunk; ++i) acc[i] = simt::fma_(v[i], weight, acc[i]);

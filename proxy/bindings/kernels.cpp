@@ -13,13 +13,10 @@
 #include "bindings/rank_tables.h"
 #include "bindings/register.h"
 #include "kernels/collective/barrier.h"
+#include "kernels/cpu/low_latency.h"
 #include "kernels/cpu/throughput.h"
 #include "kernels/host/runtime.h"
 #include "kernels/host/stream.h"
-#include "kernels/low_latency/combine_recv.h"
-#include "kernels/low_latency/combine_reduce.h"
-#include "kernels/low_latency/combine_send.h"
-#include "kernels/low_latency/dispatch_recv.h"
 #include "kernels/low_latency/dispatch_send.h"
 
 namespace nb = nanobind;
@@ -99,12 +96,7 @@ void kernel(nb::module_& m, const char* name, void (*run)(const Args&, const cpu
 // A kernel as it is instantiated here, with this file's width.
 template <auto entry, class Args>
 void run_here(const Args& args, const cpu::Launch& launch) {
-  simt::LaunchConfig config;
-  config.grid = launch.blocks;
-  config.block = launch.warps * simt::kWarp;
-  config.smem_bytes = launch.shared_bytes;
-  config.threads = launch.threads;
-  simt::launch(config, [&] { entry(args); });
+  cpu::run<Args>(entry, args, launch);
 }
 
 template <class Args>
@@ -210,7 +202,7 @@ void register_low_latency_dispatch(nb::module_& m) {
   address(receive, "cumulative_stats", &DispatchReceiveArgs::cumulative_stats);
   address(receive, "wait_stats", &DispatchReceiveArgs::wait_stats);
   address(receive, "counts", &DispatchReceiveArgs::counts);
-  kernel(m, "low_latency_dispatch_recv", run_here<low_latency_dispatch_recv, DispatchReceiveArgs>,
+  kernel(m, "low_latency_dispatch_recv", cpu::low_latency_dispatch_recv,
          [](const DispatchReceiveArgs&, u32) { return sizeof(DispatchReceiveShared); });
 }
 
@@ -229,14 +221,14 @@ void register_low_latency_combine(nb::module_& m) {
   combine.def_rw("num_tokens", &CombineSendArgs::num_tokens).def_rw("topk", &CombineSendArgs::topk);
   address(combine, "topk_idx", &CombineSendArgs::topk_idx);
   address(combine, "weights", &CombineSendArgs::weights);
-  kernel(m, "low_latency_combine_send", run_here<low_latency_combine_send, CombineSendArgs>,
+  kernel(m, "low_latency_combine_send", cpu::low_latency_combine_send,
          [](const CombineSendArgs&, u32) { return sizeof(CombineSendShared); });
 
   auto sum = arguments<CombineReduceArgs>(m, "CombineReduceArgs");
   sum.def_rw("rank", &CombineReduceArgs::rank).def_rw("call", &CombineReduceArgs::call);
   address(sum, "num_writes", &CombineReduceArgs::num_writes);
   address(sum, "wait_stats", &CombineReduceArgs::wait_stats);
-  kernel(m, "low_latency_combine_reduce", run_here<low_latency_combine_reduce, CombineReduceArgs>,
+  kernel(m, "low_latency_combine_reduce", cpu::low_latency_combine_reduce,
          [](const CombineReduceArgs&, u32) { return sizeof(CombineReduceShared); });
 
   auto reduce = arguments<CombineReceiveArgs>(m, "CombineReceiveArgs");
@@ -247,7 +239,7 @@ void register_low_latency_combine(nb::module_& m) {
   address(reduce, "topk_idx", &CombineReceiveArgs::topk_idx);
   address(reduce, "weights", &CombineReceiveArgs::weights);
   address(reduce, "wait_stats", &CombineReceiveArgs::wait_stats);
-  kernel(m, "low_latency_combine_recv", run_here<low_latency_combine_recv, CombineReceiveArgs>,
+  kernel(m, "low_latency_combine_recv", cpu::low_latency_combine_recv,
          [](const CombineReceiveArgs&, u32) { return sizeof(CombineReceiveShared); });
 }
 

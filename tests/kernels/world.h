@@ -4,9 +4,11 @@
 #pragma once
 #include <exception>
 #include <functional>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <string>
+#include <typeindex>
 #include <vector>
 
 #include "bindings/rank_tables.h"
@@ -67,9 +69,21 @@ class Recording {
   template <class Args>
   void launch(void (*kernel)(Args), const Args& args, u64 smem_bytes, const LaunchShape& shape,
               std::shared_ptr<void> held = nullptr) {
-    const auto run = [kernel, args, smem_bytes, shape, held] { launch_kernel(kernel, args, smem_bytes, shape); };
+    const auto other = others_.find(typeid(Args));
+    const Other by = other == others_.end() ? Other() : other->second;
+    const auto run = [kernel, args, smem_bytes, shape, held, by] {
+      if (by != nullptr) return by(&args, smem_bytes, shape);
+      launch_kernel(kernel, args, smem_bytes, shape);
+    };
     if (on_) launches_.push_back(run);
     run();
+  }
+  // From now on another form of the kernel with these arguments is launched in its stead.
+  template <class Args>
+  void replace(std::function<void(const Args&, u64 smem_bytes, const LaunchShape&)> other) {
+    others_[typeid(Args)] = [other](const void* args, u64 smem_bytes, const LaunchShape& shape) {
+      other(*static_cast<const Args*>(args), smem_bytes, shape);
+    };
   }
   void record(bool on) { on_ = on; }
   bool on() const { return on_; }
@@ -79,8 +93,10 @@ class Recording {
   }
 
  private:
+  using Other = std::function<void(const void* args, u64 smem_bytes, const LaunchShape& shape)>;
   bool on_ = false;
   std::vector<std::function<void()>> launches_;
+  std::map<std::type_index, Other> others_;
 };
 
 // What a rank's fault record says; `kind` is kNone while there is none.

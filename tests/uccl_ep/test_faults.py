@@ -80,9 +80,10 @@ def test_faults_peer_without_a_name(peer: int) -> None:
 
 
 COUNTED = ["channels", "experts", "top-k", "row bytes", "scale bytes", "topk_idx", "topk_weights", "num_worst_tokens"]
+COUNTED.append("num_max_dispatch_tokens_per_rank")
 
 
-@pytest.mark.parametrize("channel", range(9))
+@pytest.mark.parametrize("channel", range(10))
 def test_faults_mismatch_names_the_quantity_and_both_values(channel: int) -> None:
     error = faults.error_of(record(faults.MISMATCH, phase=6, channel=channel, expected=41, seen=43), 1, HOSTS)
     assert type(error) is SettingsMismatch

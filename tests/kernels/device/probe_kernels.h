@@ -134,16 +134,16 @@ struct ProbeMatchArgs {
 // One warp: the ids' matches, and their lane versions on every processor.
 KERNEL KERNEL_BOUNDS(64) probe_match(ProbeMatchArgs a) {
   using namespace simt;
-  const u32 count = count_matches(a.ids, a.n, a.first, a.width);
-  a.counts[lane()] = count + lanes::count_matches(a.ids, a.n, a.first, a.width);
-  u32 begin = 0;
+  u32 count[kMatchesPerLane], begin[kMatchesPerLane] = {};
+  count_matches(a.ids, a.n, a.first, a.width, count);
+  a.counts[lane()] = count[0] + lanes::count_matches(a.ids, a.n, a.first, a.width);
   for (u32 l = 0; l < kWarp; ++l) {
-    const u32 theirs = shfl(count, l);
-    if (l < lane()) begin += theirs;
+    const u32 theirs = shfl(count[0], l);
+    if (l < lane()) begin[0] += theirs;
   }
   const auto take = [=](u32, u32 at, u32 index) { a.indices[at] = index; };
   for_each_match(a.ids, a.n, a.first, a.width, begin, take);
-  lanes::for_each_match(a.ids, a.n, a.first, a.width, begin, take);
+  lanes::for_each_match(a.ids, a.n, a.first, a.width, begin[0], take);
 }
 
 struct ProbeRingArgs {

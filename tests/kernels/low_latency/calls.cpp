@@ -85,7 +85,7 @@ void LowLatencyRank::dispatch_send(const TokenInput& input) {
   a.topk = input.topk;
   a.format = static_cast<u32>(case_.format);
   a.round_scale = case_.round_scale;
-  a.batch = case_.batch;
+  a.batch = std::min(case_.batch, simt::kWarp);
   recording.launch(low_latency_dispatch_send, a, sizeof(DispatchSendShared), case_.shape, epoch);
 }
 

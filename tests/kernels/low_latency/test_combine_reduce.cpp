@@ -213,7 +213,7 @@ namespace {
 // Dispatch on all ranks, then what each does of a combine; rank 0's reducing or receiving half must fail.
 Fault failed(const Nodes& nodes,
              const std::function<void(LowLatencyRank&, u32, const Received&, const TokenInput&)>& then,
-             const std::function<void(LowLatencyRank&, const TokenInput&)>& fails) {
+             const std::function<void(World&, LowLatencyRank&, const TokenInput&)>& fails) {
   const WorldShape shape = shape_of(nodes, 6);
   World world(shape);
   LowLatencyCase c = case_of(shape, 6);
@@ -228,7 +228,7 @@ Fault failed(const Nodes& nodes,
     then(*ranks[me], me, got, in);
   });
   world.set_timeout(0, 100'000'000);
-  world.run({0}, [&](u32 me) { fails(*ranks[me], low_latency_input(world, c, 0, me)); });
+  world.run({0}, [&](u32 me) { fails(world, *ranks[me], low_latency_input(world, c, 0, me)); });
   CHECK(world.aborted(0));
   return world.fault(0);
 }
@@ -254,7 +254,7 @@ TEST(low_latency_combine_reduce_names_a_missing_contributor) {
       [](LowLatencyRank& rank, u32 me, const Received& got, const TokenInput& in) {
         if (me != 1) sends(rank, got, in);  // rank 1 has received and is gone
       },
-      [](LowLatencyRank& rank, const TokenInput&) { rank.combine_reduce(); });
+      [](World&, LowLatencyRank& rank, const TokenInput&) { rank.combine_reduce(); });
   check_late(f, WaitPhase::kCombineReduce, 1u);
 }
 
@@ -264,7 +264,7 @@ TEST(low_latency_combine_reduce_names_an_owner_whose_weights_do_not_come) {
       [](LowLatencyRank& rank, u32 me, const Received& got, const TokenInput& in) {
         if (me != 2) sends(rank, got, in);
       },
-      [](LowLatencyRank& rank, const TokenInput&) { rank.combine_reduce(); });
+      [](World&, LowLatencyRank& rank, const TokenInput&) { rank.combine_reduce(); });
   check_late(f, WaitPhase::kCombineWeights, 2u);
 }
 
@@ -275,10 +275,32 @@ TEST(low_latency_combine_reduce_names_a_host_whose_sums_do_not_come) {
         sends(rank, got, in);
         if (me != 2) rank.combine_reduce();
       },
-      [](LowLatencyRank& rank, const TokenInput& in) {
+      [](World&, LowLatencyRank& rank, const TokenInput& in) {
         Poisoned<u16> out(13ull * 136);
         rank.combine_recv(in, &out);
         CHECK(out.untouched(0));
       });
   check_late(f, WaitPhase::kCombineSums, 2u);
+}
+
+TEST(low_latency_combine_reduce_refuses_weights_that_do_not_fit) {
+  for (const bool tokens : {false, true}) {
+    const Fault f = failed(
+        {0, 0, 1, 1},
+        [](LowLatencyRank& rank, u32, const Received& got, const TokenInput& in) { sends(rank, got, in); },
+        [tokens](World& world, LowLatencyRank& rank, const TokenInput&) {
+          const RankContext& c = world.context(0);
+          while (world.word(world.control(0), c.control_layout.flag(Phase::kWeights, 2)) == 0)
+            std::this_thread::yield();
+          const u32 slot = c.topology.hosted_slot(2, c.topology.cell);
+          auto* header = reinterpret_cast<WeightsHeader*>(world.data(0) + rank.layout.hosted_weights(1, slot));
+          (tokens ? header->num_tokens : header->topk) = tokens ? 14 : 9;
+          rank.combine_reduce();
+        });
+    CHECK(f.kind == FaultKind::kMismatch && f.phase == WaitPhase::kCombineWeights);
+    CHECK_EQ(f.peer, 2u);
+    CHECK_EQ(f.channel, tokens ? 8u : 2u);
+    CHECK_EQ(f.expected, tokens ? 13u : 8u);
+    CHECK_EQ(f.seen, tokens ? 14u : 9u);
+  }
 }

@@ -2,6 +2,7 @@
 // way in which a source may fail to come.
 #include <sched.h>
 
+#include "kernels/device/match.h"
 #include "kernels/layout/access.h"
 #include "kernels/low_latency/calls.h"
 #include "native/check.h"
@@ -71,8 +72,8 @@ TEST(low_latency_dispatch_recv_orders_rows_with_cells_a_rank) {
   }
 }
 
-TEST(low_latency_dispatch_recv_counts_more_experts_than_lanes) {
-  for (const u32 local : {simt::kWarp - 1, simt::kWarp, 2 * simt::kWarp + 3}) {
+TEST(low_latency_dispatch_recv_counts_more_experts_than_a_search) {
+  for (const u32 local : {kMatchWidth - 1, kMatchWidth, 2 * kMatchWidth + 3}) {
     LowLatencyCase c;
     c.num_experts = 2 * local;
     c.shape.grid = 2;

@@ -18,11 +18,13 @@ struct Coded {
 // One lane: its channels of all units, decoded with weight 1.
 template <u32 kChunk>
 void decode(const u8* row, u32 units, float* values) {
-  for (u32 u = 0; u < units; ++u) {
-    float acc[kChunk] = {};
-    logfmt_accumulate<kChunk>(row, u, 1.0f, acc);
-    for (u32 i = 0; i < kChunk; ++i) values[(u * simt::kWarp + simt::lane()) * kChunk + i] = acc[i];
-  }
+  for (u32 u = 0; u < units; ++u)
+    for (u32 s = 0; s < kLogfmtShares; ++s) {
+      float acc[kChunk] = {};
+      logfmt_accumulate<kChunk>(row, u, logfmt_share(s), 1.0f, acc);
+      const u32 first = (u * simt::kWarp * kLogfmtShares + logfmt_share(s)) * kChunk;
+      for (u32 i = 0; i < kChunk; ++i) values[first + i] = acc[i];
+    }
 }
 
 // Encodes a row with one warp, decodes it with weight 1, and checks that nothing beyond its bytes was written.
@@ -38,9 +40,9 @@ Coded through_logfmt(const std::vector<u16>& row) {
     bytes[simt::lane()] = logfmt_encode(x.data(), out.data(), hidden);
     simt::sync_warp();
     if (unit == 1024)
-      decode<1024 / simt::kWarp>(out.data(), hidden / unit, c.values.data());
+      decode<logfmt_chunk(1024)>(out.data(), hidden / unit, c.values.data());
     else
-      decode<512 / simt::kWarp>(out.data(), hidden / unit, c.values.data());
+      decode<logfmt_chunk(512)>(out.data(), hidden / unit, c.values.data());
   });
   for (const u32 b : bytes) CHECK_EQ(b, bytes[0]);
   c.bytes = bytes[0];

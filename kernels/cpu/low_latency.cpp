@@ -1,0 +1,21 @@
+// Instantiates the low-latency kernels at the width that this library is compiled with (cmake/libraries.cmake: 1).
+#include "kernels/cpu/low_latency.h"
+
+namespace uccl::cpu {
+
+static_assert(simt::kWarp == 1);
+
+void low_latency_dispatch_recv(const DispatchReceiveArgs& args, const Launch& launch) {
+  run(uccl::low_latency_dispatch_recv, args, launch);
+}
+void low_latency_combine_send(const CombineSendArgs& args, const Launch& launch) {
+  run(uccl::low_latency_combine_send, args, launch);
+}
+void low_latency_combine_reduce(const CombineReduceArgs& args, const Launch& launch) {
+  run(uccl::low_latency_combine_reduce, args, launch);
+}
+void low_latency_combine_recv(const CombineReceiveArgs& args, const Launch& launch) {
+  run(uccl::low_latency_combine_recv, args, launch);
+}
+
+}  // namespace uccl::cpu
