@@ -51,7 +51,7 @@ Verdict Sequences::credit(u32 source, u32 key) {
   const u64 offset = layout_.credit(direction, source, channel);
   const u64 current = read_word(control_word(control_, offset));
   const u64 head = widen(key_position(key), kSequenceBits, current);
-  if (static_cast<i64>(head - current) <= 0) return {Outcome::kStale};  // a newer credit overtook it
+  if (static_cast<i64>(head - current) <= 0) return {Outcome::kOvertaken};
   publish_word(control_, offset, head);  // pairs with the sending kernel's wait for room
   return {};
 }

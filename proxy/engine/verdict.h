@@ -7,6 +7,7 @@ namespace uccl {
 enum class Outcome : u32 {
   kApplied,
   kStale,    // of another life of the buffer, or here already: dropped and counted
+  kOvertaken,  // a credit behind a newer one, on a network that keeps no order: it says nothing new
   kRefused,  // no correct peer sends it: a fault (expected, seen)
 };
 

@@ -166,6 +166,7 @@ void Worker::apply(const Arrival& arrival, u64 now_ns) {
     if (traced_ && immediate.kind == ImmediateKind::kSequence) record_tail(immediate, now_ns);
     return;
   }
+  if (verdict.outcome == Outcome::kOvertaken) return;
   if (verdict.outcome == Outcome::kStale) {
     bump(counters_.stale);
     return;

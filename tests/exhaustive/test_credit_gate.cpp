@@ -61,7 +61,7 @@ class CreditWorld {
         return;
       case kDeliver:
       case kAgain: {
-        const Outcome expected = heads_[a.credit] > known() ? Outcome::kApplied : Outcome::kStale;
+        const Outcome expected = heads_[a.credit] > known() ? Outcome::kApplied : Outcome::kOvertaken;
         CHECK(sequences_.credit(1, key(a.credit)).outcome == expected);
         net_.largest = std::max(net_.largest, static_cast<u8>(a.credit + 1));
         if (a.kind == kDeliver) net_.phase[a.credit] = kThere;

@@ -106,7 +106,7 @@ TEST(engine_sequences_credits_only_go_forward) {
       std::shuffle(in_flight.begin(), in_flight.end(), random);
       for (const u64 head : in_flight) {
         const Verdict v = sequences.credit(2, stream_key(Direction::kDispatch, 1, head));
-        CHECK(v.outcome == (head > highest ? Outcome::kApplied : Outcome::kStale));
+        CHECK(v.outcome == (head > highest ? Outcome::kApplied : Outcome::kOvertaken));
         overtaken += head < highest;
         highest = std::max(highest, head);
         CHECK_EQ(rank.credit(Direction::kDispatch, 2, 1), highest);

@@ -1,4 +1,4 @@
-// What each verdict does: applied is silent, stale is counted, refused is a fault that ends every wait.
+// What each verdict does: applied and overtaken are silent, stale is counted, refused is a fault that ends every wait.
 #include "native/check.h"
 #include "proxy/engine/rank_memory.h"
 
@@ -25,4 +25,15 @@ TEST(engine_verdict_applied_then_stale_then_refused) {
   CHECK_EQ(rank.fault().channel, 4u);
   CHECK_EQ(rank.fault().expected, 4ull);
   CHECK_EQ(rank.fault().seen, 4ull);
+}
+
+TEST(engine_verdict_an_overtaken_credit_is_nothing_stale) {
+  Stepper rank(Shape{});
+  for (const u64 head : {3, 2, 3, 5}) {  // on two queue pairs the second may pass the first
+    rank.deliver(ImmediateKind::kCredit, 1, stream_key(Direction::kDispatch, 1, head));
+    rank.step();
+  }
+  CHECK_EQ(rank.credit(Direction::kDispatch, 1, 1), 5ull);
+  CHECK_EQ(rank.counters().credits, 4ull);
+  CHECK_EQ(rank.counters().stale + rank.counters().refused + rank.aborted(), 0ull);
 }
