@@ -30,7 +30,7 @@ DEV void copy_row(u8* dst, const u8* src, u64 bytes) {
 // From this size on a call's results are copied past a CPU's caches: more than its share of them, on any.
 inline constexpr u64 kLargeResultBytes = 4u << 20;
 
-// copy_row to where a call leaves `total_bytes` in all, which are read only when it has ended.
+// copy_row to where a call leaves about `total_bytes` in all, so that a row is out of the caches before it is read.
 DEV void copy_row_out(u8* dst, const u8* src, u64 bytes, u64 total_bytes) {
 #ifdef UCCL_SIMT_HOST
   if (total_bytes >= kLargeResultBytes) {

@@ -70,6 +70,7 @@ DEV void contribute(const CombineArgs& a, const WaitContext& wait, u32 channel, 
   const StreamAddress s = contribution_stream(a.rank, a.call.layout, t.rank, source, channel);
   u64* tail = const_cast<u64*>(s.tail);
   u64 number = simt::ld_relaxed_sys(tail);
+  const u64 bytes = static_cast<u64>(rows) * g.num_channels * shape.payload_bytes;  // about what all channels write
   for (u32 done = 0; done < rows; ++number) {
     bool room = true;
     if (simt::lane() == 0) {
@@ -84,7 +85,8 @@ DEV void contribute(const CombineArgs& a, const WaitContext& wait, u32 channel, 
       const u64 at = first + done + i;
       u8* row = const_cast<u8*>(s.unit) + g.chunk(channel, number) + static_cast<u64>(i) * g.row_bytes;
       if (simt::lane() == 0) *reinterpret_cast<RowHeader*>(row) = RowHeader{0, static_cast<u32>(a.recv_src_idx[at]), 0};
-      copy_row(row + sizeof(RowHeader), reinterpret_cast<const u8*>(a.x + at * a.hidden), shape.payload_bytes);
+      copy_row_out(row + sizeof(RowHeader), reinterpret_cast<const u8*>(a.x + at * a.hidden), shape.payload_bytes,
+                   bytes);
       for (u32 k = simt::lane(); shape.has_weights && k < shape.topk; k += simt::kWarp)
         reinterpret_cast<float*>(row + shape.weights())[k] = a.topk_weights[at * shape.topk + k];
     }
