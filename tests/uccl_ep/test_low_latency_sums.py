@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from tests.uccl_ep.ranks import assert_low_latency, assert_refused, case, expert_rows, low_latency, reference_of, same
-from uccl_ep import Buffer, InvalidArgument, PeerTimeout, ThreadGroup, UcclEpError, reference, run_ranks
+from uccl_ep import Buffer, InvalidArgument, PeerLost, PeerTimeout, ThreadGroup, UcclEpError, reference, run_ranks
 from uccl_ep.memory import low_latency_size_hint, memory_bill
 from uccl_ep.reference import RandomCase
 from uccl_ep.reference_sums import low_latency_combine_by_node
@@ -271,3 +271,36 @@ def test_low_latency_sums_a_rank_that_never_combines_is_named(variables: Any) ->
         assert isinstance(error, PeerTimeout), error
         assert error.peer == 1, error
         assert any(phase in str(error.phase) for phase in phases), error
+
+
+def test_low_latency_sums_go_on_without_a_lost_rank(variables: Any) -> None:
+    """Buffer.recover: hosts that are gone are stood for by others, and numbers of calls begin anew."""
+    variables(RANKS_PER_NODE=2, TRANSPORT="tcp", TIMEOUT_S=5, **NODE)
+    shape = {"num_ranks": 4, "num_experts": 8, "num_topk": 4, "hidden": 128, "max_tokens": 8}
+    before = made(255, "uniform", **shape)
+    after = [made(256 + turn, "uniform", **shape) for turn in range(4)]
+    for c in after:
+        c.topk_idx[:] = [torch.where(ids // 2 == 1, -1, ids) for ids in c.topk_idx]  # nobody has rank 1's experts
+        c.topk_idx[1].fill_(-1)
+    due = [sums_of(c, 2) for c in after]
+    direct = reference.low_latency_combine(rows_of(c), c.topk_idx, c.topk_weights, reference_of(c))
+    assert any(not same(a, b) for a, b in zip(direct, due[-1], strict=True))  # it is seen which form goes on
+
+    def body(group: ThreadGroup) -> None:
+        hint = Buffer.get_low_latency_rdma_size_hint(before.shape.max_tokens, before.shape.hidden, 4, 8)
+        buffer = Buffer(group, 0, hint, low_latency_mode=True, explicitly_destroy=True)
+        try:
+            assert same(combine(buffer, before, dispatch(buffer, before)[2])[0], sums_of(before, 2)[buffer.rank])
+            if buffer.rank == 1:
+                return
+            with pytest.raises((PeerLost, PeerTimeout)):
+                for _ in range(50):
+                    combine(buffer, before, dispatch(buffer, before)[2])
+            assert buffer.recover() == [0, 2, 3]
+            for c, wanted in zip(after, due, strict=True):
+                assert same(combine(buffer, c, dispatch(buffer, c)[2])[0], wanted[buffer.rank])
+            buffer.barrier()
+        finally:
+            buffer.destroy()
+
+    run_ranks(4, body)
