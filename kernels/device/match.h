@@ -9,9 +9,10 @@
 
 namespace uccl::simt {
 
-// Neighbours of one search: a lane each, but for warps of one lane, which would have to read the list so much oftener.
-inline constexpr u32 kMatchWidth = kWarp == 1 ? 32 : kWarp;
-inline constexpr u32 kMatchesPerLane = kMatchWidth / kWarp;
+// Neighbours of one search: a lane each, but for warps of one lane, which would have to read the list so much oftener. Not
+// `inline`: files of one program may be of several widths.
+constexpr u32 kMatchWidth = kWarp == 1 ? 32 : kWarp;
+constexpr u32 kMatchesPerLane = kMatchWidth / kWarp;
 
 namespace lanes {
 

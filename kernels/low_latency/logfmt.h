@@ -56,8 +56,8 @@ DEV float logfmt_value(u32 code, const LogScale& s) {
 
 // A share of a unit is kChunk neighbouring channels: 32, 16 or 8 by unit and warp width. A constant, so that they stay in
 // registers. Their codes fill five words of 2 * kChunk bits. A lane has one share; the only lane of a warp has them all.
-inline constexpr u32 kLogfmtShares = simt::kWarp == 1 ? 32 : 1;
-constexpr u32 logfmt_chunk(u32 unit) { return unit / (simt::kWarp * kLogfmtShares); }
+constexpr u32 kLogfmtShares = simt::kWarp == 1 ? 32 : 1;  // not `inline`, as in match.h
+static constexpr u32 logfmt_chunk(u32 unit) { return unit / (simt::kWarp * kLogfmtShares); }
 DEV u32 logfmt_share(u32 i) { return simt::lane() * kLogfmtShares + i; }
 
 template <u32 kChunk>
