@@ -59,3 +59,15 @@ TEST(cpu_low_latency_reduces_in_the_node_at_one_lane) {
   c.reduces = true;
   narrow_rounds(shape, c, 8);
 }
+
+TEST(cpu_low_latency_combines_more_than_a_cache_has_room_for) {  // rows that are stored past the caches (copy_row_out)
+  WorldShape shape;
+  shape.node_of = {0, 0};
+  shape.max_tokens = 256;
+  shape.max_topk = 8;
+  shape.hidden = 7168;
+  LowLatencyCase c;
+  c.num_experts = 16;
+  c.shape = LaunchShape{2, 3, 1, 7};
+  narrow_rounds(shape, c, 6);
+}
