@@ -1,6 +1,6 @@
 # native_tests (all of tests/**.cpp, wave32), native_tests_wave64 (tests/kernels again, as on an AMD processor) and
-# native_tests_wave1 (throughput and low-latency kernels once more, as a CPU runs them). Only the first under a sanitizer, which would
-# look at the same code twice.
+# native_tests_wave1 (throughput and low-latency kernels once more, as a CPU runs them). Only the first under a sanitizer,
+# which would look at the same code twice.
 set(harness ${PROJECT_SOURCE_DIR}/tests/native/main.cpp)
 file(GLOB_RECURSE all_tests CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/tests/*.cpp)
 list(REMOVE_ITEM all_tests ${harness})

@@ -43,7 +43,8 @@ DEV bool await_contributors(const CombineReduceArgs& a, const Turn& turn, u32* s
   return simt::ld_acquire_gpu(shared_ok) != 0;
 }
 
-// One lane: a source's block holds no more than there is room for. `channel` says which number is not (counts.h).
+// One lane: a source's block holds no more than there is room for. `channel` says which number is not
+// (_COUNTED in uccl_ep/faults.py).
 DEV bool check_weights(const CombineReduceArgs& a, const Turn& turn, u32 source) {
   const u32 slot = a.rank.topology.hosted_slot(source, a.rank.topology.cell);
   const u8* block = own_data(a.rank) + a.call.layout.hosted_weights(turn.epoch, slot);
