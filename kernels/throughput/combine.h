@@ -1,6 +1,6 @@
-// Throughput combine. Blocks of a channel: (0) puts this rank's rows into one ring per source; (1) sums this rank's own
-// tokens: rows of its node, then the partial sums of other nodes' cells; (2), with several nodes, sums its cell's rows
-// of the remote sources that this rank stands for and sends one partial row per token.
+// Throughput combine. Blocks of a channel: (0) puts this rank's rows into one ring per source that another rank sums
+// for; (1) sums this rank's own tokens: rows of its node, then the partial sums of other nodes' cells; (2), with several
+// nodes, sums its cell's rows of the remote sources that this rank stands for and sends one partial row per token.
 //
 // Rounding (facts B.1). One node: fp32 sum of bias and rows in ascending rank, one round. Several: the rows of each
 // cell
@@ -58,6 +58,13 @@ DEV u32 all_see_ok(CombineShared& s) {
 
 // ---- (0) contributions ------------------------------------------------------------------------------------------
 
+// This rank's rows for one source and channel, as it finds them when it sums for that source itself.
+DEV OwnRows own_rows(const CombineArgs& a, u32 source, u32 channel) {
+  const u64 at = a.call.recv_begin[source * a.call.geometry.num_channels + channel];
+  return OwnRows{reinterpret_cast<const u8*>(a.x + at * a.hidden), a.recv_src_idx + at,
+                 a.call.shape.has_weights ? a.topk_weights + at * a.call.shape.topk : nullptr};
+}
+
 // One warp: this rank's rows for one source and channel.
 DEV void contribute(const CombineArgs& a, const WaitContext& wait, u32 channel, u32 source) {
   const StreamGeometry& g = a.call.geometry;
@@ -65,12 +72,18 @@ DEV void contribute(const CombineArgs& a, const WaitContext& wait, u32 channel, 
   const TopologyView& t = a.rank.topology;
   const u32 rows = a.call.recv_tokens[source * g.num_channels + channel];
   if (rows == 0 || warp_agree(a.rank.shrink && masked(a.rank, source))) return;
+  if (t.host_of(source, t.cell) == t.rank) {  // open_contributions finds them
+    if (simt::lane() == 0) add_stat(a.rank, t.rank, PeerStat::kRowsOut, rows);
+    return;
+  }
   const u32 first = a.call.recv_begin[source * g.num_channels + channel];
   WaitSite site{WaitPhase::kCombineSend, combine_peer(a.rank, source), channel, 0};
   const StreamAddress s = contribution_stream(a.rank, a.call.layout, t.rank, source, channel);
   u64* tail = const_cast<u64*>(s.tail);
   u64 number = simt::ld_relaxed_sys(tail);
-  const u64 bytes = static_cast<u64>(rows) * g.num_channels * shape.payload_bytes;  // about what all channels write
+  // About what all channels write before a row is read: a small ring stays in the caches.
+  const u64 all = static_cast<u64>(rows) * g.num_channels * shape.payload_bytes;
+  const u64 bytes = all < g.unit_bytes ? all : g.unit_bytes;
   for (u32 done = 0; done < rows; ++number) {
     bool room = true;
     if (simt::lane() == 0) {
@@ -151,7 +164,7 @@ DEV void take_partials(const CombineArgs& a, u32 channel, u32 token, PlanEntry& 
     if (!has_partial(a, token, n)) continue;
     PartialState& p = a.partials[channel * t.num_cells + n];
     e.partials[e.num_partials++] = partial_stream(a.rank, a.call.layout, n, channel).unit + g.chunk(channel, p.head) +
-                                   static_cast<u64>(p.row) * g.row_bytes;
+                                   static_cast<u64>(p.row) * g.row_bytes + sizeof(RowHeader);
     --p.remaining;
     if (++p.row < g.rows_per_chunk && p.remaining != 0) continue;
     ++p.head;
@@ -172,7 +185,7 @@ DEV void plan_own(const CombineArgs& a, const WaitContext& wait, CombineShared& 
     if (step == Step::kFailed) m.ok = 0;
     if (step != Step::kReady) return;
     PlanEntry& e = m.plan[m.count++];
-    e.num_rows = e.num_partials = e.own_position = 0;
+    clear_entry(e);
     e.token = s.cursor;
     if (here) take_token(a.call, m, channel, s.cursor, e);
     if (t.num_nodes > 1) take_partials(a, channel, s.cursor, e);
@@ -186,7 +199,7 @@ DEV void reduce_own(const CombineArgs& a, CombineShared& s, u32 channel, const P
   const u64 at = static_cast<u64>(e.token) * a.hidden;
   const RowBias bias{a.bias0 != nullptr ? a.bias0 + at : nullptr, a.bias1 != nullptr ? a.bias1 + at : nullptr};
   const u16** list = warp_pointers(s);
-  payloads(e.rows, e.num_rows, list);
+  payloads(e, list);
   if (a.rank.topology.num_nodes == 1) {
     reduce_rows(a.out + at, list, nullptr, e.num_rows, a.hidden, bias);
   } else {
@@ -195,16 +208,16 @@ DEV void reduce_own(const CombineArgs& a, CombineShared& s, u32 channel, const P
     simt::sync_warp();
     const u32 has_own = e.num_rows != 0;
     for (u32 i = simt::lane(); i < e.num_partials; i += simt::kWarp)
-      list[i + (i >= e.own_position ? has_own : 0)] = reinterpret_cast<const u16*>(e.partials[i] + sizeof(RowHeader));
+      list[i + (i >= e.own_position ? has_own : 0)] = reinterpret_cast<const u16*>(e.partials[i]);
     if (has_own && simt::lane() == 0) list[e.own_position] = own;
     simt::sync_warp();
     reduce_rows(a.out + at, list, nullptr, e.num_partials + has_own, a.hidden, bias);
   }
   for (u32 k = simt::lane(); shape.has_weights && k < shape.topk; k += simt::kWarp) {
-    float sum = e.num_partials == 0 ? sum_weights(shape, e.rows, e.num_rows, k) : 0.0f;
+    float sum = e.num_partials == 0 ? sum_weights(shape, e, k) : 0.0f;
     for (u32 i = 0; e.num_partials != 0 && i <= e.num_partials; ++i) {
-      if (i == e.own_position) sum += sum_weights(shape, e.rows, e.num_rows, k);
-      if (i < e.num_partials) sum += sum_weights(shape, &e.partials[i], 1, k);
+      if (i == e.own_position) sum += sum_weights(shape, e, k);
+      if (i < e.num_partials) sum += weights_behind(shape, e.partials[i])[k];
     }
     a.out_weights[static_cast<u64>(e.token) * shape.topk + k] = sum;
   }
@@ -230,7 +243,8 @@ DEV void combine_own(const CombineArgs& a, const WaitContext& wait, CombineShare
   const u32 end = channel_begin(a.call.num_tokens, channels, channel + 1);
   if (simt::tid() == 0) s.cursor = channel_begin(a.call.num_tokens, channels, channel);
   open_partials(a, channel);
-  open_contributions(a.rank, a.call, s.merge, a.rank.topology.rank, channel);
+  const u32 rank = a.rank.topology.rank;
+  open_contributions(a.rank, a.call, s.merge, rank, channel, own_rows(a, rank, channel));
   while (s.cursor < end) {
     simt::sync_block();  // everyone has seen the cursor
     if (simt::kLanesInParallel && simt::warp() == 0) look_around(a.call, s.merge, channel);
@@ -284,7 +298,7 @@ DEV void plan_partials(const CombineArgs& a, const WaitContext& wait, CombineSha
     if (step == Step::kFailed) m.ok = 0;
     if (step != Step::kReady) return;
     PlanEntry& e = m.plan[m.count++];
-    e.num_rows = e.num_partials = e.own_position = 0;
+    clear_entry(e);
     take_token(a.call, m, p.channel, kNoToken, e);
     e.out_row = chunk + static_cast<u64>(s.in_chunk++) * g.row_bytes;
   }
@@ -294,11 +308,11 @@ DEV void plan_partials(const CombineArgs& a, const WaitContext& wait, CombineSha
 DEV void reduce_partial(const CombineArgs& a, CombineShared& s, const PlanEntry& e) {
   const RowShape& shape = a.call.shape;
   const u16** list = warp_pointers(s);
-  payloads(e.rows, e.num_rows, list);
+  payloads(e, list);
   if (simt::lane() == 0) *reinterpret_cast<RowHeader*>(e.out_row) = RowHeader{0, e.token, 0};
   reduce_rows(reinterpret_cast<u16*>(e.out_row + sizeof(RowHeader)), list, nullptr, e.num_rows, a.hidden);
   for (u32 k = simt::lane(); shape.has_weights && k < shape.topk; k += simt::kWarp)
-    reinterpret_cast<float*>(e.out_row + shape.weights())[k] = sum_weights(shape, e.rows, e.num_rows, k);
+    reinterpret_cast<float*>(e.out_row + shape.weights())[k] = sum_weights(shape, e, k);
   simt::sync_warp();
 }
 
@@ -321,7 +335,7 @@ DEV bool send_partials(const CombineArgs& a, const WaitContext& wait, CombineSha
 DEV bool combine_for(const CombineArgs& a, const WaitContext& wait, CombineShared& s, u32 channel, u32 source) {
   const PartialOut p = partial_out(a, source, channel);
   if (p.rows == 0) return true;
-  open_contributions(a.rank, a.call, s.merge, source, channel);
+  open_contributions(a.rank, a.call, s.merge, source, channel, own_rows(a, source, channel));
   if (simt::tid() == 0) {
     s.number = simt::ld_relaxed_sys(p.sent_word);
     s.in_chunk = 0;

@@ -3,7 +3,7 @@
 // A reducing block works in batches. Lane 0 plans: it finds the next tokens and where their rows are, and never waits
 // while it holds an unfinished batch (its readers may be needed to free what it would wait for); on a GPU its warp has
 // fetched what it needs to know before. Then all warps reduce one planned row each, and only after that are the rings'
-// heads released.
+// heads released. Rows that the reducing rank itself has are read where its caller left them; they pass no ring.
 #pragma once
 #include "kernels/throughput/common.h"
 
@@ -11,6 +11,13 @@ namespace uccl {
 
 inline constexpr u32 kMaxPlan = 16;       // rows of a batch
 inline constexpr u32 kMaxPartials = 64;   // other nodes that one token may be combined from
+
+// The next of a rank's rows for a source, where its caller left them.
+struct OwnRows {
+  const u8* payload = nullptr;  // null: not that rank's own, they come through a ring
+  const i32* tokens = nullptr;
+  const float* weights = nullptr;  // null without weights
+};
 
 // Reading state of one contribution stream, in shared memory.
 struct Contribution {
@@ -23,12 +30,15 @@ struct Contribution {
   u32 ready;
   u32 fetched, used;  // rows from the current one on whose tokens look_around has fetched, and how many are spent
   u32 tokens[kMaxPlan];
+  OwnRows own;
 };
 
 struct PlanEntry {
-  const u8* rows[kMaxRanksPerNode];  // of this node's ranks, ascending
-  const u8* partials[kMaxPartials];  // of other nodes, ascending; own_position says where this node's sum goes
+  const u8* rows[kMaxRanksPerNode];  // payloads of this node's ranks, ascending
+  const u8* partials[kMaxPartials];  // payloads of other nodes, ascending; own_position says where this node's sum goes
+  const float* own_weights;  // of rows[own_row], which lie elsewhere than behind its payload
   u8* out_row;  // a stream row to fill (header, payload, weights), or null
+  u32 own_row;  // kNoOwnRow: all rows come from rings
   u32 num_rows, num_partials, own_position, token;
 };
 
@@ -38,12 +48,20 @@ struct MergeShared {
   PlanEntry plan[kMaxPlan];
   u32 count;  // entries planned
   u32 finished;  // nothing is left
-  u32 ok;        // 0: failed; kSourceLeftOut: the source is masked, its stream ends here
+  u32 ok;  // 0: failed; kSourceLeftOut: the source is masked, its stream ends here
 };
 inline constexpr u32 kSourceLeftOut = 2;
+inline constexpr u32 kNoOwnRow = ~0u;
 
-// Lanes of the block: opens the contributions to `source` on a channel.
-DEV void open_contributions(const RankContext& c, const ThroughputCall& call, MergeShared& m, u32 source, u32 channel) {
+// One lane: an entry without rows.
+DEV void clear_entry(PlanEntry& p) {
+  p.num_rows = p.num_partials = p.own_position = 0;
+  p.own_row = kNoOwnRow;
+}
+
+// Lanes of the block: opens the contributions to `source` on a channel; `own` are this rank's.
+DEV void open_contributions(const RankContext& c, const ThroughputCall& call, MergeShared& m, u32 source, u32 channel,
+                            const OwnRows& own) {
   const u32 channels = call.geometry.num_channels;
   const u32 size = c.topology.crowd_size(source);
   for (u32 g = simt::tid(); g < size; g += simt::ntid()) {
@@ -54,6 +72,7 @@ DEV void open_contributions(const RankContext& c, const ThroughputCall& call, Me
     k.row = 0;
     k.remaining = call.reducer_tokens[(static_cast<u64>(source) * call.readers + g) * channels + channel];
     k.ready = k.fetched = k.used = 0;
+    k.own = rank == c.topology.rank ? own : OwnRows{};
   }
   if (simt::tid() == 0) {
     m.source = source;
@@ -63,11 +82,17 @@ DEV void open_contributions(const RankContext& c, const ThroughputCall& call, Me
   simt::sync_block();
 }
 
-// The `ahead`th row from the current one on.
+// The `ahead`th row from the current one on, which came through a ring.
 DEV const u8* contribution_row(const ThroughputCall& call, const Contribution& k, u32 channel, u32 ahead = 0) {
   const u32 row = k.row + ahead, per_chunk = call.geometry.rows_per_chunk;
   return k.stream.unit + call.geometry.chunk(channel, k.head + row / per_chunk) +
          static_cast<u64>(row % per_chunk) * call.geometry.row_bytes;
+}
+
+// The token of that row, of whichever kind it is.
+DEV u32 contribution_token(const ThroughputCall& call, const Contribution& k, u32 channel, u32 ahead = 0) {
+  if (k.own.payload != nullptr) return static_cast<u32>(k.own.tokens[ahead]);
+  return reinterpret_cast<const RowHeader*>(contribution_row(call, k, channel, ahead))->token;
 }
 
 // One warp, before a batch: fetches the tokens of all rows that the batch may come to and that are here, side by side.
@@ -75,9 +100,12 @@ DEV const u8* contribution_row(const ThroughputCall& call, const Contribution& k
 DEV void look_around(const ThroughputCall& call, MergeShared& m, u32 channel) {
   for (u32 g = simt::lane(); g < m.num_from; g += simt::kWarp) {
     Contribution& k = m.from[g];
-    const u64 tail = k.remaining != 0 ? simt::ld_acquire_sys(k.stream.tail) : k.head;  // pairs as look_ahead's does
-    u64 here = tail > k.head ? (tail - k.head) * call.geometry.rows_per_chunk - k.row : 0;
-    if (here > k.remaining) here = k.remaining;  // the last chunk may not be full
+    u64 here = k.remaining;
+    if (k.own.payload == nullptr && here != 0) {
+      const u64 tail = simt::ld_acquire_sys(k.stream.tail);  // pairs as look_ahead's does
+      here = tail > k.head ? (tail - k.head) * call.geometry.rows_per_chunk - k.row : 0;
+      if (here > k.remaining) here = k.remaining;  // the last chunk may not be full
+    }
     k.fetched = here < kMaxPlan ? static_cast<u32>(here) : kMaxPlan;
     k.used = k.ready;
   }
@@ -85,8 +113,7 @@ DEV void look_around(const ThroughputCall& call, MergeShared& m, u32 channel) {
   for (u32 i = simt::lane(); i < m.num_from * kMaxPlan; i += simt::kWarp) {
     Contribution& k = m.from[i / kMaxPlan];
     const u32 ahead = i % kMaxPlan;
-    if (ahead < k.fetched)
-      k.tokens[ahead] = reinterpret_cast<const RowHeader*>(contribution_row(call, k, channel, ahead))->token;
+    if (ahead < k.fetched) k.tokens[ahead] = contribution_token(call, k, channel, ahead);
   }
   simt::sync_warp();
 }
@@ -106,7 +133,9 @@ DEV Step look_ahead(const RankContext& c, const WaitContext& wait, const Through
       k.ready = 1;
       continue;
     }
-    if (!absent && simt::ld_acquire_sys(k.stream.tail) <= k.head) {  // pairs with the contributor's release of its tail
+    const bool in_ring = k.own.payload == nullptr;
+    // Pairs with the contributor's release of its tail.
+    if (!absent && in_ring && simt::ld_acquire_sys(k.stream.tail) <= k.head) {
       if (!may_wait) return Step::kNotYet;
       const u64 begin = simt::now_ns();
       const u64 head = k.head;
@@ -127,10 +156,20 @@ DEV Step look_ahead(const RankContext& c, const WaitContext& wait, const Through
       k.remaining = 0;
       continue;
     }
-    k.token = reinterpret_cast<const RowHeader*>(contribution_row(call, k, channel))->token;
+    k.token = contribution_token(call, k, channel);
     k.ready = 1;
   }
   return Step::kReady;
+}
+
+// Lane 0: moves this rank's own next row into the entry.
+DEV void take_own(const RowShape& shape, OwnRows& own, PlanEntry& p) {
+  p.own_row = p.num_rows;
+  p.own_weights = own.weights;
+  p.rows[p.num_rows++] = own.payload;
+  own.payload += shape.payload_bytes;
+  ++own.tokens;
+  if (shape.has_weights) own.weights += shape.topk;
 }
 
 // Lane 0: moves the rows of the smallest waiting token (or of `token`, when not kNoToken) into the entry.
@@ -143,9 +182,13 @@ DEV void take_token(const ThroughputCall& call, MergeShared& m, u32 channel, u32
   for (u32 g = 0; g < m.num_from; ++g) {
     Contribution& k = m.from[g];
     if (k.remaining == 0 || k.token != token) continue;
-    p.rows[p.num_rows++] = contribution_row(call, k, channel);
     k.ready = 0;
     --k.remaining;
+    if (k.own.payload != nullptr) {
+      take_own(call.shape, k.own, p);
+      continue;
+    }
+    p.rows[p.num_rows++] = contribution_row(call, k, channel) + sizeof(RowHeader);
     if (++k.row < call.geometry.rows_per_chunk && k.remaining != 0) continue;
     ++k.head;
     k.row = 0;
@@ -162,17 +205,21 @@ DEV void release_contributions(MergeShared& m) {
   }
 }
 
-// One lane per k: fp32 sum over rows of the weight of k, in the order of `rows`.
-DEV float sum_weights(const RowShape& shape, const u8* const* rows, u32 count, u32 k) {
+// Weights of a row that came through a ring or over the network.
+DEV const float* weights_behind(const RowShape& shape, const u8* payload) {
+  return reinterpret_cast<const float*>(payload - sizeof(RowHeader) + shape.weights());
+}
+
+// One lane per k: fp32 sum over the node's rows of the weight of k, in their order.
+DEV float sum_weights(const RowShape& shape, const PlanEntry& e, u32 k) {
   float sum = 0.0f;
-  for (u32 i = 0; i < count; ++i) sum += reinterpret_cast<const float*>(rows[i] + shape.weights())[k];
+  for (u32 i = 0; i < e.num_rows; ++i) sum += (i == e.own_row ? e.own_weights : weights_behind(shape, e.rows[i]))[k];
   return sum;
 }
 
-// One warp: payload pointers of stream rows, for reduce_rows.
-DEV void payloads(const u8* const* rows, u32 count, const u16** out) {
-  for (u32 i = simt::lane(); i < count; i += simt::kWarp)
-    out[i] = reinterpret_cast<const u16*>(rows[i] + sizeof(RowHeader));
+// One warp: the payloads as reduce_rows takes them.
+DEV void payloads(const PlanEntry& e, const u16** out) {
+  for (u32 i = simt::lane(); i < e.num_rows; i += simt::kWarp) out[i] = reinterpret_cast<const u16*>(e.rows[i]);
   simt::sync_warp();
 }
 

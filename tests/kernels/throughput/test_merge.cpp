@@ -19,6 +19,9 @@ struct Bench {
   RowShape row{kHidden * 2, 0, 2, 0, 1};
   ThroughputCall call{};
   std::vector<u32> reducer_tokens;
+  std::vector<u8> own_payload;  // rank 0's own rows, which it also sums
+  std::vector<i32> own_tokens;
+  std::vector<float> own_weights;
 
   // Ranks of one node; `tokens[g]`: tokens of rank 0 that rank g has rows for, ascending.
   explicit Bench(const std::vector<std::vector<u32>>& tokens) {
@@ -32,9 +35,16 @@ struct Bench {
     reducer_tokens.assign(tokens.size() * tokens.size(), 0);
     for (u32 g = 0; g < tokens.size(); ++g) reducer_tokens[g] = static_cast<u32>(tokens[g].size());
     call.reducer_tokens = reducer_tokens.data();
+    own_payload.resize(tokens[0].size() * row.payload_bytes + 1);
+    for (const u32 token : tokens[0]) {
+      own_tokens.push_back(static_cast<i32>(token));
+      own_weights.insert(own_weights.end(), {static_cast<float>(token), 0.5f});
+    }
   }
-  // Rank g has written its first `count` rows and raised its tail over whole chunks.
+  const u8* own_row(u32 i) const { return own_payload.data() + u64{i} * row.payload_bytes; }
+  // Rank g has written its first `count` rows and raised its tail over whole chunks. Rank 0 need not: it reads its own.
   void contribute(u32 g, const std::vector<u32>& tokens, u64 count) {
+    if (g == 0) return;
     const StreamAddress s = contribution_stream(world->context(g), call.layout, g, 0, 0);
     for (u64 i = 0; i < count; ++i) {
       u8* at = const_cast<u8*>(s.unit) + call.geometry.chunk(0, i / call.geometry.rows_per_chunk) +
@@ -51,7 +61,8 @@ struct Bench {
     simt::launch({1, simt::kWarp, sizeof(MergeShared), 1, 0}, [&] {
       MergeShared& m = simt::smem<MergeShared>();
       const WaitContext wait = wait_context(world->context(0));
-      open_contributions(world->context(0), call, m, 0, 0);
+      open_contributions(world->context(0), call, m, 0, 0,
+                         OwnRows{own_payload.data(), own_tokens.data(), own_weights.data()});
       if (simt::tid() == 0) m.finished = 0;
       body(m, wait);
       simt::sync_block();
@@ -74,25 +85,28 @@ TEST(throughput_merge_takes_rows_by_token_then_rank) {
   for (u32 g = 0; g < 4; ++g) bench.contribute(g, tokens[g], tokens[g].size());
   std::vector<u32> order;
   std::vector<float> sums;
+  u32 own = 0;
   bench.on_lane([&](MergeShared& m, const WaitContext& wait) {
     const RankContext& c = bench.world->context(0);
     for (u32 rows = 0; rows < 10;) {
       CHECK(look_ahead(c, wait, bench.call, m, 0, true) == Step::kReady);
       PlanEntry& e = m.plan[0];
-      e.num_rows = 0;
+      clear_entry(e);
       take_token(bench.call, m, 0, kNoToken, e);
       order.push_back(e.token);
-      sums.push_back(sum_weights(bench.row, e.rows, e.num_rows, 0));
+      sums.push_back(sum_weights(bench.row, e, 0));
+      if (e.own_row != kNoOwnRow) CHECK(e.rows[e.own_row] == bench.own_row(own++));
       for (u32 i = 1; i < e.num_rows; ++i) CHECK(e.rows[i - 1] != e.rows[i]);
       rows += e.num_rows;
     }
     CHECK(look_ahead(c, wait, bench.call, m, 0, true) == Step::kReady);  // nothing left: nothing to wait for
   });
+  CHECK_EQ(own, 4u);
   CHECK(order == (std::vector<u32>{0, 1, 4, 5, 9, 10, 11}));
   CHECK(sums == (std::vector<float>{200, 1, 4 + 204 + 304, 205, 9, 10 + 210, 211}));
   for (u32 g = 0; g < 4; ++g) {  // whole rings were given back
     const StreamAddress s = contribution_stream(bench.world->context(0), bench.call.layout, g, 0, 0);
-    CHECK_EQ(s.heads[0], bench.call.geometry.num_chunks(tokens[g].size()));
+    CHECK_EQ(s.heads[0], g == 0 ? 0 : bench.call.geometry.num_chunks(tokens[g].size()));
   }
 }
 
@@ -125,13 +139,16 @@ TEST(throughput_merge_fetches_ahead_what_planning_would_find) {
           if (simt::lane() == 0)
             for (m.count = 0; m.count < kMaxPlan && look_ahead(c, wait, bench.call, m, 0, false) == Step::kReady;) {
               PlanEntry& e = m.plan[m.count];
-              e.num_rows = 0;
+              clear_entry(e);
               take_token(bench.call, m, 0, kNoToken, e);
               if (e.num_rows == 0) break;
               ++m.count;
               plans[fetching].push_back(e.token);
+              plans[fetching].push_back(e.own_row);
               for (u32 i = 0; i < e.num_rows; ++i)
-                plans[fetching].push_back(static_cast<u32>(sum_weights(bench.row, &e.rows[i], 1, 0)));
+                if (i != e.own_row)
+                  plans[fetching].push_back(static_cast<u32>(weights_behind(bench.row, e.rows[i])[0]));
+              plans[fetching].push_back(static_cast<u32>(sum_weights(bench.row, e, 0)));
               m.finished += e.num_rows;
             }
           planned += simt::shfl(m.finished, 0);
@@ -156,11 +173,11 @@ TEST(throughput_merge_asks_for_a_named_token) {
     const RankContext& c = bench.world->context(0);
     CHECK(look_ahead(c, wait, bench.call, m, 0, true) == Step::kReady);
     PlanEntry& e = m.plan[0];
-    e.num_rows = 0;
+    clear_entry(e);
     take_token(bench.call, m, 0, 2, e);
     CHECK_EQ(e.num_rows, 1u);
     CHECK(look_ahead(c, wait, bench.call, m, 0, true) == Step::kReady);
-    e.num_rows = 0;
+    clear_entry(e);
     take_token(bench.call, m, 0, 3, e);
     CHECK_EQ(e.num_rows, 2u);
   });
@@ -177,7 +194,7 @@ TEST(throughput_merge_does_not_wait_while_it_holds_rows) {
     const RankContext& c = bench.world->context(0);
     while (look_ahead(c, wait, bench.call, m, 0, false) == Step::kReady) {
       PlanEntry& e = m.plan[0];
-      e.num_rows = 0;
+      clear_entry(e);
       take_token(bench.call, m, 0, kNoToken, e);
       CHECK_EQ(e.num_rows, 2u);
       ++planned;
