@@ -277,8 +277,12 @@ class LowLatency:
         zero_copy: bool,
         wait_stats: Tensor | None,
         overlap: Overlap | None = None,
+        stays: bool = False,
     ) -> tuple[Callable[[], None], tuple[Any, ...]]:
-        """Queues the sending half; returns (what queues the other half, tensors to keep alive)."""
+        """Queues the sending half; returns (what queues the other half, tensors to keep alive).
+
+        With `stays` nobody writes x until the other half has run, so that this rank's own rows are read there.
+        """
         device, hidden = self._device, handle[3]
         src_info = planes_of(handle)
         if logfmt and (hidden % _LOGFMT_CHANNELS or hidden > _LOGFMT_CHANNELS * _MAX_LOGFMT_UNITS):
@@ -301,6 +305,9 @@ class LowLatency:
         if registered is not None:
             rows, offset = registered
             args.x, args.row_stride, args.zero_copy_offset = rows.data_ptr(), rows.stride(1), offset
+        own_rows = args.x if (stays or zero_copy) and not logfmt else 0
+        own_stride = args.row_stride
+        args.own_stay = int(own_rows != 0)
         signals = None
         if overlap is not None:
             signals = overlap.signals
@@ -322,6 +329,7 @@ class LowLatency:
             take.wait_stats = 0 if wait_stats is None else wait_stats.data_ptr()
             take.num_tokens, take.topk = topk_idx.shape
             take.logfmt, take.zero_copy = int(logfmt), int(zero_copy)
+            take.own_rows, take.own_stride = own_rows, own_stride
             device.launch(_native.low_latency_combine_recv, take, device.grid(max(1, topk_idx.shape[0]), _WARPS))
 
         return receive, (word, x, topk_idx, topk_weights, src_info, handle[1], out, wait_stats, signals)

@@ -221,7 +221,16 @@ class LowLatencyApi:
         self._low_latency.set_shape(max_tokens, hidden, num_experts, self._collective.barrier)
         self._device.begin(on_caller=return_recv_hook)
         receive, keep = self._low_latency.combine(
-            x, ids, topk_weights, handle, out, logfmt=use_logfmt, zero_copy=zero_copy, wait_stats=waits, overlap=beside
+            x,
+            ids,
+            topk_weights,
+            handle,
+            out,
+            logfmt=use_logfmt,
+            zero_copy=zero_copy,
+            wait_stats=waits,
+            overlap=beside,
+            stays=not return_recv_hook,
         )
         # On a CPU the caller computes the rows that this waits for: it gets its thread back before they are read.
         running = beside is not None and beside.signals is not None and self._device.host_memory

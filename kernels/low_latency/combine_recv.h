@@ -18,6 +18,8 @@ struct CombineReceiveArgs {
   u32 num_tokens, topk;
   u32 logfmt;
   u32 zero_copy;  // the sending half's rows were read where they lay: they may be overwritten when this one has run
+  const u16* own_rows;  // the sending half's x where own_stay; else null
+  u64 own_stride;  // elements between its rows
 };
 struct CombineReceiveShared {
   const u16* rows[kMaxBlockWarps][kMaxTopk];
@@ -107,11 +109,13 @@ DEV u32 gather_rows(const CombineReceiveArgs& a, u64 epoch, u32 token, const u16
       if (is_summed(a, ids, k, &use)) weight = 1;  // its weights are in the sum
       while (sent < k && ids[sent] != ids[k]) ++sent;
     }
+    const bool mine = use && static_cast<u32>(ids[k]) / a.call.num_local_experts == a.rank.topology.rank;
     const simt::mask_t taking = simt::ballot(use);
     if (use) {
       const u32 at = count + simt::popcount(taking & simt::lane_mask_lt());
-      const u64 offset = a.call.layout.combine_slot(epoch, first + sent) + (a.logfmt ? 0 : sizeof(LogfmtHeader));
-      rows[at] = reinterpret_cast<const u16*>(own_data(a.rank) + offset);
+      const u8* const slot = own_data(a.rank) + a.call.layout.combine_slot(epoch, first + sent);
+      rows[at] = reinterpret_cast<const u16*>(slot + (a.logfmt ? 0 : sizeof(LogfmtHeader)));
+      if (mine && a.own_rows != nullptr) rows[at] = a.own_rows + *reinterpret_cast<const u64*>(slot) * a.own_stride;
       weights[at] = weight;
     }
     count += simt::popcount(taking);

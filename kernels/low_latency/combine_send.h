@@ -7,6 +7,9 @@
 //
 // With signals it runs beside what computes the rows (single-batch overlap): experts go in ascending order, as grouped
 // matrix products compute them, and a row leaves as soon as its signal says that it is there.
+//
+// Rows of this rank's own tokens need not move where they stay as they are until the receiving half has run: their slot
+// then holds the row's index in place of the row.
 #pragma once
 #include "kernels/device/copy.h"
 #include "kernels/low_latency/common.h"
@@ -35,7 +38,7 @@ struct CombineSendArgs {
   const i64* topk_idx;  // [num_tokens, topk], as dispatched
   const float* weights;  // [num_tokens, topk]
   u32 topk;
-  u32 unused;
+  u32 own_stay;  // 1: so do the rows of this rank's own tokens; bf16 only
 };
 struct CombineSendShared {
   u32 ok, last;
@@ -85,18 +88,29 @@ DEV void store_for_host(const CombineSendArgs& a, const Turn& turn, const u16* r
   add_stat(a.rank, host, PeerStat::kBytesOut, bytes);
 }
 
+// One warp leaves row `at` of a token of this rank where it is.
+DEV void leave_row(const CombineSendArgs& a, const Turn& turn, u64 at, u64 slot) {
+  if (simt::lane() != 0) return;
+  *reinterpret_cast<u64*>(own_data(a.rank) + a.call.layout.combine_slot(turn.epoch, slot)) = at;
+  add_stat(a.rank, a.rank.topology.rank, PeerStat::kRowsOut, 1);
+}
+
 // One warp sends row `at` (of expert-major [L, P]) to its owner.
 DEV bool send_row(const CombineSendArgs& a, const Turn& turn, u64 at, u64 plane, CombineSender* sender) {
   const u32 owner = static_cast<u32>(a.src_info[2 * plane + at]);
   if (masked(a.rank, owner)) return true;
   const LowLatencyLayout& layout = a.call.layout;
+  const u64 number = static_cast<u64>(a.src_info[plane + at]);
+  if (owner == a.rank.topology.rank && a.own_stay) {
+    leave_row(a, turn, at, number);
+    return true;
+  }
   if (a.call.reduces && !a.rank.topology.is_local(owner)) {
-    const u64 slot = static_cast<u64>(a.src_info[plane + at]);
-    store_for_host(a, turn, a.x + at * a.row_stride, owner, slot, sender->total_bytes);
+    store_for_host(a, turn, a.x + at * a.row_stride, owner, number, sender->total_bytes);
     return true;
   }
   // A bf16 row lies behind the (unused) logfmt header's place, so a slot has one size.
-  const u64 slot = layout.combine_slot(turn.epoch, static_cast<u64>(a.src_info[plane + at]));
+  const u64 slot = layout.combine_slot(turn.epoch, number);
   const u64 target = slot + (a.logfmt ? 0 : sizeof(LogfmtHeader));
   const u16* row = a.x + at * a.row_stride;
   const bool local = a.rank.topology.is_local(owner), in_place = !local && a.zero_copy_offset != 0 && !a.logfmt;

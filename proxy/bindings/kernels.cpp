@@ -221,6 +221,7 @@ void register_low_latency_combine(nb::module_& m) {
   combine.def_rw("num_tokens", &CombineSendArgs::num_tokens).def_rw("topk", &CombineSendArgs::topk);
   address(combine, "topk_idx", &CombineSendArgs::topk_idx);
   address(combine, "weights", &CombineSendArgs::weights);
+  combine.def_rw("own_stay", &CombineSendArgs::own_stay);
   kernel(m, "low_latency_combine_send", cpu::low_latency_combine_send,
          [](const CombineSendArgs&, u32) { return sizeof(CombineSendShared); });
 
@@ -239,6 +240,8 @@ void register_low_latency_combine(nb::module_& m) {
   address(reduce, "topk_idx", &CombineReceiveArgs::topk_idx);
   address(reduce, "weights", &CombineReceiveArgs::weights);
   address(reduce, "wait_stats", &CombineReceiveArgs::wait_stats);
+  address(reduce, "own_rows", &CombineReceiveArgs::own_rows);
+  reduce.def_rw("own_stride", &CombineReceiveArgs::own_stride);
   kernel(m, "low_latency_combine_recv", cpu::low_latency_combine_recv,
          [](const CombineReceiveArgs&, u32) { return sizeof(CombineReceiveShared); });
 }

@@ -83,10 +83,15 @@ void LowLatencyRank::dispatch_recv(u64, Call& c) {
   driver_.launch(rank_, Kernel::kDispatchReceive, low_latency_dispatch_recv, a, shape(sizeof(DispatchReceiveShared)));
 }
 
+u32 LowLatencyRank::row_stride() const {
+  const u64 hidden = case_.world.hidden;
+  return static_cast<u32>(case_.zero_copy ? align_up(hidden + hidden / 64, 8) : hidden);
+}
+
 void LowLatencyRank::combine_send(u64 round, Call& c) {
-  const u64 hidden = case_.world.hidden, rows = u64{case_.num_experts} * case_.world.max_tokens;
+  const u64 rows = u64{case_.num_experts} * case_.world.max_tokens;
   CombineSendArgs a{};
-  a.row_stride = static_cast<u32>(case_.zero_copy ? align_up(hidden + hidden / 64, 8) : hidden);
+  a.row_stride = row_stride();
   ++combines_;
   u16* x;
   if (case_.zero_copy) {
@@ -103,6 +108,8 @@ void LowLatencyRank::combine_send(u64 round, Call& c) {
   a.src_info = c.src_info.data();
   a.layout_range = c.layout_range.data();
   a.staging_ticket = staging_tickets_.data();
+  a.own_stay = 1;
+  c.own_rows = x;
   driver_.launch(rank_, Kernel::kCombineSend, low_latency_combine_send, a, shape(sizeof(CombineSendShared)));
   attendance_.did(rank_, round, Deed::kCombine);
 }
@@ -118,6 +125,8 @@ void LowLatencyRank::combine_recv(u64 round, Call& c) {
   a.num_tokens = in.num_tokens;
   a.topk = in.topk;
   a.zero_copy = case_.zero_copy;
+  a.own_rows = c.own_rows;
+  a.own_stride = row_stride();
   driver_.launch(rank_, Kernel::kCombineReceive, low_latency_combine_recv, a, shape(sizeof(CombineReceiveShared)));
 }
 

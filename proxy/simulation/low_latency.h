@@ -24,10 +24,12 @@ class LowLatencyRank {
     Buffer<i32> count, src_info;
     Buffer<i64> layout_range;
     Buffer<u16> rows, out;
+    const u16* own_rows = nullptr;  // combine's x, which stays as it is until the receiving half has run
     u64 dispatch_epoch[2]{}, combine_epoch[2]{};
   };
   LowLatencyCall call(u64* epoch, u32 which);
   simt::LaunchConfig shape(u64 smem_bytes) const;
+  u32 row_stride() const;  // elements between combine rows
   void dispatch_send(u64 round, Call& c);
   void dispatch_recv(u64 round, Call& c);
   void combine_send(u64 round, Call& c);

@@ -137,6 +137,8 @@ void LowLatencyRank::combine_send(const Received& from, const u16* x, const Toke
   a.staging_ticket = staging_tickets_.data();
   a.row_stride = row_stride();
   a.logfmt = case_.logfmt;
+  a.own_stay = case_.own_stay && !case_.logfmt;
+  own_rows_open_.push_back(a.own_stay ? a.x : nullptr);
   a.signals = signals;
   a.signals_per_expert = signals_per_expert;
   a.signal_rows = signal_rows;
@@ -179,6 +181,9 @@ void LowLatencyRank::combine_recv(const TokenInput& input, Poisoned<u16>* out) {
   a.topk = input.topk;
   a.logfmt = case_.logfmt;
   a.zero_copy = case_.zero_copy;
+  a.own_rows = own_rows_open_.front();
+  a.own_stride = row_stride();
+  own_rows_open_.pop_front();
   recording.launch(low_latency_combine_recv, a, sizeof(CombineReceiveShared), case_.shape, epoch);
 }
 

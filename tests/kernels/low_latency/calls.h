@@ -16,6 +16,7 @@ struct LowLatencyCase {
   RowFormat format = RowFormat::kBf16;
   bool round_scale = false, logfmt = false, zero_copy = false;
   bool reduces = false;  // in the node; the world's shape has room for it
+  bool own_stay = true;  // rows of a rank's own tokens are read where they are, unless in logfmt
   u32 batch = 4;  // tokens that a warp stages before it sends
   float global_scale = 16.0f;  // of kNvfp4
   bool steady = false;  // as many tokens and as large a top-k in every round
@@ -80,6 +81,7 @@ class LowLatencyRank {
   LowLatencyCase case_;
   // Where the numbers of calls that have no receiving half yet are kept.
   std::deque<std::shared_ptr<Poisoned<u64>>> dispatches_open_, combines_open_, reductions_open_;
+  std::deque<const u16*> own_rows_open_;  // of combines_open_
   u64 num_combines_ = 0;
   Poisoned<u32> tickets_, grid_barriers_, num_writes_, num_sums_;
   Poisoned<u64> staging_tickets_;

@@ -29,7 +29,40 @@ TEST(low_latency_combine_recv_sums_over_many_rounds) {
     c.seed = seed;
     c.num_experts = 2 * shape.num_ranks();
     c.shape = LaunchShape{2, 2, 1, seed};
-    low_latency_rounds(shape, c, 14);
+    for (const bool own_stay : {true, false}) {
+      c.own_stay = own_stay;
+      low_latency_rounds(shape, c, 7);
+    }
+  }
+}
+
+// What a caller may do with its rows between the halves: anything, unless it has said that they stay as they are.
+TEST(low_latency_combine_recv_reads_own_rows_where_they_stay) {
+  for (const bool own_stay : {true, false}) {
+    const WorldShape shape = shape_of({0, 0});
+    World world(shape);
+    LowLatencyCase c;
+    c.num_experts = 4;
+    c.own_stay = own_stay;
+    world.run([&](u32 me) {
+      LowLatencyRank rank(world, me, c);
+      TokenInput in = low_latency_input(world, c, 0, me);
+      for (i64& e : in.topk_idx) e = 2 * me;  // all to this rank's own first expert
+      Received got(world, c);
+      rank.dispatch_send(in);
+      rank.dispatch_recv(&got);
+      Poisoned<u16> x(u64{c.num_experts} * shape.max_tokens * shape.hidden), out(u64{shape.max_tokens} * shape.hidden);
+      for (u64 i = 0; i < x.size(); ++i) x[i] = 0x3f80;  // 1
+      rank.combine_send(got, x.data());
+      for (u64 i = 0; i < x.size(); ++i) x[i] = 0x4000;  // 2
+      rank.combine_recv(in, &out);
+      check_no_fault(world, me, "combine");
+      for (u32 t = 0; t < in.num_tokens; ++t) {
+        float sum = 0.0f;
+        for (u32 k = 0; k < in.topk; ++k) sum += (own_stay ? 2.0f : 1.0f) * in.weights[t * in.topk + k];
+        CHECK_EQ(out[u64{t} * shape.hidden], simt::f_to_bf16(sum));
+      }
+    });
   }
 }
 

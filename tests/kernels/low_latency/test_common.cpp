@@ -62,6 +62,7 @@ TEST(low_latency_common_combines_outstanding) {
     LowLatencyCase c;
     c.seed = seed;
     c.num_experts = 2 * world.num_ranks();
+    c.own_stay = false;  // x ends before the receiving halves begin
     world.run([&](u32 me) {
       LowLatencyRank rank(world, me, c);
       for (u64 round = 0; round < 12; round += 2) {  // two whole rounds interleaved
