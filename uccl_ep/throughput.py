@@ -16,6 +16,8 @@ from uccl_ep.session import Session
 from uccl_ep.sizes import format_bytes
 
 _WARPS = 4
+# On a CPU, rings of a node that fit into its caches together stay there, each this large at most.
+_CACHED_RING_BYTES, _CACHED_RINGS, _CACHED_RING_SLOTS = 2 << 20, 8, 8
 Tensor = torch.Tensor
 
 
@@ -137,6 +139,19 @@ class Throughput:
             "Config.get_nvl_buffer_size_hint gives a comfortable size.",
         )
 
+    def _cut(self, channels: int, row_bytes: int, rings: int) -> Any:
+        """How a call's streams are cut, of which a node has `rings`. Without slots where not all channels fit.
+
+        A row that is read while it is still in a cache never goes to memory and back, so on a CPU a small ring is
+        the faster one. Rings between nodes stay large: they hold what is under way.
+        """
+        unit = self._session.plan.throughput.unit_bytes
+        if self._device.host_memory and self._session.topology.num_nodes == 1 and rings <= _CACHED_RINGS:
+            small = _native.StreamGeometry.make(min(unit, _CACHED_RING_BYTES), channels, row_bytes)
+            if small.num_slots >= _CACHED_RING_SLOTS:
+                return small
+        return _native.StreamGeometry.make(unit, channels, row_bytes)
+
     def _call(self, routing: Routing, shape: Any, geometry: Any, direction: str) -> Any:
         call = _native.ThroughputCall()
         call.layout = self._session.plan.throughput
@@ -216,9 +231,7 @@ class Throughput:
     ) -> Dispatched:
         """Queues the data kernel for a routing whose `num_rows` is known."""
         device = self._device
-        geometry = _native.StreamGeometry.make(
-            self._session.plan.throughput.unit_bytes, routing.channels, shape.bytes()
-        )
+        geometry = self._cut(routing.channels, shape.bytes(), self._session.topology.num_ranks)
         if geometry.num_slots == 0:
             self._fit(shape.bytes(), 2)  # a cached call with larger rows than the memory holds: refused with numbers
             raise InvalidArgument("handle: these rows need fewer channels than the handle's; raise num_nvl_bytes")
@@ -280,8 +293,7 @@ class Throughput:
         shape.payload_bytes = hidden * 2
         if topk_weights is not None:
             shape.topk, shape.has_weights = topk_weights.shape[1], 1
-        layout = self._session.plan.throughput
-        geometry = _native.StreamGeometry.make(layout.unit_bytes, routing.channels, shape.bytes())
+        geometry = self._cut(routing.channels, shape.bytes(), topology.num_ranks * (topology.num_ranks - 1))
         if geometry.num_slots == 0:
             self._fit(shape.bytes(), 2)
             raise InvalidArgument("handle: these rows need fewer channels than the handle's; raise num_nvl_bytes")

@@ -234,6 +234,23 @@ def test_throughput_rank_prefix_counts_what_worst_case_rows_hide(variables: Any)
         assert buffer.combine(recv, handle)[0].shape == (5, 64)
 
 
+@pytest.mark.parametrize(("ranks", "per_node"), [(2, 0), (4, 0), (4, 2)])
+def test_throughput_rings_of_one_node_stay_in_a_cpus_caches(variables: Any, ranks: int, per_node: int) -> None:
+    variables(RANKS_PER_NODE=per_node, TRANSPORT="loopback")
+
+    def body(group: ThreadGroup) -> list[int]:
+        with throughput(group, 256 * MIB) as buffer:
+            cut = buffer._throughput._cut
+            rings = ranks, ranks * (ranks - 1)  # of a dispatch, and of a combine
+            return [cut(2, row_bytes, n).unit_bytes for row_bytes in (14_352, 300_000) for n in rings]
+
+    for dispatch, combine, *huge in run_ranks(ranks, body):
+        small = 2 * MIB
+        assert (dispatch <= small) == (per_node == 0)
+        assert (combine <= small) == (ranks == 2)
+        assert min(huge) > small  # rows of which too few would fit
+
+
 @given(
     tokens=st.integers(0, 80), topk=st.integers(1, 8), local=st.integers(1, 9), seed=st.integers(0, 2**16),
     wide=st.booleans(),
