@@ -378,6 +378,14 @@ def exclude_peer(control: int, layout: ControlLayout, peer: int, out: bool) -> N
     Tells a rank's proxy that the rank leaves a peer out, or no longer does.
     """
 
+def ring_doorbell(control: int) -> None:
+    """Wakes a rank's proxy: kernels are about to be launched."""
+
+def keep_awake(control: int) -> None:
+    """
+    Tells a rank's proxy that kernels will also run without ring_doorbell: no long sleep any more.
+    """
+
 def read_fault(control: int) -> dict[str, int] | None: ...
 
 class ControlLayout:
@@ -1078,6 +1086,12 @@ class CombineSendArgs:
     @weights.setter
     def weights(self, arg: int, /) -> None: ...
 
+    @property
+    def own_stay(self) -> int: ...
+
+    @own_stay.setter
+    def own_stay(self, arg: int, /) -> None: ...
+
 def low_latency_combine_send(stream: Stream, args: CombineSendArgs, shape: LaunchShape) -> None: ...
 
 class CombineReduceArgs:
@@ -1179,6 +1193,18 @@ class CombineReceiveArgs:
 
     @wait_stats.setter
     def wait_stats(self, arg: int, /) -> None: ...
+
+    @property
+    def own_rows(self) -> int: ...
+
+    @own_rows.setter
+    def own_rows(self, arg: int, /) -> None: ...
+
+    @property
+    def own_stride(self) -> int: ...
+
+    @own_stride.setter
+    def own_stride(self, arg: int, /) -> None: ...
 
 def low_latency_combine_recv(stream: Stream, args: CombineReceiveArgs, shape: LaunchShape) -> None: ...
 

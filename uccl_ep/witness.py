@@ -167,10 +167,15 @@ class Witness:
         return Evidence(self.last_kernel, *arrivals_of(fault, progress), last_seen_s)
 
     def note(self, kernel: str) -> None:
-        """Remembers what was queued last, for reports."""
+        """A kernel is about to be queued: wakes the proxy, and remembers it for reports."""
+        _native.ring_doorbell(self.regions.control.address)
         self.last_kernel = kernel
         if self.recorder is not None:
             self.recorder.calls.note(kernel)
+
+    def keep_awake(self) -> None:
+        """Kernels will also run that nobody says are queued, in graphs that are replayed."""
+        _native.keep_awake(self.regions.control.address)
 
     @property
     def life(self) -> int:

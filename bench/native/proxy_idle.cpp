@@ -1,7 +1,7 @@
 // What proxies cost while nothing happens, and how long the first command after a pause waits. Two ranks with one proxy
 // thread each, over loopback. Prints one JSON object.
 //
-//   proxy_idle [idle seconds = 2] [wakes = 200]
+//   proxy_idle [idle seconds = 2] [wakes = 100]
 #include <sched.h>
 #include <sys/resource.h>
 #include <time.h>
@@ -10,13 +10,14 @@
 #include <cstdlib>
 
 #include "bench/native/two_ranks.h"
+#include "engine/idle.h"
 #include "wire/immediate.h"
 
 using namespace uccl;
 
 namespace {
 
-constexpr u64 kPauseNs = 5'000'000;  // before each wake: the longest nap has long been reached
+constexpr u64 kPauseNs = IdleLadder::kAsleepAfterNs + 50'000'000;  // before each wake: both are asleep again
 constexpr u64 kDeadlineNs = 5'000'000'000;
 
 double cpu_seconds() {
@@ -61,7 +62,7 @@ int measure(u64 idle_seconds, u64 wakes) {
            world.b.peer_counters.data());
   a.start();
   b.start();
-  pause_ns(100'000'000);  // both have come to rest
+  pause_ns(2 * IdleLadder::kAsleepAfterNs);  // both have come to rest
   const double cpu = cpu_seconds();
   const u64 begin = steady_ns();
   pause_ns(idle_seconds * 1'000'000'000);
@@ -71,6 +72,7 @@ int measure(u64 idle_seconds, u64 wakes) {
     pause_ns(kPauseNs);
     const Command c{Op::kSequence, 1, stream_key(Direction::kDispatch, 0, i), 64, 64, 16};
     const u64 start = steady_ns();
+    Doorbell::ring(world.a.settings.control);  // as the host does before it launches a kernel
     world.a.push({&c, 1});
     u64& tail = *const_cast<u64*>(world.a.view().tail);
     const bool taken = spin_until([&] { return read_word(tail) > i; }, start);
@@ -103,7 +105,7 @@ u64 argument(int argc, char** argv, int index, u64 otherwise) {
 
 int main(int argc, char** argv) {
   try {
-    return measure(argument(argc, argv, 1, 2), argument(argc, argv, 2, 200));
+    return measure(argument(argc, argv, 1, 2), argument(argc, argv, 2, 100));
   } catch (const std::exception& error) {
     std::fprintf(stderr, "proxy_idle: %s\n", error.what());
     return 1;

@@ -8,6 +8,7 @@
 
 #include "bindings/proxy_host.h"
 #include "bindings/register.h"
+#include "engine/doorbell.h"
 #include "engine/faults.h"
 #include "engine/words.h"
 #include "ring/producer.h"
@@ -255,6 +256,13 @@ void register_proxy(nb::module_& m) {
       },
       nb::arg("control"), nb::arg("layout"), nb::arg("peer"), nb::arg("out"),
       "Tells a rank's proxy that the rank leaves a peer out, or no longer does.");
+  m.def(
+      "ring_doorbell", [](std::uintptr_t control) { Doorbell::ring(reinterpret_cast<u8*>(control)); },
+      nb::arg("control"), "Wakes a rank's proxy: kernels are about to be launched.");
+  m.def(
+      "keep_awake", [](std::uintptr_t control) { Doorbell::keep_awake(reinterpret_cast<u8*>(control)); },
+      nb::arg("control"),
+      "Tells a rank's proxy that kernels will also run without ring_doorbell: no long sleep any more.");
   m.def("read_fault", &read_fault, nb::arg("control"),
         nb::sig("def read_fault(control: int) -> dict[str, int] | None"));
 }

@@ -1,5 +1,6 @@
-// What a worker does when it found nothing to do: pause, then yield, then nap. Manners towards the other ranks of a
-// small machine, never a protocol: any work starts the ladder again, and nothing depends on how long a rung takes.
+// What a worker does when it found nothing to do: pause, then yield, then nap, and when nothing has happened for long,
+// sleep until its rank's next call. Manners towards the other ranks of a small machine, never a protocol: any work starts
+// the ladder again, and nothing depends on how long a rung takes.
 //
 // How long it stays awake is learnt. Work that came while it was awake makes the next wait as long or longer; a wait that
 // ended in a nap was in vain, and half of it will do next time. So who waits for a busy peer answers at once, and who
@@ -7,10 +8,10 @@
 #pragma once
 #include <sched.h>
 #include <sys/prctl.h>
-#include <time.h>
 
 #include <algorithm>
 
+#include "engine/doorbell.h"
 #include "wire/types.h"
 
 namespace uccl {
@@ -29,6 +30,8 @@ class IdleLadder {
   // has several turns.
   static constexpr u32 kMostTurns = 128, kFewestTurns = 8;
   static constexpr u64 kFirstNapNs = 2000;
+  // Between calls: kernels may still push while a call waits for a peer, which rarely takes as long as the first.
+  static constexpr u64 kAsleepAfterNs = 200'000'000, kSleepNs = 4'000'000;
 
   IdleLadder(bool may_nap, u64 nap_ns) : may_nap_(may_nap && nap_ns > 0), longest_nap_ns_(nap_ns) {}
 
@@ -41,28 +44,36 @@ class IdleLadder {
       awake_turns_ = std::max(awake_turns_ / 2, kFewestTurns);
     else if (turns_ > awake_turns_ / 2)
       awake_turns_ = std::min(awake_turns_ * 2, kMostTurns);
+    wake();
+  }
+  // Work is announced: the ladder starts again, and learns nothing.
+  void wake() {
     turns_ = 0;
     napped_ = false;
     next_nap_ns_ = kFirstNapNs;
   }
 
-  // One rung. True when it was a nap.
-  bool rest() {
+  enum class Rest { kAwake, kNap, kSleep };
+  // One rung.
+  Rest rest(Doorbell& bell) {
+    if (bell.heard()) wake();
     if (turns_ < awake_turns_ / 2) {
       ++turns_;
       cpu_pause();
-      return false;
+      return Rest::kAwake;
     }
     if (turns_ < awake_turns_ || !may_nap_) {
       if (turns_ < awake_turns_) ++turns_;
       sched_yield();
-      return false;
+      return Rest::kAwake;
     }
+    const u64 now_ns = steady_ns();
+    if (!napped_) idle_since_ns_ = now_ns;
     napped_ = true;
-    const timespec nap{0, static_cast<long>(std::min({next_nap_ns_, longest_nap_ns_, u64{999'999'999}}))};
+    const bool asleep = now_ns - idle_since_ns_ >= kAsleepAfterNs && bell.may_sleep_long();
+    bell.sleep(asleep ? std::max(kSleepNs, longest_nap_ns_) : std::min(next_nap_ns_, longest_nap_ns_));
     next_nap_ns_ = std::min(next_nap_ns_ * 2, longest_nap_ns_);
-    clock_nanosleep(CLOCK_MONOTONIC, 0, &nap, nullptr);
-    return true;
+    return asleep ? Rest::kSleep : Rest::kNap;
   }
 
  private:
@@ -71,6 +82,7 @@ class IdleLadder {
   u64 next_nap_ns_ = kFirstNapNs;
   u32 awake_turns_ = kMostTurns;
   u32 turns_ = 0;
+  u64 idle_since_ns_ = 0;  // valid when napped_
   bool napped_ = false;
 };
 

@@ -23,6 +23,7 @@ Worker::Worker(const WorkerShared& shared, u32 index, Lane& lane, WorkerCounters
       arrivals_(settings_.control, settings_.control_layout, events_),
       sequences_(settings_.control, settings_.control_layout, counters),
       idle_(settings_.nap_when_idle, ledger_.has_peers() ? settings_.nap_ns : std::max(settings_.nap_ns, kLonelyNapNs)),
+      doorbell_(settings_.control),
       traced_(events_.traced()) {}
 
 void Worker::run(const std::atomic<u64>& stop_at_ns) {
@@ -30,8 +31,9 @@ void Worker::run(const std::atomic<u64>& stop_at_ns) {
   for (;;) {
     if (turn()) {
       idle_.reset();
-    } else if (idle_.rest()) {
+    } else if (const IdleLadder::Rest rest = idle_.rest(doorbell_); rest != IdleLadder::Rest::kAwake) {
       bump(counters_.naps);
+      if (rest == IdleLadder::Rest::kSleep) turns_ = 0;  // much may have happened: the next turn looks at everything
     }
     const u64 stop_at = stop_at_ns.load(std::memory_order_acquire);  // pairs with the release in Engine::stop
     if (stop_at != kNeverStop && (poster_.drained() || steady_ns() >= stop_at)) return;

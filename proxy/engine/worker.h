@@ -8,6 +8,7 @@
 #include "engine/arrivals.h"
 #include "engine/barrier.h"
 #include "engine/departures.h"
+#include "engine/doorbell.h"
 #include "engine/idle.h"
 #include "engine/ledger.h"
 #include "engine/membership.h"
@@ -71,6 +72,7 @@ class alignas(64) Worker {
   Arrivals arrivals_;
   Sequences sequences_;
   IdleLadder idle_;
+  Doorbell doorbell_;
   u64 membership_seen_ = 0;
   u64 exclusions_seen_ = 0, excluded_at_ns_ = 0;
   u32 num_excluded_ = 0;

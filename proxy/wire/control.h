@@ -77,6 +77,9 @@ struct ControlLayout {
   static constexpr u64 kBarrier = 128;    // u64: rounds of barrier with remote peers completed (proxy)
   static constexpr u64 kLocalBarrier = 192;  // u64: rounds this rank has entered (its kernel; read by node peers)
   static constexpr u64 kExclusions = 200;  // u64: changes of the `excluded` words so far (kernels, Python)
+  static constexpr u64 kDoorbell = 208;  // u32: times that the host has announced commands (engine/doorbell.h)
+  static constexpr u64 kSleepers = 212;  // u32: proxy threads that sleep until then
+  static constexpr u64 kKeepAwake = 216;  // u64: 1 = commands also come unannounced
   static constexpr u64 kTables = 256;
 
   // Arrival flags: flag(phase, src) = last epoch of which everything from src has arrived. Writer: the proxy for remote

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from uccl_ep import PeerLost, TransportError, UcclEpError, _native
 from uccl_ep.accusations import Accusation
@@ -210,3 +211,15 @@ def test_witness_of_other_faults_asks_nobody() -> None:
     assert heard(0, words)._root(fault(kind=MISMATCH), 1) == 1
     assert heard(0, words)._root(fault(kind=PEER_LOST), NONE) == NONE
     assert words.told == [] and words.asked == []
+
+
+def test_witness_wakes_the_proxy_before_each_kernel() -> None:
+    words = torch.zeros(64, dtype=torch.int32)  # as many as a control segment has before its tables
+    one: Any = Witness()
+    one.recorder, one.regions = None, SimpleNamespace(control=SimpleNamespace(address=words.data_ptr()))
+    for times in (1, 2):
+        one.note("throughput_dispatch")
+        assert one.last_kernel == "throughput_dispatch"
+        assert sorted(words.tolist())[-2:] == [0, times]
+    one.keep_awake()
+    assert sorted(words.tolist())[-3:] == [0, 1, 2]

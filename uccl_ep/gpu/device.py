@@ -100,6 +100,8 @@ class Member(Protocol):
 
     def note(self, kernel: str) -> None: ...
 
+    def keep_awake(self) -> None: ...
+
 
 class GpuDevice:
     """See uccl_ep.device.Device. Nothing here waits for the GPU but finish and close.
@@ -121,6 +123,7 @@ class GpuDevice:
         self.name = str(self.where)
         self._roles = _ROLES[session.topology.num_nodes > 1]
         self._limits: dict[tuple[str, int], int] = {}
+        self._recorded = False  # some kernel is in a graph
         self._pinned = PinnedPool(driver)
         self._order = CallOrder(driver, (session.introductions[0].session, session.rank))
         self.comm_stream = self._order.comm_stream
@@ -206,6 +209,9 @@ class GpuDevice:
             )
         self._session.note(name)
         stream = self._order.launch_stream()
+        if not self._recorded and self.driver.capturing(stream):
+            self._recorded = True
+            self._session.keep_awake()
         self._kernels.launch(name, args.bytes, min(shape.blocks, limit), shape.warps, stream)
 
     def record(self, held: object = None) -> EventHandle:
