@@ -8,6 +8,7 @@
 #pragma once
 #include <sched.h>
 #include <sys/prctl.h>
+#include <time.h>
 
 #include <algorithm>
 
@@ -33,7 +34,9 @@ class IdleLadder {
   // Between calls: kernels may still push while a call waits for a peer, which rarely takes as long as the first.
   static constexpr u64 kAsleepAfterNs = 200'000'000, kSleepNs = 4'000'000;
 
-  IdleLadder(bool may_nap, u64 nap_ns) : may_nap_(may_nap && nap_ns > 0), longest_nap_ns_(nap_ns) {}
+  // `lonely`: no work can come, so that nothing wakes it either.
+  IdleLadder(bool may_nap, u64 nap_ns, bool lonely = false)
+      : may_nap_(may_nap && nap_ns > 0), lonely_(lonely), longest_nap_ns_(lonely ? kSleepNs : nap_ns) {}
 
   // The kernel rounds every sleep up by the thread's timer slack, 50 us unless told otherwise.
   static void prepare_thread() { prctl(PR_SET_TIMERSLACK, 1000); }
@@ -49,14 +52,17 @@ class IdleLadder {
   // Work is announced: the ladder starts again, and learns nothing.
   void wake() {
     turns_ = 0;
-    napped_ = false;
+    napped_ = asleep_ = false;
     next_nap_ns_ = kFirstNapNs;
   }
 
   enum class Rest { kAwake, kNap, kSleep };
-  // One rung.
+  // One rung. The bell ends a sleep; one that naps is back soon enough.
   Rest rest(Doorbell& bell) {
-    if (bell.heard()) wake();
+    if (bell.heard()) {
+      if (asleep_) wake();
+      idle_since_ns_ = steady_ns();
+    }
     if (turns_ < awake_turns_ / 2) {
       ++turns_;
       cpu_pause();
@@ -70,20 +76,25 @@ class IdleLadder {
     const u64 now_ns = steady_ns();
     if (!napped_) idle_since_ns_ = now_ns;
     napped_ = true;
-    const bool asleep = now_ns - idle_since_ns_ >= kAsleepAfterNs && bell.may_sleep_long();
-    bell.sleep(asleep ? std::max(kSleepNs, longest_nap_ns_) : std::min(next_nap_ns_, longest_nap_ns_));
+    asleep_ = !lonely_ && now_ns - idle_since_ns_ >= kAsleepAfterNs && bell.may_sleep_long();
+    if (asleep_) {
+      bell.sleep(std::max(kSleepNs, longest_nap_ns_));
+      return Rest::kSleep;
+    }
+    const timespec nap{0, static_cast<long>(std::min({next_nap_ns_, longest_nap_ns_, u64{999'999'999}}))};
     next_nap_ns_ = std::min(next_nap_ns_ * 2, longest_nap_ns_);
-    return asleep ? Rest::kSleep : Rest::kNap;
+    clock_nanosleep(CLOCK_MONOTONIC, 0, &nap, nullptr);
+    return Rest::kNap;
   }
 
  private:
-  bool may_nap_;
+  bool may_nap_, lonely_;
   u64 longest_nap_ns_;
   u64 next_nap_ns_ = kFirstNapNs;
   u32 awake_turns_ = kMostTurns;
   u32 turns_ = 0;
   u64 idle_since_ns_ = 0;  // valid when napped_
-  bool napped_ = false;
+  bool napped_ = false, asleep_ = false;
 };
 
 }  // namespace uccl

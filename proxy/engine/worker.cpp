@@ -22,7 +22,7 @@ Worker::Worker(const WorkerShared& shared, u32 index, Lane& lane, WorkerCounters
       poster_(WorkerContext{settings_, index, lane, counters, ledger_, faults_, events_}, barrier_),
       arrivals_(settings_.control, settings_.control_layout, events_),
       sequences_(settings_.control, settings_.control_layout, counters),
-      idle_(settings_.nap_when_idle, ledger_.has_peers() ? settings_.nap_ns : std::max(settings_.nap_ns, kLonelyNapNs)),
+      idle_(settings_.nap_when_idle, settings_.nap_ns, !ledger_.has_peers()),
       doorbell_(settings_.control),
       traced_(events_.traced()) {}
 

@@ -41,7 +41,6 @@ class alignas(64) Worker {
  private:
   static constexpr u32 kBatch = 64;           // completions and arrivals a turn, so neither starves the rings
   static constexpr u32 kTurnsPerEventPoll = 16;
-  static constexpr u64 kLonelyNapNs = 2'000'000;  // without a peer: nothing arrives, and no kernel pushes
   static constexpr u64 kPatienceNs = 1'000'000'000;  // with what is on its way to a peer that was left out
 
   bool poll_completions();

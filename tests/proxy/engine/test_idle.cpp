@@ -14,7 +14,7 @@ using Rest = IdleLadder::Rest;
 
 // A ladder and the words that its rank's host rings.
 struct Idle {
-  Idle(bool may_nap, u64 nap_ns) : ladder(may_nap, nap_ns) {}
+  Idle(bool may_nap, u64 nap_ns, bool lonely = false) : ladder(may_nap, nap_ns, lonely) {}
   bool rest() { return ladder.rest(bell) != Rest::kAwake; }
   void reset() { ladder.reset(); }
 
@@ -99,6 +99,23 @@ TEST(engine_idle_sleeps_when_nothing_has_happened_for_long) {
   idle.reset();  // work came
   CHECK_EQ(awake(idle), IdleLadder::kMostTurns / 2);
   CHECK(idle.ladder.rest(idle.bell) == Rest::kNap);
+}
+
+TEST(engine_idle_takes_no_notice_of_the_doorbell_while_it_naps) {
+  Idle idle(true, 50'000);
+  awake(idle);
+  Doorbell::ring(idle.control.data());
+  CHECK(idle.ladder.rest(idle.bell) == Rest::kNap);
+}
+
+TEST(engine_idle_without_peers_naps_as_long_as_others_sleep) {
+  Idle idle(true, 50'000, true);
+  awake(idle);
+  for (u32 i = 0; i < 12; ++i) CHECK(idle.ladder.rest(idle.bell) == Rest::kNap);
+  Doorbell::ring(idle.control.data());
+  const u64 before = steady_ns();
+  CHECK(idle.ladder.rest(idle.bell) == Rest::kNap);
+  CHECK(steady_ns() - before >= IdleLadder::kSleepNs * 9 / 10);
 }
 
 TEST(engine_idle_wakes_when_the_doorbell_rings_and_learns_nothing_from_it) {
