@@ -281,7 +281,8 @@ class LowLatency:
     ) -> tuple[Callable[[], None], tuple[Any, ...]]:
         """Queues the sending half; returns (what queues the other half, tensors to keep alive).
 
-        With `stays` nobody writes x until the other half has run, so that this rank's own rows are read there.
+        With `stays` the caller does not write x until the other half has run, so that this rank's own rows are read
+        there; not when sums overwrite them.
         """
         device, hidden = self._device, handle[3]
         src_info = planes_of(handle)
@@ -302,10 +303,12 @@ class LowLatency:
         if reduces:
             args.num_tokens, args.topk = topk_idx.shape
             args.topk_idx, args.weights = topk_idx.data_ptr(), topk_weights.data_ptr()
+        rows = x
         if registered is not None:
             rows, offset = registered
             args.x, args.row_stride, args.zero_copy_offset = rows.data_ptr(), rows.stride(1), offset
-        own_rows = args.x if (stays or zero_copy) and not logfmt else 0
+        overwritten = out.untyped_storage().data_ptr() == rows.untyped_storage().data_ptr()
+        own_rows = args.x if (stays or zero_copy) and not logfmt and not overwritten else 0
         own_stride = args.row_stride
         args.own_stay = int(own_rows != 0)
         signals = None

@@ -215,3 +215,15 @@ def test_low_latency_sizes_out_of_range(variables: Any, sizes: tuple[int, int, i
             assert_refused(lambda: buffer._low_latency.set_shape(*sizes, buffer.barrier), words)
 
     run_ranks(2, body)
+
+
+def test_low_latency_sums_may_overwrite_the_rows() -> None:
+    tokens, hidden = 64, 128
+    ids = (torch.arange(tokens) < tokens // 2).long().view(tokens, 1)  # expert 0 has the later half, in x's first rows
+    shape = CaseShape(num_ranks=1, num_experts=2, num_topk=1, hidden=hidden, max_tokens=tokens)
+    with low_latency(ThreadGroup.create(1)[0], shape) as buffer:
+        sent = torch.randn(tokens, hidden).bfloat16()
+        rows, _, handle, _, _ = buffer.low_latency_dispatch(sent, ids, tokens, 2, use_fp8=False)
+        out = rows.view(-1, hidden)[:tokens]
+        combined, _, _ = buffer.low_latency_combine(rows, ids, torch.ones(tokens, 1), handle, out=out)
+        assert combined.data_ptr() == rows.data_ptr() and same(combined, sent)
