@@ -16,8 +16,9 @@ from typing import Any
 
 from uccl_ep.bench.options import BenchOptions
 
-WARM_UP = 2  # rounds in which each form of a peer is tried
-LONG_WARM_UP_S = 15.0  # after a longer one there is no second
+# Rounds in which each form of a peer is tried. Never one alone: a first round makes connections and touches buffers,
+# and can take ten times as long as the next, whichever form it is.
+WARM_UP = 2
 LEAST_ROUNDS = 3
 SPEC = "spec.json"
 
@@ -86,6 +87,16 @@ def _forms(options: BenchOptions, rank: int, group: Any) -> dict[str, list[Any]]
     return found
 
 
+def try_forms(
+    ours: Any, forms: dict[str, list[Any]], seconds: Callable[[Any, int], float]
+) -> dict[str, dict[str, float]]:
+    """Plays WARM_UP rounds of every side; the last one's seconds, by peer and form."""
+    for number in range(WARM_UP):
+        seconds(ours, number)
+        tried = {peer: {side.form: seconds(side, number) for side in sides} for peer, sides in forms.items()}
+    return tried
+
+
 def _slowest(seconds: float) -> float:
     import torch
     import torch.distributed as dist
@@ -129,16 +140,11 @@ def measure(rank: int, options: BenchOptions, port: int) -> dict[str, Any]:
     dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=options.ranks)
     rounds, probe = Rounds(options, rank), CopyProbe()
     ours, forms = Ours(options, rank, dist.group.WORLD), _forms(options, rank, dist.group.WORLD)
-    tried: dict[str, dict[str, float]] = {peer: {} for peer in forms}
-    begin = time.monotonic()
-    for number in range(WARM_UP):
-        rounds.play(ours, number, dist.barrier)
-        for peer, sides in forms.items():
-            for side in sides:
-                seconds = _slowest(sum(rounds.play(side, number, dist.barrier)[:2]))
-                tried[peer][side.form] = min(seconds, tried[peer].get(side.form, seconds))
-        if _slowest(time.monotonic() - begin) > LONG_WARM_UP_S:
-            break
+
+    def seconds(side: Any, number: int) -> float:
+        return _slowest(sum(rounds.play(side, number, dist.barrier)[:2]))
+
+    tried = try_forms(ours, forms, seconds)
     strongest = [min(sides, key=lambda side: tried[side.name][side.form]) for sides in forms.values()]
     copier = probe if rank < num_copiers(options) else None
     times, copies = _timed(options, rounds, [ours, *strongest], copier)

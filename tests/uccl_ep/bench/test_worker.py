@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import asdict
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -87,3 +88,11 @@ def test_bench_worker_reports_its_error(monkeypatch: pytest.MonkeyPatch, tmp_pat
     monkeypatch.setattr(worker, "measure", lambda rank, options, port: {"rank": rank, "port": port})
     assert worker.main([str(tmp_path), "0"]) == 0
     assert json.loads((tmp_path / "rank-0.json").read_text()) == {"rank": 0, "port": 77}
+
+
+def test_bench_worker_tries_forms_until_they_are_warm() -> None:
+    took = {"once per rank": [9.0, 1.0], "once per expert": [3.0, 2.0], "ours": [1.0, 1.0]}
+    forms = {"gloo": [SimpleNamespace(name="gloo", form=form) for form in ("once per rank", "once per expert")]}
+    ours = SimpleNamespace(name="ours", form="ours")
+    tried = worker.try_forms(ours, forms, lambda side, number: took[side.form][number])
+    assert tried == {"gloo": {"once per rank": 1.0, "once per expert": 2.0}}
