@@ -21,7 +21,8 @@ def collect_stats(session: Session) -> dict[str, Any]:
     when the proxy is a process of its own, which is not asked since it may be what hangs.
 
     A dispatch sends a row once per node. It counts as sent to the rank that takes it in there for its node, which on
-    this rank's own node is this rank; received rows count by the rank they are of.
+    this rank's own node is this rank; received rows count by the rank they are of. Rows that a combine reads where they
+    are, because this rank sums them too, count as sent to it, with no bytes.
     """
     workers, proxied = session.counters()
     node = session.topology.node_of[session.rank]

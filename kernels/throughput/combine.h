@@ -72,7 +72,7 @@ DEV void contribute(const CombineArgs& a, const WaitContext& wait, u32 channel, 
   const TopologyView& t = a.rank.topology;
   const u32 rows = a.call.recv_tokens[source * g.num_channels + channel];
   if (rows == 0 || warp_agree(a.rank.shrink && masked(a.rank, source))) return;
-  if (t.host_of(source, t.cell) == t.rank) {  // open_contributions finds them
+  if (t.host_of(source, t.cell) == t.rank) {  // they stay: open_contributions finds them
     if (simt::lane() == 0) add_stat(a.rank, t.rank, PeerStat::kRowsOut, rows);
     return;
   }
