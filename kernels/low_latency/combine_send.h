@@ -38,7 +38,7 @@ struct CombineSendArgs {
   const i64* topk_idx;  // [num_tokens, topk], as dispatched
   const float* weights;  // [num_tokens, topk]
   u32 topk;
-  u32 own_stay;  // 1: so do the rows of this rank's own tokens; bf16 only
+  u32 own_stay;  // 1: x is not written before the receiving half has run, so rows of own tokens stay there; bf16 only
 };
 struct CombineSendShared {
   u32 ok, last;
