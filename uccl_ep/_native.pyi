@@ -48,6 +48,11 @@ class Segment:
     @property
     def fd(self) -> int: ...
 
+    def give_back(self, offset: int, bytes: int) -> bool:
+        """
+        Gives whole pages back to the system; they read as zeros again. False: it refused.
+        """
+
     def numpy(self) -> Annotated[NDArray[numpy.uint8], dict(shape=(None,))]:
         """
         A uint8 array over the whole segment, which stays mapped while the array lives.
@@ -1092,6 +1097,22 @@ class CombineSendArgs:
     @own_stay.setter
     def own_stay(self, arg: int, /) -> None: ...
 
+    @property
+    def node_rows(self) -> int: ...
+
+    @node_rows.setter
+    def node_rows(self, arg: int, /) -> None: ...
+
+    @property
+    def x_at(self) -> int: ...
+
+    @x_at.setter
+    def x_at(self, arg: int, /) -> None: ...
+
+NODE_ROWS_COPIED_AND_MARKED: int = 1
+
+NODE_ROWS_STAY: int = 2
+
 def low_latency_combine_send(stream: Stream, args: CombineSendArgs, shape: LaunchShape) -> None: ...
 
 class CombineReduceArgs:
@@ -1205,6 +1226,12 @@ class CombineReceiveArgs:
 
     @own_stride.setter
     def own_stride(self, arg: int, /) -> None: ...
+
+    @property
+    def registered(self) -> int: ...
+
+    @registered.setter
+    def registered(self, arg: int, /) -> None: ...
 
 def low_latency_combine_recv(stream: Stream, args: CombineReceiveArgs, shape: LaunchShape) -> None: ...
 
@@ -1666,6 +1693,24 @@ class CombineArgs:
 
     @partials.setter
     def partials(self, arg: int, /) -> None: ...
+
+    @property
+    def arenas(self) -> int: ...
+
+    @arenas.setter
+    def arenas(self, arg: int, /) -> None: ...
+
+    @property
+    def x_offset(self) -> int: ...
+
+    @x_offset.setter
+    def x_offset(self, arg: int, /) -> None: ...
+
+    @property
+    def x_in_arena(self) -> int: ...
+
+    @x_in_arena.setter
+    def x_in_arena(self, arg: int, /) -> None: ...
 
 def throughput_combine(stream: Stream, args: CombineArgs, shape: LaunchShape) -> None: ...
 

@@ -230,6 +230,21 @@ class Buffer(LowLatencyApi, ThroughputApi, MaskApi, RecoveryApi):
         span = self._session.data[begin + offset : begin + offset + wanted // element * element].view(dtype)
         return span if size is None else span.view(size)
 
+    def empty_rows(self, num_rows: int, hidden: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
+        """An uninitialised tensor [num_rows, hidden] for experts to write what they return into. Ours, not DeepEP's.
+
+        On a CPU such rows, like those that dispatch returned, lie where all ranks of the node reach them: combine then
+        copies none of them, and each is read by the rank that sums it. Rows elsewhere are copied once more. When
+        combine has returned (its event has happened) they are the caller's again. On a GPU this is torch.empty.
+
+        Raises:
+            InvalidArgument: a size that is negative or no int.
+        """
+        checks.whole("num_rows", num_rows, 0, 1 << 40)
+        checks.whole("hidden", hidden, 0, 1 << 20)
+        _ = self._session  # refuses a Buffer that has been destroyed
+        return self._device.empty(num_rows, hidden, dtype=dtype)
+
     def memory_bill(self) -> MemoryBill:
         """What this rank has allocated, by purpose; print it."""
         return self._session.bill()

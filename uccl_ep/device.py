@@ -94,6 +94,9 @@ class Device(Protocol):
     def zeros(self, *shape: int, dtype: torch.dtype) -> torch.Tensor:
         """Likewise, of zeros."""
 
+    def arena_offset(self, tensor: torch.Tensor) -> int | None:
+        """Bytes from the beginning of this rank's arena to a contiguous tensor; None: it is not there."""
+
     def pinned(self, num: int, dtype: torch.dtype) -> HostWords:
         """An array of `num` elements that kernels write, for the host to read after `finish`."""
 
@@ -157,7 +160,11 @@ class CpuDevice:
     host_memory = True
 
     def __init__(
-        self, settings: Settings, check: Callable[[], None], note: Callable[[str], None] = lambda kernel: None
+        self,
+        settings: Settings,
+        check: Callable[[], None],
+        note: Callable[[str], None] = lambda kernel: None,
+        arena: _native.Segment | None = None,
     ) -> None:
         self.comm_stream = _native.Stream()
         self._check = check
@@ -165,11 +172,15 @@ class CpuDevice:
         self._held: deque[tuple[_native.Event, object]] = deque()
         self._blocks = settings.host_blocks
         self._threads = settings.host_threads
-        self._results = OutputPool()
+        self._results = OutputPool(arena)
 
     def empty(self, *shape: int, dtype: torch.dtype) -> torch.Tensor:
         """An uninitialised tensor on this device."""
         return self._results.empty(shape, dtype)
+
+    def arena_offset(self, tensor: torch.Tensor) -> int | None:
+        """Bytes from the beginning of this rank's arena to a contiguous tensor; None: it is not there."""
+        return self._results.arena_offset(tensor)
 
     def zeros(self, *shape: int, dtype: torch.dtype) -> torch.Tensor:
         """A tensor of zeros on this device."""

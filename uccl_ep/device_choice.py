@@ -62,7 +62,7 @@ def choose_device(argument: str | None, environment: str) -> Choice:
 def make_device(choice: Choice, session: Session) -> Device:
     """The device of a session's rank."""
     if choice.driver is None:
-        return CpuDevice(session.settings, session.check, session.note)
+        return CpuDevice(session.settings, session.check, session.note, session.regions.arena)
     from uccl_ep.gpu.device import GpuDevice
 
     return GpuDevice(choice.driver, choice.kernels, session)

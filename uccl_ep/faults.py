@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from uccl_ep.errors import PeerLost, PeerTimeout, SettingsMismatch, TransportError, UcclEpError
 
 # FaultKind and WaitPhase of proxy/wire/control.h.
-TIMEOUT, PEER_LOST, RING_FULL, BAD_COMMAND, MISMATCH, TRANSPORT, BAD_ARRIVAL = range(1, 8)
+TIMEOUT, PEER_LOST, RING_FULL, BAD_COMMAND, MISMATCH, TRANSPORT, BAD_ARRIVAL, WITHDRAWN = range(1, 9)
 _PHASES = (
     "an unnamed phase",
     "the command ring",
@@ -152,6 +152,9 @@ def error_of(
             last_seen_s=evidence.last_seen_s,
             reason=evidence.network or None,
         )
+    if kind == WITHDRAWN:
+        reason = "it has given up this call itself, before its rows were read where they lie; its own error says why"
+        return PeerLost(rank=rank, peer=peer, host=host, phase=phase, reason=reason)
     if kind == MISMATCH:
         channel = fault["channel"]
         what = _COUNTED[channel] if channel < len(_COUNTED) else "hidden size or row format"

@@ -19,7 +19,7 @@ import msgpack
 from uccl_ep.errors import PeerLost, PeerTimeout, SettingsMismatch, UcclEpError
 from uccl_ep.group import Group
 
-VERSION = 2
+VERSION = 3
 MAX_BLOB_BYTES = 1 << 20
 _MOST_QUOTED = 500  # characters
 _TYPES: Mapping[str, type] = {"int": int, "str": str, "bytes": bytes, "dict[str, Any]": dict, "list[str]": list}
@@ -70,6 +70,10 @@ class Meeting:
     watch_pid: int = 0  # the process whose end is the rank's: its proxy's, which ends with it
     data_handle: bytes = b""  # for rows in a GPU's memory, which have no descriptor: what opens them
     roll_call: str = ""  # where its survivors' agreement listens
+    arena_fd: int = -1  # of its results, which ranks of its node may read where they are; -1: it has none
+    arena_bytes: int = 0
+    zero_copy_fd: int = -1  # of its zero-copy rows, likewise
+    zero_copy_bytes: int = 0
 
 
 @dataclass(frozen=True)

@@ -311,6 +311,11 @@ class LowLatency:
         own_rows = args.x if (stays or zero_copy) and not logfmt and not overwritten else 0
         own_stride = args.row_stride
         args.own_stay = int(own_rows != 0)
+        readable = self._session.regions.zero_copy_rows
+        if readable and not logfmt:
+            stay = zero_copy and own_rows != 0
+            args.node_rows = _native.NODE_ROWS_STAY if stay else _native.NODE_ROWS_COPIED_AND_MARKED
+            args.x_at = offset - self._session.plan.zero_copy_offset if stay else 0
         signals = None
         if overlap is not None:
             signals = overlap.signals
@@ -332,7 +337,7 @@ class LowLatency:
             take.wait_stats = 0 if wait_stats is None else wait_stats.data_ptr()
             take.num_tokens, take.topk = topk_idx.shape
             take.logfmt, take.zero_copy = int(logfmt), int(zero_copy)
-            take.own_rows, take.own_stride = own_rows, own_stride
+            take.own_rows, take.own_stride, take.registered = own_rows, own_stride, readable
             device.launch(_native.low_latency_combine_recv, take, device.grid(max(1, topk_idx.shape[0]), _WARPS))
 
         return receive, (word, x, topk_idx, topk_weights, src_info, handle[1], out, wait_stats, signals)
@@ -344,16 +349,19 @@ class LowLatency:
     def zero_copy_rows(self, handle: Handle, epoch: int) -> tuple[Tensor, int]:
         """(bf16 view [L, P, H] of the registered rows for a combine epoch, its flat offset).
 
-        Rows are H + H/64 elements apart, as upstream's are, rounded up to 16 bytes where H is no multiple of 512.
+        Rows are H + H/64 elements apart, as upstream's are, rounded up to 16 bytes where H is no multiple of 512. Two
+        sets take turns; three where other ranks of the node read rows in place: a set is handed out again after the
+        sending half that waited until all ranks had read it.
         """
         _, _, max_tokens, hidden, num_experts = handle
         local, rows = num_experts // self._session.num_ranks, self._session.num_ranks * max_tokens
         stride = -(-(hidden + hidden // 64) // 8) * 8
         set_bytes = -(-local * rows * stride * 2 // 128) * 128
-        memory, offset = self._session.zero_copy(2 * set_bytes)
-        if 2 * set_bytes > memory.numel():
-            refuse("zero_copy", True, f"up to {memory.numel()} bytes of rows, not {2 * set_bytes}")
-        begin = (epoch & 1) * set_bytes
+        sets = 3 if self._session.regions.zero_copy_rows else 2
+        memory, offset = self._session.zero_copy(sets * set_bytes)
+        if sets * set_bytes > memory.numel():
+            refuse("zero_copy", True, f"up to {memory.numel()} bytes of rows, not {sets * set_bytes}")
+        begin = epoch % sets * set_bytes
         view = memory[begin : begin + local * rows * stride * 2].view(torch.bfloat16)
         return view.view(local, rows, stride)[:, :, :hidden], offset + begin
 

@@ -2,6 +2,9 @@
 
 A fresh tensor of 200 MB costs 50,000 page faults, which take longer than the rows that are copied into it. GPUs have a
 caching allocator for this; torch's CPU allocator gives large pieces back to the system each time.
+
+Results lie in the rank's arena, a segment that the ranks of its node map too. So when a caller gives rows of a result
+to combine, or rows that it has put into a tensor from `Buffer.empty`, the ranks that sum them read them where they are.
 """
 
 from __future__ import annotations
@@ -10,27 +13,45 @@ import ctypes
 import mmap
 import threading
 import weakref
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from uccl_ep import _native
+from uccl_ep.address_ranges import AddressRanges
+
 SMALLEST = 1 << 20
 """Bytes; smaller results come from torch, whose allocator keeps memory of that size."""
 _HUGE_PAGE = 2 << 20
+_SPARE = 8  # a block may be larger than what is asked for by one part in so many
 _SIZES_PER_DOUBLING = 8  # sizes are rounded up to these, so that a few rows more still find a block
 
 
+@dataclass(eq=False)
+class _Block:
+    memory: Any  # a writable buffer of `size` bytes
+    size: int
+    offset: int | None  # in the arena; None: memory of this process alone
+
+
 class OutputPool:
-    """Hands out tensors on blocks of anonymous memory (huge pages where the system has them).
+    """Hands out tensors on blocks of the arena, or where that is full, of anonymous memory.
 
     A block is free again when the last tensor on its storage is gone, views and what autograd keeps included. Free
-    blocks are kept up to the most that was ever in use at once. Threads may share a pool.
+    blocks are kept up to little more than the most that was ever in use at once. Threads may share a pool. A forked
+    child sees what its parent writes into a result afterwards.
+
+    Args:
+        arena: where blocks are taken from, pages as they are written; None: anonymous memory only.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, arena: _native.Segment | None = None) -> None:
         # Reentrant: a garbage collection inside of a locked part may drop a result, which comes back to _give_back.
         self._lock = threading.RLock()
-        self._free: list[mmap.mmap] = []  # the one given back last is at the end: its pages are the warmest
+        self._arena = arena
+        self._ranges = AddressRanges(0 if arena is None else arena.bytes // _HUGE_PAGE * _HUGE_PAGE)
+        self._free: list[_Block] = []  # the one given back last is at the end: its pages are the warmest
         self._out: dict[int, weakref.ref[Any]] = {}  # by id of the reference itself, which must live to be called
         self._used_bytes = self._free_bytes = self._most_used_bytes = 0
         self._closed = False
@@ -49,30 +70,57 @@ class OutputPool:
         if num_bytes < SMALLEST:
             return torch.empty(shape, dtype=dtype)
         block = self._take(_rounded(num_bytes))
-        # Torch holds this array, not the mapping, so its end is the end of the last tensor.
-        array = (ctypes.c_char * len(block)).from_buffer(block)
+        # Torch holds this array, not the memory under it, so its end is the end of the last tensor.
+        array = (ctypes.c_char * block.size).from_buffer(block.memory)
         self._watch(array, block)
         return torch.frombuffer(array, dtype=dtype, count=count).view(shape)
+
+    def arena_offset(self, tensor: torch.Tensor) -> int | None:
+        """Where a contiguous tensor begins in the arena, in bytes; None: it is elsewhere."""
+        if self._arena is None or tensor.numel() == 0:
+            return None
+        offset = tensor.data_ptr() - self._arena.address
+        return offset if 0 <= offset < self._arena.bytes else None
 
     def close(self) -> None:
         """Gives free memory back to the system, and from now on what is dropped too; idempotent."""
         with self._lock:
             self._closed = True
-            self._free.clear()
+            while self._free:
+                self._drop(self._free.pop())
             self._free_bytes = 0
+            self._arena = None  # its memory goes with the last result in it
 
-    def _take(self, size: int) -> mmap.mmap:
+    def _take(self, size: int) -> _Block:
         with self._lock:
-            found = next((b for b in reversed(self._free) if len(b) == size), None)
+            fitting = [b for b in reversed(self._free) if size <= b.size <= size + size // _SPARE]
+            found = min(fitting, key=lambda b: b.size, default=None)
             if found is not None:
                 self._free.remove(found)
-                self._free_bytes -= size
-            self._used_bytes += size
+                self._free_bytes -= found.size
+            self._used_bytes += size if found is None else found.size
             self._most_used_bytes = max(self._most_used_bytes, self._used_bytes)
             self._trim()
-        return found if found is not None else _map(size)
+            return found if found is not None else self._make(size)
 
-    def _watch(self, array: Any, block: mmap.mmap) -> None:
+    def _make(self, size: int) -> _Block:
+        if self._arena is None:
+            return _Block(_map(size), size, None)
+        while (offset := self._ranges.take(size)) is None:
+            if not self._free:
+                return _Block(_map(size), size, None)
+            self._drop_oldest()
+        return _Block(self._arena.numpy()[offset : offset + size], size, offset)
+
+    def _drop(self, block: _Block) -> None:
+        """Its pages go back to the system."""
+        if block.offset is None or self._arena is None:
+            return
+        # A system that refuses keeps the pages: the range is then used again with them.
+        self._arena.give_back(block.offset, block.size)
+        self._ranges.give_back(block.offset, block.size)
+
+    def _watch(self, array: Any, block: _Block) -> None:
         def gone(reference: Any) -> None:
             with self._lock:
                 self._out.pop(id(reference), None)
@@ -82,18 +130,26 @@ class OutputPool:
         with self._lock:
             self._out[id(reference)] = reference
 
-    def _give_back(self, block: mmap.mmap) -> None:
-        self._used_bytes -= len(block)
+    def _give_back(self, block: _Block) -> None:
+        self._used_bytes -= block.size
         if self._closed:
+            self._drop(block)
             return
         self._free.append(block)
-        self._free_bytes += len(block)
+        self._free_bytes += block.size
         self._trim()
 
     def _trim(self) -> None:
-        """Drops what was given back longest ago, as long as more is kept than was ever needed at once."""
-        while self._free and self._used_bytes + self._free_bytes > self._most_used_bytes:
-            self._free_bytes -= len(self._free.pop(0))
+        """Drops what was given back longest ago, as long as more is kept than was ever needed at once. A little more
+        stays: results that are never there together take turns, and would drop each other in every round."""
+        most = self._most_used_bytes + self._most_used_bytes // _SPARE
+        while self._free and self._used_bytes + self._free_bytes > most:
+            self._drop_oldest()
+
+    def _drop_oldest(self) -> None:
+        block = self._free.pop(0)
+        self._free_bytes -= block.size
+        self._drop(block)
 
 
 def _rounded(num_bytes: int) -> int:

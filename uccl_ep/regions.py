@@ -22,6 +22,8 @@ from uccl_ep.memory import MemoryPlan
 from uccl_ep.settings import Settings
 from uccl_ep.topology import Topology
 
+_ARENA_BYTES = 1 << 36  # of address space, which takes no memory; results that do not fit lie elsewhere
+
 
 @dataclass(frozen=True)
 class Placement:
@@ -101,6 +103,7 @@ class Regions:
     Attributes:
         data: uint8 tensor over this rank's data region.
         control, rings, counters: segments that the proxy shares. stats: what peer_stats lies in.
+        arena: segment that this rank's results lie in, for its node to read; None: this rank is alone on its node.
         mask: int32 [num_ranks]; 1 = left out. peer_stats: int64 [num_ranks, PEER_STATS].
     """
 
@@ -112,6 +115,11 @@ class Regions:
         self._watch_pid = 0
         self._peer_control: dict[int, _native.Segment] = {}
         self._peer_data: dict[int, _native.Segment] = {}
+        self.arena: _native.Segment | None = None
+        self._arenas: dict[int, _native.Segment] = {}  # of the node's ranks
+        self._zero_copies: dict[int, _native.Segment] = {}  # likewise, where zero-copy rows are read in place
+        self._arena_table: torch.Tensor | None = None
+        self._zero_copy_table: torch.Tensor | None = None
 
     @property
     def num_ranks(self) -> int:
@@ -133,6 +141,15 @@ class Regions:
             _native.Segment.create(f"{name}-zero-copy", plan.zero_copy_bytes) if plan.zero_copy_bytes else None
         )
         self._peer_control[self.rank] = self.control
+        self._make_arena(f"{name}-results")
+
+    def _make_arena(self, name: str) -> None:
+        topology = self.plan.topology
+        if len(topology.members(topology.node_of[self.rank])) > 1:
+            self.arena = self._arenas[self.rank] = _native.Segment.create(name, _ARENA_BYTES)
+            # A NIC would take every page of a third set of rows.
+            if self._zero_copy is not None and not self.plan.zero_copy_pinned:
+                self._zero_copies[self.rank] = self._zero_copy
 
     def _make_data(self, name: str) -> None:
         self._peer_data[self.rank] = _native.Segment.create(name, self.plan.data_bytes)
@@ -155,7 +172,7 @@ class Regions:
     def meeting(self, address: bytes, watch_pid: int) -> Meeting:
         """What peers need to know."""
         self._watch_pid = watch_pid
-        data = self._peer_data.get(self.rank)
+        data, zero_copy = self._peer_data.get(self.rank), self._zero_copies.get(self.rank)
         return Meeting(
             rank=self.rank,
             segment_pid=os.getpid(),
@@ -166,6 +183,10 @@ class Regions:
             flat_bytes=self.plan.flat_bytes,
             address=address,
             watch_pid=watch_pid,
+            arena_fd=-1 if self.arena is None else self.arena.fd,
+            arena_bytes=0 if self.arena is None else self.arena.bytes,
+            zero_copy_fd=-1 if zero_copy is None else zero_copy.fd,
+            zero_copy_bytes=0 if zero_copy is None else zero_copy.bytes,
         )
 
     def meet(self, peers: Sequence[Peer]) -> None:
@@ -190,6 +211,10 @@ class Regions:
     def _open_data(self, peer: Peer) -> None:
         m = peer.meeting
         self._peer_data[m.rank] = _native.Segment.open(m.segment_pid, m.data_fd, m.data_bytes)
+        if m.arena_fd >= 0:
+            self._arenas[m.rank] = _native.Segment.open(m.segment_pid, m.arena_fd, m.arena_bytes)
+        if m.zero_copy_fd >= 0:
+            self._zero_copies[m.rank] = _native.Segment.open(m.segment_pid, m.zero_copy_fd, m.zero_copy_bytes)
 
     def place(self, tables: _native.RankTablesSettings, members: Sequence[int]) -> _native.RankContext:
         """Fills in where everything lies, by kernels' addresses; returns what every kernel of this rank is told."""
@@ -203,7 +228,19 @@ class Regions:
         tables.rings = self.rings.address
         tables.mask, tables.peer_stats = self.mask.data_ptr(), self.peer_stats.data_ptr()
         self._tables = _native.RankTables(tables)
+        self._arena_table = _addresses(self._arenas, members)
+        self._zero_copy_table = _addresses(self._zero_copies, members)
         return self._tables.context
+
+    @property
+    def arenas(self) -> int:
+        """Address of u64 [ranks of this node]: where each one's arena is mapped here; 0: not all have one."""
+        return 0 if self._arena_table is None else self._arena_table.data_ptr()
+
+    @property
+    def zero_copy_rows(self) -> int:
+        """Likewise of zero-copy rows; 0: other ranks of this node do not read them in place."""
+        return 0 if self._zero_copy_table is None else self._zero_copy_table.data_ptr()
 
     def shared(self) -> dict[str, _native.Segment]:
         """What may be looked at from outside (uccl_ep.observe.page): segments in host memory, by purpose."""
@@ -276,5 +313,15 @@ class Regions:
         """Drops everything. Memory that the caller still has a view of goes with the last view. Idempotent."""
         for name in "data control rings counters stats mask peer_stats _zero_copy _tables".split():
             self.__dict__.pop(name, None)
+        self.arena = self._arena_table = self._zero_copy_table = None
+        self._arenas.clear()
+        self._zero_copies.clear()
         self._peer_control.clear()
         self._peer_data.clear()
+
+
+def _addresses(segments: dict[int, _native.Segment], members: Sequence[int]) -> torch.Tensor | None:
+    """int64 [members]: where their segments are mapped here; None: some have none."""
+    if not all(rank in segments for rank in members):
+        return None
+    return torch.tensor([segments[rank].address for rank in members], dtype=torch.int64)

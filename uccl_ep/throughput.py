@@ -315,6 +315,9 @@ class Throughput:
         args.bias0 = 0 if bias[0] is None else bias[0].data_ptr()
         args.bias1 = 0 if bias[1] is None else bias[1].data_ptr()
         args.scratch, args.partials = scratch.data_ptr(), states.data_ptr()
+        args.arenas = self._session.regions.arenas
+        offset = device.arena_offset(x)
+        args.x_in_arena, args.x_offset = int(offset is not None), offset or 0
         roles = 3 if several else 2
         device.launch(_native.throughput_combine, args, device.shape(roles * routing.channels, _WARPS))
         return out, out_weights, (x, topk_weights, *bias, out, out_weights, scratch, states, *routing.tensors())

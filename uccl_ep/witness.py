@@ -17,6 +17,7 @@ from uccl_ep.faults import (
     PEER_LOST,
     TIMEOUT,
     TRANSPORT,
+    WITHDRAWN,
     Evidence,
     arrivals_of,
     code_of,
@@ -87,6 +88,8 @@ class Witness:
             if fault["kind"] in broken and about < self.num_ranks:
                 fault["kind"] = PEER_LOST  # the NIC has given its connection up: for this rank it is gone
             fault["peer"] = self._root(fault, self._culprit(fault))
+            if fault["kind"] == WITHDRAWN and fault["peer"] != about:
+                fault["kind"] = PEER_LOST  # it has given up for the loss of that one
             self._known = fault, replace(self._evidence(fault), network=words if fault["peer"] == about else "")
         error = error_of(self._known[0], self.rank, self.hostnames, self._known[1])
         raise error if self.recorder is None else self.recorder.noted(self, error)
@@ -103,10 +106,10 @@ class Witness:
     def _root(self, fault: Mapping[str, int], accused: int) -> int:
         """Whom a wait or a loss is about in the end: the accused may have waited for another rank, or have left for
         the loss of one, and says so to all. Its word is given a moment to come."""
-        kind = fault["kind"]
-        if kind not in (TIMEOUT, PEER_LOST) or (kind == PEER_LOST and accused >= self.num_ranks):
+        lost = fault["kind"] in (PEER_LOST, WITHDRAWN)
+        if not (lost or fault["kind"] == TIMEOUT) or (lost and accused >= self.num_ranks):
             return accused
-        if kind == PEER_LOST:
+        if lost:
             seen = {} if accused == self.rank else self._ask(accused, accused, fault["phase"])
             root = root_of(self.rank, accused, Knowledge(seen)) if accused in seen else accused
         else:

@@ -16,11 +16,20 @@
 namespace uccl {
 
 // Dispatch row: header | payload | scales | top-k weights (f32) | top-k ids (i16), padded to 16.
-// Combine row:  header | payload (bf16) | top-k weights (f32), padded to 16. Its destinations field is unused.
+// Combine row:  header | payload (bf16) | top-k weights (f32), padded to 16.
 struct alignas(16) RowHeader {
-  u64 destinations;  // ranks of the cell (by place) that take this row
+  u64 destinations;  // dispatch: ranks of the cell (by place) that take this row; combine: its RowPlace
   u32 token;  // index at its source
   u32 unused;
+};
+
+// Where the payload of a combine row lies: 0 = behind its header; else in the arena of a rank of this node, which all of
+// them map (CombineArgs::arenas).
+struct RowPlace {
+  static constexpr u32 kOffsetBits = 48;
+  static constexpr u64 in_arena(u32 local, u64 offset) { return (local + 1ull) << kOffsetBits | offset; }
+  static constexpr u32 local(u64 place) { return static_cast<u32>(place >> kOffsetBits) - 1; }
+  static constexpr u64 offset(u64 place) { return place & low_bits(kOffsetBits); }
 };
 
 struct RowShape {

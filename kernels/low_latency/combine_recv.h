@@ -20,6 +20,7 @@ struct CombineReceiveArgs {
   u32 zero_copy;  // the sending half's rows were read where they lay: they may be overwritten when this one has run
   const u16* own_rows;  // the sending half's x where own_stay; else null
   u64 own_stride;  // elements between its rows
+  const u8* const* registered;  // [local_size] registered memory of each rank of the node; null: no rows stay there
 };
 struct CombineReceiveShared {
   const u16* rows[kMaxBlockWarps][kMaxTopk];
@@ -94,6 +95,15 @@ DEV bool is_summed(const CombineReceiveArgs& a, const i64* ids, u32 k, bool* low
   return true;
 }
 
+// One lane: a row of `rank`'s, in the slot or where the slot says that it stays.
+DEV const u16* find_row(const CombineReceiveArgs& a, u32 rank, const u8* slot) {
+  const TopologyView& topology = a.rank.topology;
+  if (topology.is_local(rank) && rank != topology.rank)
+    if (const u64 mark = *reinterpret_cast<const u64*>(slot); mark != 0)
+      return reinterpret_cast<const u16*>(a.registered[topology.local_of[rank]] + (mark & ~kRowStays));
+  return reinterpret_cast<const u16*>(slot + sizeof(LogfmtHeader));
+}
+
 // One warp: the rows of a token that take part, compacted in ascending k. A repeated expert was sent once.
 DEV u32 gather_rows(const CombineReceiveArgs& a, u64 epoch, u32 token, const u16** rows, float* weights) {
   const u64 first = static_cast<u64>(token) * a.topk;
@@ -115,7 +125,10 @@ DEV u32 gather_rows(const CombineReceiveArgs& a, u64 epoch, u32 token, const u16
       const u32 at = count + simt::popcount(taking & simt::lane_mask_lt());
       const u8* const slot = own_data(a.rank) + a.call.layout.combine_slot(epoch, first + sent);
       rows[at] = reinterpret_cast<const u16*>(slot + (a.logfmt ? 0 : sizeof(LogfmtHeader)));
-      if (mine && a.own_rows != nullptr) rows[at] = a.own_rows + *reinterpret_cast<const u64*>(slot) * a.own_stride;
+      if (mine && a.own_rows != nullptr)
+        rows[at] = a.own_rows + *reinterpret_cast<const u64*>(slot) * a.own_stride;
+      else if (a.registered != nullptr && !a.logfmt)
+        rows[at] = find_row(a, static_cast<u32>(ids[k]) / a.call.num_local_experts, slot);
       weights[at] = weight;
     }
     count += simt::popcount(taking);

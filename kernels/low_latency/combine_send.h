@@ -9,7 +9,8 @@
 // matrix products compute them, and a row leaves as soon as its signal says that it is there.
 //
 // Rows of this rank's own tokens need not move where they stay as they are until the receiving half has run: their slot
-// then holds the row's index in place of the row.
+// then holds the row's index in place of the row. Nor need rows of this node's tokens where all ranks of the node map the
+// registered memory that zero-copy rows lie in: their slot then says where.
 #pragma once
 #include "kernels/device/copy.h"
 #include "kernels/low_latency/common.h"
@@ -39,6 +40,15 @@ struct CombineSendArgs {
   const float* weights;  // [num_tokens, topk]
   u32 topk;
   u32 own_stay;  // 1: x is not written before the receiving half has run, so rows of own tokens stay there; bf16 only
+  u32 node_rows;  // NodeRows: of tokens of this node's other ranks; bf16 only. Where they stay, own_stay is 1
+  u32 unused;
+  u64 x_at;  // where they stay: bytes from the beginning of this rank's registered memory to x
+};
+// How rows for other ranks of this node travel.
+enum class NodeRows : u32 {
+  kCopied = 0,
+  kCopiedAndMarked,  // their slots say that they hold the row: ranks of this node look
+  kStay,  // their slots say where in registered memory the row is: x is not written before its set is used again
 };
 struct CombineSendShared {
   u32 ok, last;
@@ -95,6 +105,18 @@ DEV void leave_row(const CombineSendArgs& a, const Turn& turn, u64 at, u64 slot)
   add_stat(a.rank, a.rank.topology.rank, PeerStat::kRowsOut, 1);
 }
 
+// One warp: what the slot of a row for another rank of this node says of it. True: the row stays.
+DEV bool mark_row(const CombineSendArgs& a, u32 owner, u64 at, u64 slot) {
+  const NodeRows way = static_cast<NodeRows>(a.node_rows);
+  if (way == NodeRows::kCopied) return false;
+  const bool stays = way == NodeRows::kStay;
+  if (simt::lane() == 0) {
+    *reinterpret_cast<u64*>(data_of(a.rank, owner) + slot) = stays ? kRowStays | (a.x_at + at * a.row_stride * 2) : 0;
+    if (stays) add_stat(a.rank, owner, PeerStat::kRowsOut, 1);
+  }
+  return stays;
+}
+
 // One warp sends row `at` (of expert-major [L, P]) to its owner.
 DEV bool send_row(const CombineSendArgs& a, const Turn& turn, u64 at, u64 plane, CombineSender* sender) {
   const u32 owner = static_cast<u32>(a.src_info[2 * plane + at]);
@@ -113,7 +135,9 @@ DEV bool send_row(const CombineSendArgs& a, const Turn& turn, u64 at, u64 plane,
   const u64 slot = layout.combine_slot(turn.epoch, number);
   const u64 target = slot + (a.logfmt ? 0 : sizeof(LogfmtHeader));
   const u16* row = a.x + at * a.row_stride;
-  const bool local = a.rank.topology.is_local(owner), in_place = !local && a.zero_copy_offset != 0 && !a.logfmt;
+  const bool local = a.rank.topology.is_local(owner);
+  if (local && !a.logfmt && mark_row(a, owner, at, slot)) return true;
+  const bool in_place = !local && a.zero_copy_offset != 0 && !a.logfmt;
   const u32 mine = sender->staging + sender->next;
   if (!local && !in_place && !take_staging(a, turn, mine, owner)) return false;
   u64 bytes = 2ull * layout.hidden;

@@ -22,6 +22,10 @@ namespace uccl {
 // Of a launch; a CPU gives a block few warps of one lane.
 inline constexpr u32 kMaxBlockWarps = kMaxBlockLanes / (simt::kWarp == 1 ? 32 : simt::kWarp);
 
+// In a combine slot, before the row's place: the row is not there but that many bytes into the registered memory of
+// the expert's rank. 0: it is there.
+inline constexpr u64 kRowStays = 1ull << 63;
+
 // How far this rank is with the calls of one phase. Changed by the last block of a launch only, so every block of one
 // launch reads the same numbers; launches of one rank do not overlap.
 struct PhaseEpochs {

@@ -7,31 +7,9 @@
 // (topology.h) in ascending rank, rounded to bf16, this rank's own node being one; then bias and cells in ascending order,
 // rounded. With a cell a rank, other nodes' rows are thus added one by one as they are.
 #pragma once
-#include "kernels/throughput/merge.h"
+#include "kernels/throughput/contribute.h"
 
 namespace uccl {
-
-// Reading state of the partial sums from one cell, in workspace.
-struct PartialState {
-  u64 head, released;
-  u32 row, remaining;
-};
-
-struct CombineArgs {
-  RankContext rank;
-  ThroughputCall call;
-  const u16* x;  // bf16 [rows, hidden], in received order
-  const float* topk_weights;  // [rows, topk] or null
-  const i32* recv_src_idx;  // [rows]
-  const u16* bias0;  // bf16 [num_tokens, hidden] or null
-  const u16* bias1;
-  u16* out;  // bf16 [num_tokens, hidden]
-  float* out_weights;  // [num_tokens, topk] or null
-  u16* scratch;  // bf16 [C, warps of a block, hidden], several nodes only
-  PartialState* partials;  // [C, cells] workspace
-  u32 hidden;
-  u32 unused;
-};
 
 struct CombineShared {
   MergeShared merge;
@@ -54,62 +32,6 @@ DEV u32 all_see_ok(CombineShared& s) {
   const u32 ok = s.merge.ok;
   simt::sync_block();
   return ok;
-}
-
-// ---- (0) contributions ------------------------------------------------------------------------------------------
-
-// This rank's rows for one source and channel, as it finds them when it sums for that source itself.
-DEV OwnRows own_rows(const CombineArgs& a, u32 source, u32 channel) {
-  const u64 at = a.call.recv_begin[source * a.call.geometry.num_channels + channel];
-  return OwnRows{reinterpret_cast<const u8*>(a.x + at * a.hidden), a.recv_src_idx + at,
-                 a.call.shape.has_weights ? a.topk_weights + at * a.call.shape.topk : nullptr};
-}
-
-// One warp: this rank's rows for one source and channel.
-DEV void contribute(const CombineArgs& a, const WaitContext& wait, u32 channel, u32 source) {
-  const StreamGeometry& g = a.call.geometry;
-  const RowShape& shape = a.call.shape;
-  const TopologyView& t = a.rank.topology;
-  const u32 rows = a.call.recv_tokens[source * g.num_channels + channel];
-  if (rows == 0 || warp_agree(a.rank.shrink && masked(a.rank, source))) return;
-  if (t.host_of(source, t.cell) == t.rank) {  // they stay: open_contributions finds them
-    if (simt::lane() == 0) add_stat(a.rank, t.rank, PeerStat::kRowsOut, rows);
-    return;
-  }
-  const u32 first = a.call.recv_begin[source * g.num_channels + channel];
-  WaitSite site{WaitPhase::kCombineSend, combine_peer(a.rank, source), channel, 0};
-  const StreamAddress s = contribution_stream(a.rank, a.call.layout, t.rank, source, channel);
-  u64* tail = const_cast<u64*>(s.tail);
-  u64 number = simt::ld_relaxed_sys(tail);
-  // About what all channels write before a row is read: a small ring stays in the caches.
-  const u64 all = static_cast<u64>(rows) * g.num_channels * shape.payload_bytes;
-  const u64 bytes = all < g.unit_bytes ? all : g.unit_bytes;
-  for (u32 done = 0; done < rows; ++number) {
-    bool room = true;
-    if (simt::lane() == 0) {
-      bool absent;
-      const auto head = [&] { return simt::ld_acquire_sys(s.heads); };
-      site.expected = number;
-      room = wait_for_slot(a.rank, wait, site, g, head, &absent) && !absent;
-    }
-    if (!warp_agree(room)) return;
-    const u32 n = rows - done < g.rows_per_chunk ? rows - done : g.rows_per_chunk;
-    for (u32 i = 0; i < n; ++i) {
-      const u64 at = first + done + i;
-      u8* row = const_cast<u8*>(s.unit) + g.chunk(channel, number) + static_cast<u64>(i) * g.row_bytes;
-      if (simt::lane() == 0) *reinterpret_cast<RowHeader*>(row) = RowHeader{0, static_cast<u32>(a.recv_src_idx[at]), 0};
-      copy_row_out(row + sizeof(RowHeader), reinterpret_cast<const u8*>(a.x + at * a.hidden), shape.payload_bytes,
-                   bytes);
-      for (u32 k = simt::lane(); shape.has_weights && k < shape.topk; k += simt::kWarp)
-        reinterpret_cast<float*>(row + shape.weights())[k] = a.topk_weights[at * shape.topk + k];
-    }
-    done += n;
-    simt::sync_warp();
-    if (simt::lane() == 0) simt::st_release_sys(tail, number + 1);  // pairs with look_ahead's acquire
-  }
-  if (simt::lane() != 0) return;
-  add_stat(a.rank, site.peer, PeerStat::kRowsOut, rows);
-  add_stat(a.rank, site.peer, PeerStat::kBytesOut, static_cast<u64>(rows) * g.row_bytes);
 }
 
 // ---- (1) this rank's own tokens ---------------------------------------------------------------------------------
@@ -199,7 +121,7 @@ DEV void reduce_own(const CombineArgs& a, CombineShared& s, u32 channel, const P
   const u64 at = static_cast<u64>(e.token) * a.hidden;
   const RowBias bias{a.bias0 != nullptr ? a.bias0 + at : nullptr, a.bias1 != nullptr ? a.bias1 + at : nullptr};
   const u16** list = warp_pointers(s);
-  payloads(e, list);
+  payloads(e, a.arenas, list);
   if (a.rank.topology.num_nodes == 1) {
     reduce_rows(a.out + at, list, nullptr, e.num_rows, a.hidden, bias);
   } else {
@@ -217,7 +139,7 @@ DEV void reduce_own(const CombineArgs& a, CombineShared& s, u32 channel, const P
     float sum = e.num_partials == 0 ? sum_weights(shape, e, k) : 0.0f;
     for (u32 i = 0; e.num_partials != 0 && i <= e.num_partials; ++i) {
       if (i == e.own_position) sum += sum_weights(shape, e, k);
-      if (i < e.num_partials) sum += weights_behind(shape, e.partials[i])[k];
+      if (i < e.num_partials) sum += weights_in(shape, e.partials[i] - sizeof(RowHeader))[k];
     }
     a.out_weights[static_cast<u64>(e.token) * shape.topk + k] = sum;
   }
@@ -252,6 +174,7 @@ DEV void combine_own(const CombineArgs& a, const WaitContext& wait, CombineShare
     if (!all_see_ok(s)) return;
     for (u32 i = simt::warp(); i < s.merge.count; i += simt::num_warps()) reduce_own(a, s, channel, s.merge.plan[i]);
     simt::sync_block();
+    if (simt::tid() == 0 && !rows_stayed(a, wait, s.merge, channel)) s.merge.ok = 0;
     release_contributions(s.merge);
     release_partials(a, wait, channel);
     simt::sync_block();
@@ -308,7 +231,7 @@ DEV void plan_partials(const CombineArgs& a, const WaitContext& wait, CombineSha
 DEV void reduce_partial(const CombineArgs& a, CombineShared& s, const PlanEntry& e) {
   const RowShape& shape = a.call.shape;
   const u16** list = warp_pointers(s);
-  payloads(e, list);
+  payloads(e, a.arenas, list);
   if (simt::lane() == 0) *reinterpret_cast<RowHeader*>(e.out_row) = RowHeader{0, e.token, 0};
   reduce_rows(reinterpret_cast<u16*>(e.out_row + sizeof(RowHeader)), list, nullptr, e.num_rows, a.hidden);
   for (u32 k = simt::lane(); shape.has_weights && k < shape.topk; k += simt::kWarp)
@@ -350,7 +273,8 @@ DEV bool combine_for(const CombineArgs& a, const WaitContext& wait, CombineShare
     done += s.merge.count;
     simt::sync_block();
     release_contributions(s.merge);
-    if (simt::tid() == 0 && !send_partials(a, wait, s, p, p.rows - done)) s.merge.ok = 0;
+    if (simt::tid() == 0 && !(rows_stayed(a, wait, s.merge, channel) && send_partials(a, wait, s, p, p.rows - done)))
+      s.merge.ok = 0;
     ok = all_see_ok(s);
   }
   return ok != 0;
@@ -364,6 +288,7 @@ KERNEL KERNEL_BOUNDS(kMaxBlockLanes) throughput_combine(CombineArgs a) {
   if (!may_start(wait)) return;
   if (role == 0) {
     for (u32 s = simt::warp(); s < t.num_ranks; s += simt::num_warps()) contribute(a, wait, channel, s);
+    for (u32 s = simt::warp(); rows_stay(a) && s < t.num_ranks; s += simt::num_warps()) await_read(a, wait, channel, s);
   } else if (role == 1) {
     combine_own(a, wait, shared, channel);
   } else {

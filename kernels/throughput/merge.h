@@ -3,14 +3,15 @@
 // A reducing block works in batches. Lane 0 plans: it finds the next tokens and where their rows are, and never waits
 // while it holds an unfinished batch (its readers may be needed to free what it would wait for); on a GPU its warp has
 // fetched what it needs to know before. Then all warps reduce one planned row each, and only after that are the rings'
-// heads released. Rows that the reducing rank itself has are read where its caller left them; they pass no ring.
+// heads released. Rows that the reducing rank itself has are read where its caller left them; they pass no ring. Of rows
+// that lie in another rank's arena the ring has headers and weights only.
 #pragma once
 #include "kernels/throughput/common.h"
 
 namespace uccl {
 
-inline constexpr u32 kMaxPlan = 16;       // rows of a batch
-inline constexpr u32 kMaxPartials = 64;   // other nodes that one token may be combined from
+inline constexpr u32 kMaxPlan = 16;  // rows of a batch
+inline constexpr u32 kMaxPartials = 64;  // other nodes that one token may be combined from
 
 // The next of a rank's rows for a source, where its caller left them.
 struct OwnRows {
@@ -22,11 +23,11 @@ struct OwnRows {
 // Reading state of one contribution stream, in shared memory.
 struct Contribution {
   StreamAddress stream;
-  u64 head;         // chunk being read
-  u64 released;     // head as its writer knows it
-  u32 row;          // in that chunk
-  u32 remaining;    // rows of this call
-  u32 token;        // of the next row; valid when `ready`
+  u64 head;  // chunk being read
+  u64 released;  // head as its writer knows it
+  u32 row;  // in that chunk
+  u32 remaining;  // rows of this call
+  u32 token;  // of the next row; valid when `ready`
   u32 ready;
   u32 fetched, used;  // rows from the current one on whose tokens look_around has fetched, and how many are spent
   u32 tokens[kMaxPlan];
@@ -34,9 +35,9 @@ struct Contribution {
 };
 
 struct PlanEntry {
-  const u8* rows[kMaxRanksPerNode];  // payloads of this node's ranks, ascending
+  const u8* rows[kMaxRanksPerNode];  // of this node's ranks, ascending: ring rows, and own_row's payload
   const u8* partials[kMaxPartials];  // payloads of other nodes, ascending; own_position says where this node's sum goes
-  const float* own_weights;  // of rows[own_row], which lie elsewhere than behind its payload
+  const float* own_weights;  // of rows[own_row]
   u8* out_row;  // a stream row to fill (header, payload, weights), or null
   u32 own_row;  // kNoOwnRow: all rows come from rings
   u32 num_rows, num_partials, own_position, token;
@@ -188,7 +189,7 @@ DEV void take_token(const ThroughputCall& call, MergeShared& m, u32 channel, u32
       take_own(call.shape, k.own, p);
       continue;
     }
-    p.rows[p.num_rows++] = contribution_row(call, k, channel) + sizeof(RowHeader);
+    p.rows[p.num_rows++] = contribution_row(call, k, channel);
     if (++k.row < call.geometry.rows_per_chunk && k.remaining != 0) continue;
     ++k.head;
     k.row = 0;
@@ -205,21 +206,29 @@ DEV void release_contributions(MergeShared& m) {
   }
 }
 
-// Weights of a row that came through a ring or over the network.
-DEV const float* weights_behind(const RowShape& shape, const u8* payload) {
-  return reinterpret_cast<const float*>(payload - sizeof(RowHeader) + shape.weights());
+// Weights of a row in a ring.
+DEV const float* weights_in(const RowShape& shape, const u8* row) {
+  return reinterpret_cast<const float*>(row + shape.weights());
 }
 
 // One lane per k: fp32 sum over the node's rows of the weight of k, in their order.
 DEV float sum_weights(const RowShape& shape, const PlanEntry& e, u32 k) {
   float sum = 0.0f;
-  for (u32 i = 0; i < e.num_rows; ++i) sum += (i == e.own_row ? e.own_weights : weights_behind(shape, e.rows[i]))[k];
+  for (u32 i = 0; i < e.num_rows; ++i) sum += (i == e.own_row ? e.own_weights : weights_in(shape, e.rows[i]))[k];
   return sum;
 }
 
+// The payload of a row in a ring.
+DEV const u8* payload_of(const u8* row, u8* const* arenas) {
+  if (arenas == nullptr) return row + sizeof(RowHeader);
+  const u64 place = reinterpret_cast<const RowHeader*>(row)->destinations;
+  return place == 0 ? row + sizeof(RowHeader) : arenas[RowPlace::local(place)] + RowPlace::offset(place);
+}
+
 // One warp: the payloads as reduce_rows takes them.
-DEV void payloads(const PlanEntry& e, const u16** out) {
-  for (u32 i = simt::lane(); i < e.num_rows; i += simt::kWarp) out[i] = reinterpret_cast<const u16*>(e.rows[i]);
+DEV void payloads(const PlanEntry& e, u8* const* arenas, const u16** out) {
+  for (u32 i = simt::lane(); i < e.num_rows; i += simt::kWarp)
+    out[i] = reinterpret_cast<const u16*>(i == e.own_row ? e.rows[i] : payload_of(e.rows[i], arenas));
   simt::sync_warp();
 }
 

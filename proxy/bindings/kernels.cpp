@@ -221,7 +221,10 @@ void register_low_latency_combine(nb::module_& m) {
   combine.def_rw("num_tokens", &CombineSendArgs::num_tokens).def_rw("topk", &CombineSendArgs::topk);
   address(combine, "topk_idx", &CombineSendArgs::topk_idx);
   address(combine, "weights", &CombineSendArgs::weights);
-  combine.def_rw("own_stay", &CombineSendArgs::own_stay);
+  combine.def_rw("own_stay", &CombineSendArgs::own_stay).def_rw("node_rows", &CombineSendArgs::node_rows);
+  combine.def_rw("x_at", &CombineSendArgs::x_at);
+  m.attr("NODE_ROWS_COPIED_AND_MARKED") = static_cast<u32>(NodeRows::kCopiedAndMarked);
+  m.attr("NODE_ROWS_STAY") = static_cast<u32>(NodeRows::kStay);
   kernel(m, "low_latency_combine_send", cpu::low_latency_combine_send,
          [](const CombineSendArgs&, u32) { return sizeof(CombineSendShared); });
 
@@ -242,6 +245,7 @@ void register_low_latency_combine(nb::module_& m) {
   address(reduce, "wait_stats", &CombineReceiveArgs::wait_stats);
   address(reduce, "own_rows", &CombineReceiveArgs::own_rows);
   reduce.def_rw("own_stride", &CombineReceiveArgs::own_stride);
+  address(reduce, "registered", &CombineReceiveArgs::registered);
   kernel(m, "low_latency_combine_recv", cpu::low_latency_combine_recv,
          [](const CombineReceiveArgs&, u32) { return sizeof(CombineReceiveShared); });
 }
@@ -333,6 +337,8 @@ void register_streams_of_rows(nb::module_& m) {
   address(combine, "out_weights", &CombineArgs::out_weights);
   address(combine, "scratch", &CombineArgs::scratch);
   address(combine, "partials", &CombineArgs::partials);
+  address(combine, "arenas", &CombineArgs::arenas);
+  combine.def_rw("x_offset", &CombineArgs::x_offset).def_rw("x_in_arena", &CombineArgs::x_in_arena);
   kernel(m, "throughput_combine", cpu::throughput_combine,
          [](const CombineArgs&, u32 warps) { return CombineShared::bytes(warps); });
   m.attr("PARTIAL_STATE_BYTES") = sizeof(PartialState);

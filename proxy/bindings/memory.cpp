@@ -29,6 +29,8 @@ void register_memory(nb::module_& m) {
       .def_prop_ro("address", [](const Segment& s) { return reinterpret_cast<std::uintptr_t>(s.data()); })
       .def_prop_ro("bytes", &Segment::bytes)
       .def_prop_ro("fd", &Segment::fd)
+      .def("give_back", &Segment::give_back, nb::arg("offset"), nb::arg("bytes"),
+           "Gives whole pages back to the system; they read as zeros again. False: it refused.")
       .def("numpy", &view, "A uint8 array over the whole segment, which stays mapped while the array lives.");
 }
 

@@ -95,6 +95,12 @@ std::shared_ptr<Segment> Segment::adopt(int fd, std::size_t bytes) {
   return std::shared_ptr<Segment>(new Segment(d.release(), data, size));
 }
 
+bool Segment::give_back(std::size_t offset, std::size_t bytes) {
+  if (offset > bytes_ || bytes > bytes_ - offset) return false;
+  return fallocate(fd_, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, static_cast<off_t>(offset),
+                   static_cast<off_t>(bytes)) == 0;
+}
+
 Segment::~Segment() {
   munmap(data_, bytes_);
   close(fd_);

@@ -19,6 +19,9 @@ class Segment {
   Segment(const Segment&) = delete;
   Segment& operator=(const Segment&) = delete;
 
+  // Gives whole pages within [offset, offset + bytes) back to the system; they read as zeros again. False: it refused.
+  bool give_back(std::size_t offset, std::size_t bytes);
+
   void* data() const { return data_; }
   std::size_t bytes() const { return bytes_; }
   int fd() const { return fd_; }

@@ -72,7 +72,7 @@ void draw_low_latency(Random& r, Case* c) {
   c->zero_copy = r.one_in(5);
   if (c->zero_copy) {
     const u64 stride = align_up(w.hidden + w.hidden / 64, 8);
-    w.zero_copy_bytes = 2 * align_up(u64{c->num_experts} * w.max_tokens * stride * 2, 128);
+    w.zero_copy_bytes = kZeroCopySets * align_up(u64{c->num_experts} * w.max_tokens * stride * 2, 128);
   }
   c->rounds = static_cast<u32>(ranks <= 8 ? r.between(2, 6) : ranks <= 16 ? r.between(2, 4) : r.between(2, 3));
 }
@@ -222,6 +222,7 @@ Case draw_case(u64 seed, const std::string& profile) {
   draw_profile(r, profile, &c);
   draw_faults(r, &c);
   draw_absences(Random(key_of(seed, 0xab5e)), &c);
+  c.rows_stay = Random(key_of(seed, 0x57a7)).one_in(2) && (c.mode == Mode::kThroughput || c.zero_copy);
   return c;
 }
 
@@ -246,6 +247,7 @@ std::string describe(const Case& c) {
          std::to_string(w.unit_bytes) + " bytes";
   if (w.age != 0) s += ", counters from " + std::to_string(w.age);
   s += ", profile " + c.profile.name;
+  if (c.rows_stay) s += ", rows stay";
   if (w.shrink) s += ", missing ranks are left out";
   for (const FaultPlan& p : c.faults) s += "; " + uccl::describe(p);
   for (const Leaving& l : c.leavings) s += "; rank " + std::to_string(l.rank) + " " + describe_leaving(l);

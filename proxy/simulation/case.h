@@ -45,6 +45,9 @@ struct Leaving {
   u32 rank = 0, round = 0, launches = ~0u;  // ~0: does not stop by launches
 };
 
+// Enough also where the ranks of a node read zero-copy rows in place.
+inline constexpr u64 kZeroCopySets = 3;
+
 struct Case {
   u64 seed = 1;
   Mode mode = Mode::kLowLatency;
@@ -55,6 +58,7 @@ struct Case {
   // Low latency.
   RowFormat format = RowFormat::kBf16;
   bool round_scale = false, zero_copy = false;
+  bool rows_stay = false;  // combine's rows, in low latency zero-copy ones, are read where they lie by their node
   u32 batch = 4;
   // Throughput.
   u32 max_tokens = 12, max_topk = 4, max_channels = 2, max_hidden = 64;

@@ -95,7 +95,8 @@ void LowLatencyRank::combine_send(u64 round, Call& c) {
   ++combines_;
   u16* x;
   if (case_.zero_copy) {
-    u8* const memory = world_.zero_copy(rank_) + combines_ % 2 * (case_.world.zero_copy_bytes / 2);
+    u8* const memory =
+        world_.zero_copy(rank_) + combines_ % kZeroCopySets * (case_.world.zero_copy_bytes / kZeroCopySets);
     a.zero_copy_offset = world_.zero_copy_offset() + static_cast<u64>(memory - world_.zero_copy(rank_));
     x = reinterpret_cast<u16*>(memory);
   } else {
@@ -109,6 +110,10 @@ void LowLatencyRank::combine_send(u64 round, Call& c) {
   a.layout_range = c.layout_range.data();
   a.staging_ticket = staging_tickets_.data();
   a.own_stay = 1;
+  if (case_.rows_stay) {
+    a.node_rows = static_cast<u32>(NodeRows::kStay);
+    a.x_at = reinterpret_cast<u64>(x);
+  }
   c.own_rows = x;
   driver_.launch(rank_, Kernel::kCombineSend, low_latency_combine_send, a, shape(sizeof(CombineSendShared)));
   attendance_.did(rank_, round, Deed::kCombine);
@@ -127,6 +132,9 @@ void LowLatencyRank::combine_recv(u64 round, Call& c) {
   a.zero_copy = case_.zero_copy;
   a.own_rows = c.own_rows;
   a.own_stride = row_stride();
+  // All ranks are of one process: registered memory begins at address 0.
+  static const u8* const kRegistered[kMaxRanksPerNode] = {};
+  a.registered = case_.rows_stay ? kRegistered : nullptr;
   driver_.launch(rank_, Kernel::kCombineReceive, low_latency_combine_recv, a, shape(sizeof(CombineReceiveShared)));
 }
 

@@ -145,7 +145,8 @@ u64 ThroughputRank::dispatch(u64 round, bool again, Dispatched* out) {
 
 u64 ThroughputRank::combine(u64 round) {
   const RoundPlan& plan = oracle_.plan(round);
-  const auto rows = oracle_.combine_input(round, rank_);
+  combine_input_ = oracle_.combine_input(round, rank_);  // after a fault others may still read it
+  const auto& rows = combine_input_;
   const u32 tokens = oracle_.input(round, rank_).num_tokens;
   const bool several = world_.num_nodes > 1;
   CombineArgs a{};
@@ -162,6 +163,11 @@ u64 ThroughputRank::combine(u64 round) {
   const u64 states = u64{routing_.channels} * world_.num_cells;
   a.partials = reinterpret_cast<PartialState*>(partials_.poison(states * sizeof(PartialState) / sizeof(u64)));
   a.hidden = plan.combine_hidden;
+  // All ranks are of one process: every arena begins at address 0.
+  static u8* const kArenas[kMaxRanksPerNode] = {};
+  a.arenas = case_.rows_stay ? kArenas : nullptr;
+  a.x_offset = reinterpret_cast<u64>(rows.x.data());
+  a.x_in_arena = case_.rows_stay;
   driver_.launch(rank_, Kernel::kCombine, throughput_combine, a,
                  shape((several ? 3 : 2) * routing_.channels, CombineShared::bytes(case_.warps)));
   attendance_.did(rank_, round, Deed::kCombine);

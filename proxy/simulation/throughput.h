@@ -48,6 +48,7 @@ class ThroughputRank {
   SettledGeometry settled_[kNumDirections]{};
   Routing routing_;
   Dispatched first_, again_;
+  ThroughputOracle::CombineInput combine_input_;
   Buffer<u16> out_, scratch_;
   Buffer<float> out_weights_;
   Buffer<u64> partials_;

@@ -76,6 +76,10 @@ std::string judge_failed(const Case& c, World& world, const Driver& driver, u32 
   if (kind == FaultKind::kNone) return name(rank) + " did not finish and has no fault record";
   if (driver.kernel(rank) == Kernel::kQuiet && kind == FaultKind::kTimeout) return "";  // names the ring, not a peer
   if (kind == FaultKind::kRingFull) return "";  // behind a peer that takes nothing: the ring names the command's peer
+  if (kind == FaultKind::kWithdrawn && f.peer < world.num_ranks())
+    return world.network().dead(f.peer) || world.fault(f.peer).kind != 0
+               ? ""
+               : "says that a rank gave up which has no fault: " + what;
   if (kind != FaultKind::kPeerLost && kind != FaultKind::kTimeout && kind != FaultKind::kTransport)
     return "the wrong kind of fault: " + what;
   const bool proxy_said_it = kind != FaultKind::kTimeout && f.phase == static_cast<u32>(WaitPhase::kNone);

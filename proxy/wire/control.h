@@ -29,6 +29,7 @@ enum class FaultKind : u32 {
   kMismatch = 5,       // two ranks disagree (expected, seen)
   kTransport = 6,      // the network reported an error (seen = errno or status)
   kBadArrival = 7,     // a message that no correct peer sends
+  kWithdrawn = 8,      // the peer gave its call up while its rows were read in place
 };
 
 // What was being waited for. Also the name a user reads.

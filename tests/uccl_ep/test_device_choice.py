@@ -7,6 +7,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 from tests.uccl_ep.gpu.fake_driver import FakeDriver
 from tests.uccl_ep.gpu.worlds import install
@@ -74,9 +75,17 @@ def test_device_choice_a_gpu_that_cannot_map_host_memory(monkeypatch: pytest.Mon
 
 def test_device_choice_makes_the_device_of_a_session() -> None:
     said: list[str] = []
-    session = SimpleNamespace(settings=Settings(), check=lambda: said.append("checked"), note=said.append)
+    arena = _native.Segment.create("test", 8 << 20)
+    session = SimpleNamespace(
+        settings=Settings(),
+        check=lambda: said.append("checked"),
+        note=said.append,
+        regions=SimpleNamespace(arena=arena),
+    )
     device = make_device(Choice(None, None, ""), session)  # type: ignore[arg-type]
     assert isinstance(device, CpuDevice) and isinstance(device.comm_stream, _native.Stream)
+    result = device.empty(2 << 20, dtype=torch.uint8)
+    assert device.arena_offset(result) == result.data_ptr() - arena.address
     device.finish()
     assert said == ["checked"]
 

@@ -29,7 +29,7 @@ def enumerators(name: str) -> list[str]:
 def test_faults_kinds_are_those_of_the_wire() -> None:
     kinds = enumerators("FaultKind")
     assert kinds[0] == "kNone"
-    names = ["TIMEOUT", "PEER_LOST", "RING_FULL", "BAD_COMMAND", "MISMATCH", "TRANSPORT", "BAD_ARRIVAL"]
+    names = ["TIMEOUT", "PEER_LOST", "RING_FULL", "BAD_COMMAND", "MISMATCH", "TRANSPORT", "BAD_ARRIVAL", "WITHDRAWN"]
     assert [getattr(faults, n) for n in names] == list(range(1, len(kinds)))
     assert [k[1:].lower() for k in kinds[1:]] == [n.lower().replace("_", "") for n in names]
 
@@ -70,6 +70,12 @@ def test_faults_lost_peer_claims_no_arrivals() -> None:
     assert type(error) is PeerLost
     assert (error.expected, error.seen, error.waited_s, error.last_seen_s, error.phase) == (None,) * 5
     assert "rank 2 (host gamma) lost" in str(error)
+
+
+def test_faults_a_peer_whose_rows_are_gone() -> None:
+    error = faults.error_of(record(faults.WITHDRAWN, phase=5), 1, HOSTS)
+    assert type(error) is PeerLost and error.peer == 2
+    assert "rank 2 (host gamma) lost in combine (receive): it has given up this call itself" in str(error)
 
 
 @pytest.mark.parametrize("peer", [0xFFFFFFFF, 3])

@@ -306,7 +306,9 @@ def test_low_latency_api_zero_copy(variables: Any, transport: str, per_node: int
                     garbage, c.topk_idx[rank], c.topk_weights[rank], handle, zero_copy=True
                 )
                 assert same(combined, sums[rank])
-            assert len(seen) == 2  # two sets in turn
+            # Three sets in turn where the node's other ranks read rows in place: ranks 0 and 1 of two.
+            alone = per_node == 1 or (per_node == 2 and rank == 2)
+            assert len(seen) == (2 if alone else 3)
             assert not staging.any()  # no row went through the staging area
             _, _, handle, _, _ = dispatch(buffer, c)
             assert same(combine(buffer, c, handle)[0], sums[rank])

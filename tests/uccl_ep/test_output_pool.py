@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import random
 import threading
 from collections.abc import Callable
@@ -10,6 +11,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
+from uccl_ep import _native
 from uccl_ep.output_pool import SMALLEST, OutputPool
 
 _LARGE = (SMALLEST, 3)
@@ -120,3 +122,62 @@ def test_threads_may_share_a_pool() -> None:
     for t in threads:
         t.join()
     assert not wrong
+
+
+def _arena(num_bytes: int = 64 << 20) -> _native.Segment:
+    return _native.Segment.create("test-arena", num_bytes)
+
+
+def test_results_lie_in_the_arena_where_others_see_them() -> None:
+    arena = _arena()
+    pool = OutputPool(arena)
+    first, second = pool.empty(_LARGE, torch.uint8), pool.empty((1 << 20,), torch.bfloat16)
+    first.fill_(3)
+    second.fill_(1.5)
+    seen = torch.from_numpy(_native.Segment.adopt(os.dup(arena.fd), arena.bytes).numpy())
+    for t in (first, second):
+        offset = pool.arena_offset(t)
+        assert offset is not None and offset % 4096 == 0
+        assert torch.equal(seen[offset : offset + t.nbytes].view(t.dtype).view(t.shape), t)
+    row = second[4096:]
+    assert pool.arena_offset(row) == (pool.arena_offset(second) or 0) + 8192  # of what a view begins with
+    assert pool.arena_offset(torch.empty(1 << 20)) is None and pool.arena_offset(second[:0]) is None
+    assert OutputPool().arena_offset(first) is None
+
+
+def test_what_the_arena_cannot_hold_lies_elsewhere() -> None:
+    pool = OutputPool(_arena(8 << 20))
+    results = [pool.empty((4 << 20,), torch.uint8) for _ in range(4)]
+    assert [pool.arena_offset(t) is not None for t in results] == [True, True, False, False]
+    for tag, t in enumerate(results):
+        t.fill_(tag)
+    assert [int(t.max()) for t in results] == [0, 1, 2, 3]
+    del results, t
+    assert pool.arena_offset(pool.empty((8 << 20,), torch.uint8)) == 0  # dropped halves are one range again
+
+
+def test_dropped_results_leave_no_pages_in_the_arena() -> None:
+    arena = _arena()
+    pool = OutputPool(arena)
+    pool.empty((32 << 20,), torch.uint8).fill_(1)
+    assert _pages_of(arena) >= 32 << 20
+    pool.close()
+    assert _pages_of(arena) == 0
+
+
+def test_results_that_take_turns_do_not_drop_each_other() -> None:
+    # The small one is gone before the last comes: all three together are more than was ever in use at once.
+    pool = OutputPool(_arena())
+    addresses = []
+    for _ in range(4):
+        large, small = pool.empty((20 << 20,), torch.uint8), pool.empty((2 << 20,), torch.uint8)
+        del small
+        last = pool.empty((6 << 20,), torch.uint8)
+        addresses.append((large.data_ptr(), last.data_ptr()))
+        last.fill_(1)
+        del large, last
+    assert len(set(addresses)) == 1 and pool.kept_bytes == 28 << 20
+
+
+def _pages_of(arena: _native.Segment) -> int:
+    return os.fstat(arena.fd).st_blocks * 512

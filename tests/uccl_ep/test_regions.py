@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import subprocess
 from dataclasses import replace
@@ -128,6 +129,39 @@ def test_regions_what_the_proxy_maps_and_peers_are_told() -> None:
     assert meeting.data_handle == b"" and meeting.flat_bytes == plan.flat_bytes
     memory, offset = regions.zero_copy(5)
     assert memory.numel() == 1 << 20 and offset == plan.zero_copy_offset
+
+
+def test_regions_results_and_zero_copy_rows_are_seen_by_the_node() -> None:
+    one, two = made(0, low_latency=True), made(1, low_latency=True)
+    for mine, other in ((one, two), (two, one)):
+        mine.meet([Peer(other.meeting(b"", 0), True, True)])
+    tables = _native.RankTablesSettings()
+    tables.node_of, tables.num_rings = [0, 0], one.num_rings
+    assert (one.arenas, one.zero_copy_rows) == (0, 0)
+    one.place(tables, [0, 1])
+    assert one.arena is not None and two.arena is not None
+    for table, written in ((one.arenas, two.arena.numpy()), (one.zero_copy_rows, two.zero_copy(1)[0].numpy())):
+        mine, others = (ctypes.c_uint64 * 2).from_address(table)
+        written[100:104] = 7, 8, 9, 10
+        assert ctypes.string_at(others + 100, 4) == bytes([7, 8, 9, 10])
+        assert ctypes.string_at(mine + 100, 4) == bytes(4)
+    one.close()
+    assert one.arena is None and (one.arenas, one.zero_copy_rows) == (0, 0)
+
+
+def test_regions_nobody_reads_results_of_a_rank_that_is_alone_on_its_node() -> None:
+    regions = Regions(MemoryPlan(Topology((0, 1, 1)), 1 << 16, 0, False), Placement("host", "a test"), 0, Settings())
+    regions.make()
+    assert regions.arena is None and regions.meeting(b"", 0).arena_fd == -1
+
+
+def test_regions_zero_copy_rows_that_a_nic_pins_are_not_read_in_place() -> None:
+    plan = MemoryPlan(Topology((0, 0, 1)), 1 << 16, 1 << 16, True)
+    plan.reserve_zero_copy(1 << 20, pinned=True)  # a third set of rows would take memory
+    regions = Regions(plan, Placement("host", "a test"), 0, Settings())
+    regions.make()
+    meeting = regions.meeting(b"", 0)
+    assert meeting.zero_copy_fd == -1 and meeting.arena_fd >= 0
 
 
 def test_regions_zero_copy_needs_low_latency() -> None:

@@ -20,6 +20,7 @@ from uccl_ep import (
     PeerTimeout,
     SettingsMismatch,
     ThreadGroup,
+    output_pool,
     reference,
     run_ranks,
 )
@@ -51,7 +52,12 @@ def biases_of(c: RandomCase, turn: int) -> list[Any]:
 
 
 @pytest.mark.parametrize("ranks, per_node, transport", WORLDS)
-def test_throughput_api_rows_are_the_references(variables: Any, ranks: int, per_node: int, transport: str) -> None:
+@pytest.mark.parametrize("rows_stay", [False, True])
+def test_throughput_api_rows_are_the_references(
+    variables: Any, monkeypatch: pytest.MonkeyPatch, ranks: int, per_node: int, transport: str, rows_stay: bool
+) -> None:
+    if rows_stay:
+        monkeypatch.setattr(output_pool, "SMALLEST", 1)  # also these small results are in the arena
     variables(RANKS_PER_NODE=per_node, TRANSPORT=transport, SHUFFLE_SEED=7)
     shape = {"num_ranks": ranks, "num_experts": 4 * ranks, "num_topk": 3, "hidden": 256, "max_tokens": 40}
     traffic = ["mixed", "uniform", "duplicates", "hot_expert", "no_tokens", "out_of_range", "all_unused", "mixed"]
@@ -73,9 +79,14 @@ def test_throughput_api_rows_are_the_references(variables: Any, ranks: int, per_
                 sent = buffer.dispatch(x, **layout, **topk, expert_alignment=alignment, num_worst_tokens=worst)
                 again = buffer.dispatch(x, handle=sent[4])
                 n = (sent[0][0] if fp8 else sent[0]).shape[0]
-                combined = buffer.combine(
-                    rows[turn, rank][:n], sent[4], topk_weights=sent[2], bias=biases_of(c, turn)[rank]
-                )
+                given = rows[turn, rank][:n]
+                if rows_stay and (rank + turn) % 3:  # others copy theirs in the same call
+                    given = buffer.empty_rows(n, 256).copy_(given)
+                    seen_by_node = buffer._device.arena_offset(given) is not None
+                    assert seen_by_node == (n > 0 and buffer._session.regions.arena is not None)
+                combined = buffer.combine(given, sent[4], topk_weights=sent[2], bias=biases_of(c, turn)[rank])
+                if rows_stay and (rank + turn) % 3:
+                    given.fill_(torch.nan)  # the caller's again
                 out.append((layout, sent, again, combined))
         return out
 
@@ -93,13 +104,8 @@ def test_throughput_api_rows_are_the_references(variables: Any, ranks: int, per_
                 assert same(got[: wanted[rank].num_rows], expected[: wanted[rank].num_rows])
         given = [rows[turn, r][: wanted[r].recv_x.shape[0]] for r in range(ranks)]
         weights = [w.recv_topk_weights for w in wanted] if with_topk else None
-        sums, sum_weights = reference.throughput_combine(
-            given,
-            wanted,
-            weights,
-            biases_of(c, turn),
-            per_node or None,  # type: ignore[arg-type]
-        )
+        biases, nodes = biases_of(c, turn), per_node or None
+        sums, sum_weights = reference.throughput_combine(given, wanted, weights, biases, nodes)  # type: ignore[arg-type]
         for rank in range(ranks):
             combined, combined_weights, _ = results[rank][turn][3]
             assert same(combined, sums[rank])

@@ -145,6 +145,10 @@ class GpuDevice:
         """An uninitialised tensor from torch's pool of the stream that the call at hand allocates on."""
         return torch.empty(shape, dtype=dtype, device=self.where)
 
+    def arena_offset(self, tensor: torch.Tensor) -> int | None:
+        """None: a GPU's results lie in torch's memory."""
+        return None
+
     def zeros(self, *shape: int, dtype: torch.dtype) -> torch.Tensor:
         """A tensor of zeros; filling it is queued where it is allocated, and kernels of the call run after that."""
         self._order.touched()

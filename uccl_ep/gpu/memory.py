@@ -94,6 +94,9 @@ class GpuRegions(Regions):
         sizes = [16 * self.num_rings, 4 * self.num_ranks, 8 * _native.PEER_STATS * self.num_ranks]
         self._words = self._take("words", sum(round_up(size, _ALIGN) for size in sizes))
 
+    def _make_arena(self, name: str) -> None:
+        """None: a GPU's results lie in torch's memory."""
+
     def _make_data(self, name: str) -> None:
         if self.placement.where == "host":
             super()._make_data(name)

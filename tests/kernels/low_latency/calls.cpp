@@ -114,8 +114,8 @@ u32 LowLatencyRank::row_stride() const {
 }
 
 u16* LowLatencyRank::zero_copy_rows() const {
-  const u64 set = world_.shape().zero_copy_bytes / 2 / 128 * 128;
-  return reinterpret_cast<u16*>(world_.zero_copy(rank_) + (num_combines_ + 1) % 2 * set);
+  const u64 sets = case_.in_place ? 3 : 2, set = world_.shape().zero_copy_bytes / sets / 128 * 128;
+  return reinterpret_cast<u16*>(world_.zero_copy(rank_) + (num_combines_ + 1) % sets * set);
 }
 
 void LowLatencyRank::combine_send(const Received& from, const u16* x, const TokenInput* input) {
@@ -139,6 +139,11 @@ void LowLatencyRank::combine_send(const Received& from, const u16* x, const Toke
   a.logfmt = case_.logfmt;
   a.own_stay = case_.own_stay && !case_.logfmt;
   own_rows_open_.push_back(a.own_stay ? a.x : nullptr);
+  if (case_.in_place && !case_.logfmt) {
+    const bool stays = case_.zero_copy && a.own_stay != 0 && mix(case_.seed ^ num_combines_ << 16 ^ rank_) % 4 != 0;
+    a.node_rows = static_cast<u32>(stays ? NodeRows::kStay : NodeRows::kCopiedAndMarked);
+    a.x_at = reinterpret_cast<u64>(a.x);
+  }
   a.signals = signals;
   a.signals_per_expert = signals_per_expert;
   a.signal_rows = signal_rows;
@@ -183,6 +188,9 @@ void LowLatencyRank::combine_recv(const TokenInput& input, Poisoned<u16>* out) {
   a.zero_copy = case_.zero_copy;
   a.own_rows = own_rows_open_.front();
   a.own_stride = row_stride();
+  // Ranks of one process see each other's memory where it is: all registered memory begins at address 0.
+  static const u8* const kRegistered[kMaxRanksPerNode] = {};
+  a.registered = case_.in_place ? kRegistered : nullptr;
   own_rows_open_.pop_front();
   recording.launch(low_latency_combine_recv, a, sizeof(CombineReceiveShared), case_.shape, epoch);
 }

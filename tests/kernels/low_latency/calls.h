@@ -16,6 +16,7 @@ struct LowLatencyCase {
   RowFormat format = RowFormat::kBf16;
   bool round_scale = false, logfmt = false, zero_copy = false;
   bool reduces = false;  // in the node; the world's shape has room for it
+  bool in_place = false;  // zero-copy rows are read where they are by their node; the world has room for three sets
   bool own_stay = true;  // rows of a rank's own tokens are read where they are, unless in logfmt
   u32 batch = 4;  // tokens that a warp stages before it sends
   float global_scale = 16.0f;  // of kNvfp4

@@ -255,6 +255,66 @@ TEST(low_latency_combine_send_zero_copy) {
   }
 }
 
+// Rows that the ranks of a node read where they are, beside ranks and rounds that copy theirs; the sums of other nodes too.
+TEST(low_latency_combine_send_rows_that_stay) {
+  u64 seed = 700;
+  for (const auto& node_of : std::vector<std::vector<u32>>{{0, 0}, {0, 0, 0}, {0, 1, 1}, {0, 0, 1, 1, 1}})
+    for (const bool reduces : {false, true})
+      for (const bool zero_copy : {true, false}) {
+        const u32 hidden = 320;
+        WorldShape shape = shape_of(node_of, hidden);
+        shape.shuffle_seed = ++seed;
+        shape.reduces = reduces && node_of.back() != 0;
+        LowLatencyCase c;
+        c.seed = seed;
+        c.num_experts = 2 * shape.num_ranks();
+        c.zero_copy = zero_copy;
+        c.in_place = true;
+        c.reduces = shape.reduces;
+        c.shape = LaunchShape{1 + static_cast<u32>(seed % 3), 2, 1, seed};
+        shape.zero_copy_bytes = 3 * align_up(u64{c.num_experts} * shape.max_tokens * (hidden + 8) * 2, 128);
+        low_latency_rounds(shape, c, 12);
+      }
+}
+
+// A round's rows are written over as soon as their set comes round again, which no rank's reading may outlast: here two
+// ranks read as late as the kernels allow it.
+TEST(low_latency_combine_send_rows_that_stay_outlive_late_readers) {
+  WorldShape shape = shape_of({0, 0, 0}, 128);
+  LowLatencyCase c;
+  c.seed = 77;
+  c.num_experts = 6;
+  c.zero_copy = c.in_place = true;
+  shape.zero_copy_bytes = 3 * align_up(u64{c.num_experts} * shape.max_tokens * 136 * 2, 128);
+  World world(shape);
+  world.run([&](u32 me) {
+    LowLatencyRank rank(world, me, c);
+    std::vector<std::pair<u64, TokenInput>> open;  // rounds whose receiving half is still to run
+    const auto receive = [&] {
+      const auto [received, in] = open.front();
+      open.erase(open.begin());
+      Poisoned<u16> out(u64{shape.max_tokens} * shape.hidden);
+      rank.combine_recv(in, &out);
+      check_no_fault(world, me, "combine");
+      check_combined(world, c, received, me, out);
+    };
+    for (u64 round = 0; round < 24; ++round) {
+      const TokenInput in = low_latency_input(world, c, round, me);
+      Received got(world, c);
+      rank.dispatch_send(in);
+      rank.dispatch_recv(&got);
+      // Rank 2 writes its next rows while the others have yet to read those of two rounds ago.
+      if (me != 2) std::this_thread::sleep_for(std::chrono::milliseconds(3));
+      if (open.size() == 2) receive();
+      fill_combine_rows(world, c, round, got, me, rank.zero_copy_rows(), rank.row_stride());
+      rank.combine_send(got, nullptr);
+      open.push_back({round, in});
+      if (me == 2) receive();
+    }
+    while (!open.empty()) receive();
+  });
+}
+
 TEST(low_latency_combine_send_logfmt_sends_less) {
   u64 written[2] = {0, 0};
   for (const bool logfmt : {false, true}) {

@@ -16,16 +16,17 @@ struct ThroughputCase {
   u32 max_hidden = 64;        // bf16 channels of a row, at most
   bool same_geometry = false;  // rows of one size in every round: nothing is drained
   bool steady = false;  // everything but the contents is the same in every round; outputs of worst-case size
+  bool arenas = false;  // combine's rows lie in an arena, on one rank in four elsewhere, and are gone when it returns
   u32 warps = 2, threads = 1;
 };
 
 // What all ranks agree on for one round.
 struct RoundPlan {
   u32 channels, hidden, scale_words, topk, alignment;  // topk 0: no ids
-  u32 combine_hidden, combine_topk;                    // combine_topk 0: no weights
-  bool worst;       // outputs of worst-case size, padded
-  bool cached;      // the rows go out a second time with the same routing
-  u32 biases;       // 0, 1 or 2
+  u32 combine_hidden, combine_topk;  // combine_topk 0: no weights
+  bool worst;  // outputs of worst-case size, padded
+  bool cached;  // the rows go out a second time with the same routing
+  u32 biases;  // 0, 1 or 2
 };
 RoundPlan round_plan(const World& world, const ThroughputCase& c, u64 round);
 
@@ -33,8 +34,8 @@ struct RankInput {
   u32 num_tokens = 0, topk = 0;
   std::vector<i64> topk_idx;
   std::vector<float> topk_weights;
-  std::vector<u16> x;         // [num_tokens, hidden]
-  std::vector<u32> scales;    // [num_tokens, words] or [words, num_tokens]
+  std::vector<u16> x;  // [num_tokens, hidden]
+  std::vector<u32> scales;  // [num_tokens, words] or [words, num_tokens]
   i64 scale_token_stride = 0, scale_stride = 0;
   bool goes_to(u32 token, u32 rank, u32 num_local_experts, u32 num_experts) const;
 };
@@ -78,6 +79,7 @@ class ThroughputRank {
     const u16* bias1;
     u16* out;
     float* out_weights;
+    bool in_arena = false;
   };
   void combine(const RoundPlan& plan, u32 num_tokens, const Routing& routing, const Combining& rows);
   void settle(Direction direction, u32 num_channels, u32 row_bytes);

@@ -1,4 +1,6 @@
 // Whole rounds: layout, counts, dispatch, sometimes a cached dispatch, combine.
+#include <algorithm>
+
 #include "kernels/throughput/calls.h"
 
 namespace uccl::testing {
@@ -25,12 +27,14 @@ u64 throughput_round(World& world, ThroughputRank& rank, const ThroughputCase& c
     check_dispatched(world, c, round, me, again, 0);
   }
 
-  const CombineInput mine(world, c, round, me);
+  CombineInput mine(world, c, round, me);
   Poisoned<u16> out(u64{in.num_tokens} * plan.combine_hidden);
   Poisoned<float> weights(u64{in.num_tokens} * plan.combine_topk);
   rank.combine(plan, in.num_tokens, routing,
                {mine.x.data(), mine.weights.data(), got.src_idx.data(), plan.biases > 0 ? mine.bias[0].data() : nullptr,
-                plan.biases > 1 ? mine.bias[1].data() : nullptr, out.data(), weights.data()});
+                plan.biases > 1 ? mine.bias[1].data() : nullptr, out.data(), weights.data(),
+                c.arenas && mix(c.seed ^ round << 16 ^ me) % 4 != 0});
+  std::fill(mine.x.begin(), mine.x.end(), u16{0x7fc0});  // the caller's to write again: NaN
   check_no_fault(world, me, "combine");
   check_combined(world, c, round, me, out, weights);
   return u64{rows} * (plan.cached ? 2 : 1) + in.num_tokens;

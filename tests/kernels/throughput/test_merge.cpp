@@ -146,8 +146,7 @@ TEST(throughput_merge_fetches_ahead_what_planning_would_find) {
               plans[fetching].push_back(e.token);
               plans[fetching].push_back(e.own_row);
               for (u32 i = 0; i < e.num_rows; ++i)
-                if (i != e.own_row)
-                  plans[fetching].push_back(static_cast<u32>(weights_behind(bench.row, e.rows[i])[0]));
+                if (i != e.own_row) plans[fetching].push_back(static_cast<u32>(weights_in(bench.row, e.rows[i])[0]));
               plans[fetching].push_back(static_cast<u32>(sum_weights(bench.row, e, 0)));
               m.finished += e.num_rows;
             }

@@ -75,3 +75,10 @@ def test_bindings_segment_descriptors_are_closed() -> None:
     segments.clear()
     gc.collect()
     assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_bindings_segment_gives_pages_back() -> None:
+    segment = make(3 * 4096)
+    segment.numpy()[:] = 5
+    assert segment.give_back(4096, 4096) and not segment.give_back(4096, 4 * 4096)
+    assert [int(segment.numpy()[page * 4096]) for page in range(3)] == [5, 0, 5]

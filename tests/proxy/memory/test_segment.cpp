@@ -123,6 +123,20 @@ TEST(memory_segment_adopts_a_descriptor) {
   CHECK_EQ(fcntl(small, F_GETFD), -1);
 }
 
+TEST(memory_segment_gives_pages_back) {
+  auto a = Segment::create("test", 16 * 4096);
+  auto b = Segment::open(getpid(), a->fd(), 16 * 4096);
+  char* const bytes = static_cast<char*>(a->data());
+  std::memset(bytes, 7, 16 * 4096);
+  CHECK(a->give_back(4096, 2 * 4096));
+  CHECK_EQ(bytes[4095], 7);
+  CHECK_EQ(bytes[4096], 0);
+  CHECK_EQ(static_cast<char*>(b->data())[3 * 4096 - 1], 0);  // for whoever maps it
+  CHECK_EQ(static_cast<char*>(b->data())[3 * 4096], 7);
+  CHECK(!a->give_back(4096, 16 * 4096));  // beyond its end
+  CHECK(!a->give_back(17 * 4096, 0));
+}
+
 TEST(memory_segment_leaves_no_descriptor_behind) {
   const int before = dup(0);
   close(before);

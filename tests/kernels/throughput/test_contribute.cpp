@@ -1,0 +1,76 @@
+// Rows that stay in their owner's arena: summed where they lie, theirs again when combine returns, refused once their owner
+// has given up.
+#include <thread>
+
+#include "kernels/throughput/calls.h"
+#include "native/check.h"
+
+using namespace uccl;
+using namespace uccl::testing;
+
+// Rows that are summed where they lie: rings of two chunks, other nodes, ranks that copy theirs beside ranks that do not.
+TEST(throughput_contribute_reads_rows_in_arenas) {
+  u64 seed = 360;
+  for (const auto& node_of :
+       std::vector<std::vector<u32>>{{0, 0}, {0, 0, 0}, {0, 0, 0, 0, 0}, {0, 0, 0, 1}, {0, 1, 2, 0, 1}, {0, 0, 1, 1}})
+    for (const u32 warps : {1u, 4u}) {
+      WorldShape shape;
+      shape.node_of = node_of;
+      shape.unit_bytes = 2048;
+      shape.shuffle_seed = ++seed;
+      shape.num_rings = shape.num_workers = 1 + static_cast<u32>(seed % 2);
+      ThroughputCase c;
+      c.seed = seed;
+      c.num_experts = 2 * shape.num_ranks();
+      c.max_channels = 3;
+      c.max_tokens = 20;
+      c.arenas = true;
+      c.warps = warps;
+      c.threads = 1 + static_cast<u32>(seed % 2);
+      throughput_rounds(shape, c, 12);
+    }
+}
+
+// Whoever does not read rows that stay keeps their owner from returning; the owner says who it was. Who comes to read
+// them after that refuses them.
+TEST(throughput_contribute_names_a_rank_that_does_not_read) {
+  WorldShape shape;
+  shape.node_of = {0, 0};
+  shape.unit_bytes = 64 << 10;  // room for all rows: only the wait for readers can notice
+  shape.timeout_ns = 1'500'000'000;
+  World world(shape);
+  ThroughputCase c;
+  c.seed = 3;
+  c.num_experts = 2;
+  c.arenas = true;
+  u64 round = 0;
+  const auto has_rows_of = [&](u32 me, u32 source) {
+    for (const Taken& t : taken_rows(world, c, round, me))
+      if (t.source == source) return true;
+    return false;
+  };
+  while (!has_rows_of(0, 1) || has_rows_of(1, 0)) ++round;
+  const CombineInput inputs[] = {{world, c, round, 0}, {world, c, round, 1}};
+  world.run([&](u32 me) {
+    const RoundPlan plan = round_plan(world, c, round);
+    const RankInput in = throughput_input(world, c, round, me);
+    Routing routing(world, c, in, plan.channels);
+    ThroughputRank rank(world, me, c);
+    rank.layout(in, &routing);
+    rank.counts(plan, in, &routing);
+    Dispatched got(routing.recv_total[0], plan.hidden, plan.scale_words, plan.topk);
+    rank.dispatch(plan, in, plan.topk, routing, &got, false);
+    check_no_fault(world, me, "dispatch");
+    while (me == 1 && !world.aborted(0)) std::this_thread::yield();
+    Poisoned<u16> out(u64{in.num_tokens} * plan.combine_hidden);
+    Poisoned<float> weights(u64{in.num_tokens} * plan.combine_topk);
+    rank.combine(plan, in.num_tokens, routing,
+                 {inputs[me].x.data(), inputs[me].weights.data(), got.src_idx.data(), nullptr, nullptr, out.data(),
+                  weights.data(), true});
+  });
+  const Fault first = world.fault(0), second = world.fault(1);
+  CHECK(first.kind == FaultKind::kTimeout && first.phase == WaitPhase::kCombineSend);
+  CHECK_EQ(first.peer, 1u);
+  CHECK(second.kind == FaultKind::kWithdrawn && second.phase == WaitPhase::kCombineReceive);
+  CHECK_EQ(second.peer, 0u);
+}
