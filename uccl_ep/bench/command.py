@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from uccl_ep.bench.options import MODES, MOST_LOW_LATENCY_TOKENS, PEERS, SHAPES, BenchOptions
+from uccl_ep.bench.options import MODES, MOST_LOW_LATENCY_TOKENS, OUTPUTS, PEERS, SHAPES, BenchOptions
 
 BENCH = BenchOptions()
 SHAPE, WORLD, OUTPUT = "Shape of an exchange", "Ranks, network and peers", "Output"
@@ -47,6 +47,15 @@ def bench(
         list[str] | None,
         typer.Option(help=f"Whom to measure beside: {', '.join(PEERS)}; may be repeated.", rich_help_panel=WORLD),
     ] = None,
+    outputs: Annotated[
+        str,
+        typer.Option(
+            help=f"{' or '.join(OUTPUTS)}: where our experts write. shared: over dispatch's rows, in low latency into "
+            "get_next_low_latency_combine_buffer; ranks of a node read both in place. private: torch's memory, whose "
+            "rows combine copies.",
+            rich_help_panel=WORLD,
+        ),
+    ] = BENCH.outputs,
     rounds: Annotated[
         int, typer.Option(help="Timed rounds at most; each has every side once.", rich_help_panel=OUTPUT)
     ] = BENCH.rounds,
@@ -95,10 +104,12 @@ def bench(
         budget_s=seconds,
         transport=transport,
         peers=PEERS if peer is None else tuple(peer),
+        outputs=outputs,
     )
     console = Console()
     for one in MODES if mode == "both" else (mode,):
         most = MOST_LOW_LATENCY_TOKENS if one == "low-latency" else tokens
         options = replace(base, mode=one, tokens=min(tokens, most)).shaped(shape)
-        name = f"{one}-{options.ranks}-ranks-{options.num_nodes}-nodes.json"
+        private = "-private" if outputs == "private" else ""
+        name = f"{one}-{options.ranks}-ranks-{options.num_nodes}-nodes{private}.json"
         run_bench(options, None if out is None else out / name, as_json, console)

@@ -9,6 +9,7 @@ from uccl_ep.errors import refuse
 MODES = ("throughput", "low-latency")
 PEERS = ("gloo", "openmpi")
 SHAPES = ("small", "v3")
+OUTPUTS = ("shared", "private")
 MOST_LOW_LATENCY_TOKENS = 128
 
 
@@ -27,6 +28,7 @@ class BenchOptions:
     budget_s: float = 60.0  # of timed rounds: after it, the round that runs is the last; three are always done
     transport: str = "auto"
     peers: tuple[str, ...] = PEERS
+    outputs: str = OUTPUTS[0]  # where our experts write: memory that the node's ranks read in place, or torch's
     seed: int = 0
 
     def shaped(self, shape: str) -> BenchOptions:
@@ -63,6 +65,8 @@ class BenchOptions:
         for name, value in (("--tokens", self.tokens), ("--rounds", self.rounds)):
             if value < 1:
                 refuse(name, value, "1 or more")
+        if self.outputs not in OUTPUTS:
+            refuse("--outputs", self.outputs, " or ".join(OUTPUTS))
         if self.budget_s <= 0:
             refuse("--seconds", self.budget_s, "more than 0")
         if not self.peers or any(peer not in PEERS for peer in self.peers):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -9,6 +10,15 @@ import torch
 from uccl_ep.bench.inputs import Inputs, expert_factor
 from uccl_ep.bench.options import BenchOptions
 from uccl_ep.buffer import Buffer
+
+
+@dataclass
+class State:
+    """Of one round: rows at their experts, and from `experts` on what these return."""
+
+    rows: torch.Tensor
+    counts: torch.Tensor | None  # of each local expert; None in throughput mode
+    handle: Any
 
 
 class Ours:
@@ -31,14 +41,14 @@ class Ours:
             group, nvl, rdma, low_latency_mode=self._low_latency, explicitly_destroy=True, device="cpu"
         )
 
-    def dispatch(self, inputs: Inputs) -> Any:
+    def dispatch(self, inputs: Inputs) -> State:
         """Rows at their experts, and the handle."""
         o = self._options
         if self._low_latency:
             packed, counts, packed_handle, _, _ = self.buffer.low_latency_dispatch(
                 inputs.x, inputs.ids, o.tokens, o.experts, use_fp8=False
             )
-            return packed, counts, packed_handle
+            return State(packed, counts, packed_handle)
         ranks, nodes, experts, in_rank, _ = self.buffer.get_dispatch_layout(inputs.ids, o.experts)
         rows, _, _, _, handle, _ = self.buffer.dispatch(
             inputs.x,
@@ -49,24 +59,33 @@ class Ours:
             topk_idx=inputs.ids,
             topk_weights=inputs.weights,
         )
-        return rows, None, handle
+        return State(rows, None, handle)
 
-    def experts(self, state: Any) -> None:
-        """Scales the rows in place; not timed."""
-        rows, counts, _ = state
-        if counts is None:
-            rows.mul_(expert_factor(self._rank).bfloat16())
-            return
-        first = self._rank * len(counts)
-        for local, count in enumerate(counts.tolist()):
-            rows[local, :count].mul_(expert_factor(first + local).bfloat16())
+    def experts(self, state: State) -> None:
+        """Scales the rows, to where the options say; not timed."""
+        if self._options.outputs == "private":
+            to = torch.empty_like(state.rows)
+        elif state.counts is None:
+            to = state.rows
+        else:
+            to = self.buffer.get_next_low_latency_combine_buffer(state.handle)
+        if state.counts is None:
+            torch.mul(state.rows, expert_factor(self._rank).bfloat16(), out=to)
+        else:
+            first = self._rank * len(state.counts)
+            for local, count in enumerate(state.counts.tolist()):
+                factor = expert_factor(first + local).bfloat16()
+                torch.mul(state.rows[local, :count], factor, out=to[local, :count])
+        state.rows = to
 
-    def combine(self, inputs: Inputs, state: Any) -> torch.Tensor:
+    def combine(self, inputs: Inputs, state: State) -> torch.Tensor:
         """Combined rows, bf16 [T, H]."""
-        rows, counts, handle = state
-        if counts is None:
-            return self.buffer.combine(rows, handle)[0]
-        out, _, _ = self.buffer.low_latency_combine(rows, inputs.ids, inputs.weights, handle)
+        if state.counts is None:
+            return self.buffer.combine(state.rows, state.handle)[0]
+        shared = self._options.outputs == "shared"
+        out, _, _ = self.buffer.low_latency_combine(
+            state.rows, inputs.ids, inputs.weights, state.handle, zero_copy=shared
+        )
         return out
 
     def close(self) -> None:

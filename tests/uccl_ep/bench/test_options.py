@@ -26,6 +26,7 @@ def test_bench_defaults_are_allowed() -> None:
         ("tokens", 0, "--tokens"),
         ("rounds", 0, "--rounds"),
         ("budget_s", 0.0, "--seconds"),
+        ("outputs", "here", "--outputs"),
         ("peers", ("nccl",), "nccl"),
         ("peers", (), "--peer"),
     ],
