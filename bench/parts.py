@@ -113,6 +113,7 @@ def peers_part(mode: str, ranks: int, ranks_per_node: int, seconds: float, limit
     where = f"{ranks} ranks" + ("" if nodes == 1 else f" on {nodes} nodes over tcp")
     words = ["bench", "--shape", "v3", "--mode", mode, "--ranks", str(ranks), "--ranks-per-node", str(ranks_per_node)]
     words += ["--transport", "tcp" if nodes > 1 else "auto", "--seconds", str(seconds), "--out", "{folder}"]
+    words += ["--rounds", "40"] if mode == "low-latency" else []  # they are short, and differ more
     return command_part(f"{mode}-{ranks}x{nodes}", f"{mode} beside peers, {where}", limit_s, words)
 
 

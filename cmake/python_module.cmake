@@ -3,8 +3,11 @@ find_package(Python 3.10 REQUIRED COMPONENTS Interpreter Development.Module OPTI
 find_package(nanobind CONFIG REQUIRED)
 
 file(GLOB_RECURSE binding_sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/proxy/bindings/*.cpp)
+if(UCCL_EP_SYMBOLS)
+  set(keep_symbols NOSTRIP)
+endif()
 # nanobind's headers count as system headers, so that our warnings stay about our sources.
-nanobind_add_module(_native STABLE_ABI NB_STATIC NB_SUPPRESS_WARNINGS ${binding_sources})
+nanobind_add_module(_native STABLE_ABI NB_STATIC NB_SUPPRESS_WARNINGS ${keep_symbols} ${binding_sources})
 target_link_libraries(_native PRIVATE uccl_simulation uccl_proxy uccl_kernels_wave32 uccl_cpu_kernels)
 # nanobind compiles its modules for size. That is right for bindings, and not for kernels that are instantiated in one.
 set_source_files_properties(${PROJECT_SOURCE_DIR}/proxy/bindings/kernels.cpp PROPERTIES

@@ -94,5 +94,5 @@ def test_bench_worker_tries_forms_until_they_are_warm() -> None:
     took = {"once per rank": [9.0, 1.0], "once per expert": [3.0, 2.0], "ours": [1.0, 1.0]}
     forms = {"gloo": [SimpleNamespace(name="gloo", form=form) for form in ("once per rank", "once per expert")]}
     ours = SimpleNamespace(name="ours", form="ours")
-    tried = worker.try_forms(ours, forms, lambda side, number: took[side.form][number])
+    tried = worker.try_forms(ours, forms, lambda side, number: took[side.form][number], 2)
     assert tried == {"gloo": {"once per rank": 1.0, "once per expert": 2.0}}

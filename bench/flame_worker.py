@@ -1,0 +1,63 @@
+"""Rounds of our side alone, for a profiler: `flame_worker.py OPTIONS ROUNDS` starts the ranks and ends with them.
+
+Runs against any source tree of ours that has uccl_ep.bench, so it uses little of it; options that a tree does not know
+are left out.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import socket
+import sys
+from typing import Any
+
+
+def play(rank: int, port: int, wanted: dict[str, Any], rounds: int) -> None:
+    """One rank."""
+    import torch
+    import torch.distributed as dist
+
+    from uccl_ep.bench.options import BenchOptions
+    from uccl_ep.bench.ours import Ours
+    from uccl_ep.bench.worker import Rounds
+
+    known = {one.name for one in dataclasses.fields(BenchOptions)}
+    options = BenchOptions(**{name: value for name, value in wanted.items() if name in known})
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=options.ranks)
+    turns, side = Rounds(options, rank), Ours(options, rank, dist.group.WORLD)
+    for number in range(rounds):
+        turns.play(side, number, dist.barrier)
+    side.close()
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def main() -> int:
+    """Forks the ranks; returns how many of them failed."""
+    wanted, rounds = json.loads(sys.argv[1]), int(sys.argv[2])
+    os.environ["UCCL_EP_RANKS_PER_NODE"] = str(wanted["ranks_per_node"])
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    children = []
+    for rank in range(wanted["ranks"]):
+        child = os.fork()
+        if child == 0:
+            try:
+                play(rank, port, wanted, rounds)
+            except BaseException:
+                import traceback
+
+                traceback.print_exc()
+                os._exit(1)
+            os._exit(0)
+        children.append(child)
+    return sum(os.waitpid(child, 0)[1] != 0 for child in children)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

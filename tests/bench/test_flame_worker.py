@@ -1,0 +1,38 @@
+"""Rounds for a profiler: they run to their end, and a rank that fails is counted."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from bench.programs import ROOT
+
+SMALL = {"mode": "throughput", "ranks": 2, "ranks_per_node": 2, "tokens": 16, "hidden": 256, "topk": 2, "experts": 4}
+
+
+def run(options: dict[str, Any]) -> subprocess.CompletedProcess[str]:
+    worker = str(ROOT / "bench" / "flame_worker.py")
+    return subprocess.run(
+        [sys.executable, worker, json.dumps(options), "3"],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+
+
+@pytest.mark.parametrize("mode", ["throughput", "low-latency"])
+def test_flame_worker_plays_rounds(mode: str) -> None:
+    done = run({**SMALL, "mode": mode, "unknown_to_older_trees": 1})
+    assert done.returncode == 0, done.stderr
+
+
+def test_flame_worker_counts_ranks_that_fail() -> None:
+    done = run({**SMALL, "experts": 3})  # no multiple of the ranks
+    assert done.returncode == 2
+    assert "Traceback" in done.stderr
