@@ -20,7 +20,7 @@ def draw(results: list[Result], folder: Path) -> list[Path]:
         OSError: the folder cannot be written.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    peers = [result for result in results if result["benchmark"] == "beside peers"]
+    peers = [r for r in results if r["benchmark"] == "beside peers" and r["options"].get("outputs") != "private"]
     written = []
     for mode in ("throughput", "low-latency"):
         of_mode = [result for result in peers if result["options"]["mode"] == mode]

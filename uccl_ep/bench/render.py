@@ -53,6 +53,7 @@ def _peers(results: list[Result]) -> str:
     for result in sorted(results, key=_shape):
         o = result["options"]
         where = f"{o['mode']}, {o['ranks']} ranks, {o['ranks_per_node']} a node, {o['tokens']:,} x {o['hidden']:,}"
+        where += ", outputs private" if o.get("outputs") == "private" else ""
         for side, row in result["sides"].items():
             name = side if side == OURS else f"{side}, {result['forms']['chosen'][side]}"
             ratio = result["pairs"].get(side, {}).get("both")

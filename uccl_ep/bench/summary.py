@@ -102,8 +102,13 @@ def summarise(options: BenchOptions, reports: list[dict[str, Any]]) -> dict[str,
         "pairs": pairs,
         "forms": {"chosen": reports[0]["forms"], "tried_s": reports[0]["tried"]},
         "limit": limit,
-        "targets": targets(options, pairs, limit) if options == options.shaped("v3") else [],  # they are for that shape
+        "targets": targets(options, pairs, limit) if has_targets(options) else [],
     }
+
+
+def has_targets(options: BenchOptions) -> bool:
+    """Targets are for DeepSeek-V3's shape and for each side's faster form, ours too."""
+    return options == options.shaped("v3") and options.outputs == "shared"
 
 
 def where(options: BenchOptions) -> str:
