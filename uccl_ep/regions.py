@@ -6,6 +6,7 @@ This file: a rank whose kernels run on the CPU. `uccl_ep.gpu.memory` has the GPU
 from __future__ import annotations
 
 import os
+import resource
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -23,6 +24,14 @@ from uccl_ep.settings import Settings
 from uccl_ep.topology import Topology
 
 _ARENA_BYTES = 1 << 36  # of address space, which takes no memory; results that do not fit lie elsewhere
+
+
+def arena_bytes() -> int:
+    """Bytes to reserve for results that others read in place: none where address space is limited (`ulimit -v`)."""
+    if resource.getrlimit(resource.RLIMIT_AS)[0] != resource.RLIM_INFINITY:
+        return 0
+    largest_file = resource.getrlimit(resource.RLIMIT_FSIZE)[0]  # beyond it, the system ends the process
+    return _ARENA_BYTES if largest_file == resource.RLIM_INFINITY else min(_ARENA_BYTES, largest_file)
 
 
 @dataclass(frozen=True)
@@ -144,9 +153,9 @@ class Regions:
         self._make_arena(f"{name}-results")
 
     def _make_arena(self, name: str) -> None:
-        topology = self.plan.topology
-        if len(topology.members(topology.node_of[self.rank])) > 1:
-            self.arena = self._arenas[self.rank] = _native.Segment.create(name, _ARENA_BYTES)
+        topology, most = self.plan.topology, arena_bytes()
+        if most and len(topology.members(topology.node_of[self.rank])) > 1:
+            self.arena = self._arenas[self.rank] = _native.Segment.create(name, most)
             # A NIC would take every page of a third set of rows.
             if self._zero_copy is not None and not self.plan.zero_copy_pinned:
                 self._zero_copies[self.rank] = self._zero_copy

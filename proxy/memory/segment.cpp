@@ -41,9 +41,13 @@ std::size_t whole_pages(std::size_t bytes, const std::string& what) {
   return (bytes + page - 1) / page * page;
 }
 
+constexpr std::size_t kReserved = std::size_t{1} << 32;  // from here on mostly address space
+
 void* map_shared(int fd, std::size_t bytes, const std::string& what) {
   void* data = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
   if (data == MAP_FAILED) fail(errno, what + ": mmap of " + std::to_string(bytes) + " bytes");
+  // A core dump reads shared pages that were never written too, and so takes memory for all that is only reserved.
+  if (bytes >= kReserved) madvise(data, bytes, MADV_DONTDUMP);
   return data;
 }
 

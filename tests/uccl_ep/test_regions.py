@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import resource
 import subprocess
 from dataclasses import replace
 
@@ -13,7 +14,7 @@ import torch
 from uccl_ep import InvalidArgument, UcclEpError, _native
 from uccl_ep.handshake import Introduction
 from uccl_ep.memory import MemoryPlan
-from uccl_ep.regions import Peer, Placement, Regions, choose_placement
+from uccl_ep.regions import Peer, Placement, Regions, arena_bytes, choose_placement
 from uccl_ep.settings import Settings
 from uccl_ep.topology import Topology
 
@@ -153,6 +154,19 @@ def test_regions_nobody_reads_results_of_a_rank_that_is_alone_on_its_node() -> N
     regions = Regions(MemoryPlan(Topology((0, 1, 1)), 1 << 16, 0, False), Placement("host", "a test"), 0, Settings())
     regions.make()
     assert regions.arena is None and regions.meeting(b"", 0).arena_fd == -1
+
+
+@pytest.mark.parametrize(
+    ("limited", "wanted"),
+    [({}, 1 << 36), ({resource.RLIMIT_AS: 1 << 40}, 0), ({resource.RLIMIT_FSIZE: 1 << 30}, 1 << 30)],
+)
+def test_regions_reserve_what_limits_allow(
+    monkeypatch: pytest.MonkeyPatch, limited: dict[int, int], wanted: int
+) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda which: (limited.get(which, resource.RLIM_INFINITY),) * 2)
+    assert arena_bytes() == wanted
+    regions = made(0)
+    assert (regions.arena.bytes if regions.arena is not None else 0) == wanted
 
 
 def test_regions_zero_copy_rows_that_a_nic_pins_are_not_read_in_place() -> None:

@@ -6,6 +6,8 @@
 
 #include <cerrno>
 #include <cstring>
+#include <fstream>
+#include <sstream>
 #include <system_error>
 
 #include "memory/segment.h"
@@ -135,6 +137,21 @@ TEST(memory_segment_gives_pages_back) {
   CHECK_EQ(static_cast<char*>(b->data())[3 * 4096], 7);
   CHECK(!a->give_back(4096, 16 * 4096));  // beyond its end
   CHECK(!a->give_back(17 * 4096, 0));
+}
+
+TEST(memory_segment_of_mere_address_space_is_in_no_core_dump) {
+  const auto dumped = [](const Segment& segment) {
+    std::ostringstream address;
+    address << std::hex << reinterpret_cast<std::uintptr_t>(segment.data()) << "-";
+    std::ifstream maps("/proc/self/smaps");
+    std::string line;
+    while (std::getline(maps, line) && line.rfind(address.str(), 0) != 0) continue;
+    while (std::getline(maps, line) && line.rfind("VmFlags:", 0) != 0) continue;
+    CHECK(!line.empty());
+    return line.find(" dd") == std::string::npos;
+  };
+  CHECK(dumped(*Segment::create("test", 4096)));
+  CHECK(!dumped(*Segment::create("test", std::size_t{1} << 33)));
 }
 
 TEST(memory_segment_leaves_no_descriptor_behind) {
