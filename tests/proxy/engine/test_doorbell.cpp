@@ -1,11 +1,15 @@
 // The doorbell: a ring ends a sleep of any thread, also one that was about to begin, and costs nothing where nobody
 // sleeps.
+#include <sys/wait.h>
+#include <unistd.h>
+
 #include <array>
 #include <atomic>
 #include <thread>
 #include <vector>
 
 #include "engine/doorbell.h"
+#include "memory/segment.h"
 #include "native/check.h"
 
 using namespace uccl;
@@ -52,6 +56,27 @@ TEST(engine_doorbell_ends_sleeps) {
   CHECK(steady_ns() - before < kLongNs / 2);
   CHECK_EQ(woken.load(), 3u);
   CHECK_EQ(control.sleepers(), 0u);
+}
+
+// A proxy in a process of its own (UCCL_EP_PROXY=process) maps the control segment elsewhere.
+TEST(engine_doorbell_ends_the_sleep_of_another_process) {
+  const auto mine = Segment::create("test", ControlLayout::kTables);
+  const auto its = Segment::open(getpid(), mine->fd(), ControlLayout::kTables);
+  u8* const control = static_cast<u8*>(mine->data());
+  const pid_t child = fork();
+  if (child == 0) {
+    Doorbell bell(static_cast<u8*>(its->data()));
+    bell.sleep(kLongNs);
+    _exit(bell.heard() ? 0 : 1);
+  }
+  u32& sleepers = *reinterpret_cast<u32*>(control + ControlLayout::kSleepers);
+  while (std::atomic_ref<u32>(sleepers).load() == 0) std::this_thread::yield();
+  const u64 before = steady_ns();
+  Doorbell::ring(control);
+  int status = -1;
+  CHECK_EQ(waitpid(child, &status, 0), child);
+  CHECK(steady_ns() - before < kLongNs / 2);
+  CHECK(WIFEXITED(status) && WEXITSTATUS(status) == 0);
 }
 
 TEST(engine_doorbell_rung_before_a_sleep_ends_it) {
