@@ -79,10 +79,34 @@ FAULTS = (
     Fault(
         "missing-block-barrier-in-combine",
         "kernels/throughput/combine.h",
-        "    simt::sync_block();\n    release_contributions(s.merge);\n    release_partials",
-        "    release_contributions(s.merge);\n    release_partials",
+        "    simt::sync_block();\n    if (simt::tid() == 0 && !rows_stayed(a, wait, s.merge, channel))",
+        "    if (simt::tid() == 0 && !rows_stayed(a, wait, s.merge, channel))",
         ("throughput_combine_sums_over_uneven_nodes",),
         RACE,
+    ),
+    Fault(
+        "rows-given-back-before-they-are-read",
+        "kernels/throughput/contribute.h",
+        "[&](u64 seen) { return seen >= site.expected; }",
+        "[&](u64) { return true; }",
+        ("throughput_contribute_reads_rows_in_arenas",),
+        f"{EITHER}|heap-use-after-free",  # the caller's tensor is gone
+    ),
+    Fault(
+        "rows-read-of-a-rank-that-gave-up",
+        "kernels/throughput/contribute.h",
+        "ControlLayout::kAbort)) == 0) continue;",
+        "ControlLayout::kAbort)) <= 1) continue;",
+        ("throughput_contribute_names_a_rank_that_does_not_read",),
+        WRONG,
+    ),
+    Fault(
+        "row-that-stays-in-a-place-of-another",
+        "kernels/low_latency/combine_recv.h",
+        "(a.registered[topology.local_of[rank]] + (mark & ~kRowStays))",
+        "(a.registered[topology.local_of[rank]] + ((mark & ~kRowStays) ^ 16))",
+        ("low_latency_combine_send_rows_that_stay",),
+        WRONG,
     ),
     Fault(
         "wrong-epoch",

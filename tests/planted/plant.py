@@ -59,7 +59,9 @@ def _run(command: list[str]) -> None:
 def _sources(files: tuple[Path, ...]) -> list[Path]:
     """What a program of these test files is made of, themselves first. Looked up once: others may edit the tree."""
     product = [p for p in (ROOT / "proxy").rglob("*.cpp") if p.parent.name not in ("bindings", "simulation")]
-    product += [ROOT / "proxy/bindings/rank_tables.cpp", *(ROOT / "kernels").rglob("*.cpp")]
+    # kernels/cpu has warps of another width; its own test is not among those that find faults.
+    kernels = [p for p in (ROOT / "kernels").rglob("*.cpp") if p.parent.name != "cpu"]
+    product += [ROOT / "proxy/bindings/rank_tables.cpp", *kernels]
     if any("simulation" in file.parts for file in files):
         product += (ROOT / "proxy/simulation").glob("*.cpp")
     helpers = [p for p in (ROOT / "tests/kernels").rglob("*.cpp") if not p.name.startswith("test_")]
