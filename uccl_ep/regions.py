@@ -24,14 +24,19 @@ from uccl_ep.settings import Settings
 from uccl_ep.topology import Topology
 
 _ARENA_BYTES = 1 << 36  # of address space, which takes no memory; results that do not fit lie elsewhere
+# By descriptor: what ranks of this process have made. Its other ranks look at it there: a hundred mappings of so much
+# address space each would not fit.
+_made_here: dict[int, _native.Segment] = {}
 
 
 def arena_bytes() -> int:
-    """Bytes to reserve for results that others read in place: none where address space is limited (`ulimit -v`)."""
+    """Bytes to reserve for results that others read in place: at most what the host has; none where address space is
+    limited (`ulimit -v`)."""
     if resource.getrlimit(resource.RLIMIT_AS)[0] != resource.RLIM_INFINITY:
         return 0
     largest_file = resource.getrlimit(resource.RLIMIT_FSIZE)[0]  # beyond it, the system ends the process
-    return _ARENA_BYTES if largest_file == resource.RLIM_INFINITY else min(_ARENA_BYTES, largest_file)
+    physical = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return min(_ARENA_BYTES, physical, _ARENA_BYTES if largest_file == resource.RLIM_INFINITY else largest_file)
 
 
 @dataclass(frozen=True)
@@ -156,9 +161,10 @@ class Regions:
         topology, most = self.plan.topology, arena_bytes()
         if most and len(topology.members(topology.node_of[self.rank])) > 1:
             self.arena = self._arenas[self.rank] = _native.Segment.create(name, most)
+            _made_here[self.arena.fd] = self.arena
             # A NIC would take every page of a third set of rows.
             if self._zero_copy is not None and not self.plan.zero_copy_pinned:
-                self._zero_copies[self.rank] = self._zero_copy
+                self._zero_copies[self.rank] = _made_here[self._zero_copy.fd] = self._zero_copy
 
     def _make_data(self, name: str) -> None:
         self._peer_data[self.rank] = _native.Segment.create(name, self.plan.data_bytes)
@@ -220,10 +226,13 @@ class Regions:
     def _open_data(self, peer: Peer) -> None:
         m = peer.meeting
         self._peer_data[m.rank] = _native.Segment.open(m.segment_pid, m.data_fd, m.data_bytes)
-        if m.arena_fd >= 0:
-            self._arenas[m.rank] = _native.Segment.open(m.segment_pid, m.arena_fd, m.arena_bytes)
-        if m.zero_copy_fd >= 0:
-            self._zero_copies[m.rank] = _native.Segment.open(m.segment_pid, m.zero_copy_fd, m.zero_copy_bytes)
+        for segments, fd, num_bytes in (
+            (self._arenas, m.arena_fd, m.arena_bytes),
+            (self._zero_copies, m.zero_copy_fd, m.zero_copy_bytes),
+        ):
+            if fd >= 0:
+                here = _made_here.get(fd) if peer.same_process else None
+                segments[m.rank] = here or _native.Segment.open(m.segment_pid, fd, num_bytes)
 
     def place(self, tables: _native.RankTablesSettings, members: Sequence[int]) -> _native.RankContext:
         """Fills in where everything lies, by kernels' addresses; returns what every kernel of this rank is told."""
@@ -323,6 +332,9 @@ class Regions:
         for name in "data control rings counters stats mask peer_stats _zero_copy _tables".split():
             self.__dict__.pop(name, None)
         self.arena = self._arena_table = self._zero_copy_table = None
+        for mine in (self._arenas.get(self.rank), self._zero_copies.get(self.rank)):
+            if mine is not None:
+                _made_here.pop(mine.fd, None)
         self._arenas.clear()
         self._zero_copies.clear()
         self._peer_control.clear()

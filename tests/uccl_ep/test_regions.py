@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from uccl_ep import InvalidArgument, UcclEpError, _native
+from uccl_ep import regions as of_this_process
 from uccl_ep.handshake import Introduction
 from uccl_ep.memory import MemoryPlan
 from uccl_ep.regions import Peer, Placement, Regions, arena_bytes, choose_placement
@@ -19,6 +20,7 @@ from uccl_ep.settings import Settings
 from uccl_ep.topology import Topology
 
 CPU = [("p", "", 0), ("q", "", 0)]
+PHYSICAL = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 TWO_GPUS = [("p", "a", 1), ("q", "b", 1)]
 
 
@@ -132,22 +134,28 @@ def test_regions_what_the_proxy_maps_and_peers_are_told() -> None:
     assert memory.numel() == 1 << 20 and offset == plan.zero_copy_offset
 
 
-def test_regions_results_and_zero_copy_rows_are_seen_by_the_node() -> None:
+@pytest.mark.parametrize("same_process", [True, False])
+def test_regions_results_and_zero_copy_rows_are_seen_by_the_node(same_process: bool) -> None:
     one, two = made(0, low_latency=True), made(1, low_latency=True)
     for mine, other in ((one, two), (two, one)):
-        mine.meet([Peer(other.meeting(b"", 0), True, True)])
+        mine.meet([Peer(other.meeting(b"", 0), True, same_process)])
     tables = _native.RankTablesSettings()
     tables.node_of, tables.num_rings = [0, 0], one.num_rings
     assert (one.arenas, one.zero_copy_rows) == (0, 0)
+    fds = {fd for r in (one, two) for fd in (r.meeting(b"", 0).arena_fd, r.meeting(b"", 0).zero_copy_fd)}
+    assert fds <= set(of_this_process._made_here)
     one.place(tables, [0, 1])
     assert one.arena is not None and two.arena is not None
     for table, written in ((one.arenas, two.arena.numpy()), (one.zero_copy_rows, two.zero_copy(1)[0].numpy())):
         mine, others = (ctypes.c_uint64 * 2).from_address(table)
+        assert (others == written.ctypes.data) == same_process  # mapped once in a process
         written[100:104] = 7, 8, 9, 10
         assert ctypes.string_at(others + 100, 4) == bytes([7, 8, 9, 10])
         assert ctypes.string_at(mine + 100, 4) == bytes(4)
     one.close()
     assert one.arena is None and (one.arenas, one.zero_copy_rows) == (0, 0)
+    two.close()
+    assert not set(of_this_process._made_here) & fds
 
 
 def test_regions_nobody_reads_results_of_a_rank_that_is_alone_on_its_node() -> None:
@@ -158,7 +166,7 @@ def test_regions_nobody_reads_results_of_a_rank_that_is_alone_on_its_node() -> N
 
 @pytest.mark.parametrize(
     ("limited", "wanted"),
-    [({}, 1 << 36), ({resource.RLIMIT_AS: 1 << 40}, 0), ({resource.RLIMIT_FSIZE: 1 << 30}, 1 << 30)],
+    [({}, min(1 << 36, PHYSICAL)), ({resource.RLIMIT_AS: 1 << 40}, 0), ({resource.RLIMIT_FSIZE: 1 << 30}, 1 << 30)],
 )
 def test_regions_reserve_what_limits_allow(
     monkeypatch: pytest.MonkeyPatch, limited: dict[int, int], wanted: int

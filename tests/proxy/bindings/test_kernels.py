@@ -21,7 +21,8 @@ STRUCTS = {  # argument struct: the header that defines it
     "DispatchSendArgs": "low_latency/dispatch_send.h", "DispatchReceiveArgs": "low_latency/dispatch_recv.h",
     "CombineSendArgs": "low_latency/combine_send.h", "CombineReceiveArgs": "low_latency/combine_recv.h",
     "LayoutArgs": "throughput/layout.h", "CountsArgs": "throughput/counts.h", "DispatchArgs": "throughput/dispatch.h",
-    "CombineArgs": "throughput/contribute.h", "SettleArgs": "throughput/settle.h", "BarrierArgs": "collective/barrier.h",
+    "CombineArgs": "throughput/contribute.h", "SettleArgs": "throughput/settle.h",
+    "BarrierArgs": "collective/barrier.h",
 }  # fmt: skip
 NESTED = {"rank", "call", "layout", "shape", "topology"}  # structs of their own, bound by another type
 
