@@ -171,6 +171,23 @@ def _memory(results: list[Result]) -> str:
     return "## Memory of a rank in low latency\n\n" + table(heads, rows)
 
 
+def _flame(results: list[Result]) -> str:
+    heads = ("CPU ms of all ranks in a round, inside of our module", "in all", "where most of it goes", "file")
+    rows = []
+    for result in results:
+        o = result["options"]
+        for profile in result["profiles"]:
+            parts: dict[str, float] = {}
+            for stack, ms in profile["stacks"].items():
+                first = stack.split(";")[0]
+                parts[first] = parts.get(first, 0.0) + ms
+            most = sorted(parts.items(), key=lambda part: -part[1])[:4]
+            said = ", ".join(f"{name} {ms:,.1f}" for name, ms in most)
+            where = f"{o['mode']}, {o['ranks']} ranks, {profile['name']}"
+            rows.append((where, f"{profile['ms_per_round']:,.1f}", said, result[SOURCE]))
+    return "## Where CPU time goes\n\n" + table(heads, rows)
+
+
 TABLES: dict[str, Callable[[list[Result]], str]] = {
     "beside peers": _peers,
     "ring": _ring,
@@ -179,6 +196,7 @@ TABLES: dict[str, Callable[[list[Result]], str]] = {
     "bytes": _bytes,
     "memory": _memory,
     "transport": _transport,
+    "flame": _flame,
 }
 
 

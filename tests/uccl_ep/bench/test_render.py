@@ -43,6 +43,13 @@ MEMORY = {
 }
 
 
+FLAME = {
+    "benchmark": "flame",
+    "options": {"mode": "throughput", "ranks": 4},
+    "profiles": [{"name": "now", "ms_per_round": 6.5, "stacks": {"combine;copy": 3.0, "combine": 2.0, "counts": 1.5}}],
+}
+
+
 def write(folder: Path, name: str, content: object) -> Path:
     path = folder / name
     path.write_text(json.dumps(content))
@@ -51,7 +58,7 @@ def write(folder: Path, name: str, content: object) -> Path:
 
 def test_bench_render_every_kind_has_its_rows(tmp_path: Path) -> None:
     kinds = {"peers": peers_result(), "ring": ring_result(), "costs": COSTS, "idle": IDLE, "transport": TRANSPORT}
-    kinds |= {"bytes": BYTES, "memory": MEMORY}
+    kinds |= {"bytes": BYTES, "memory": MEMORY, "flame": FLAME}
     assert {kind["benchmark"] for kind in kinds.values()} == set(TABLES)
     text = markdown([load(write(tmp_path, f"{name}.json", kind)) for name, kind in kinds.items()])
     lines = text.splitlines()
@@ -63,6 +70,7 @@ def test_bench_render_every_kind_has_its_rows(tmp_path: Path) -> None:
         "| tcp | 7,168 | 50.0 | 350.0 | 41.5 | transport.json |",
         "| 32 | low-latency, random | 6.0 | 8.0 | 0.750 | - | bytes.json |",
         "| 8 | 256 | 2.0 | 10.0 | 0.200 | 0.250 | memory.json |",
+        "| throughput, 4 ranks, now | 6.5 | combine 5.0, counts 1.5 | flame.json |",
         "- met: here: speed: 5.5 (wanted >= 5)",
         "- peers.json: a processor, 2 cores",
     ):
