@@ -39,8 +39,8 @@ class OutputPool:
     """Hands out tensors on blocks of the arena, or where that is full, of anonymous memory.
 
     A block is free again when the last tensor on its storage is gone, views and what autograd keeps included. Free
-    blocks are kept up to little more than the most that was ever in use at once. Threads may share a pool. A forked
-    child sees what its parent writes into a result afterwards.
+    blocks are kept as long as all together are at most twice what was ever in use at once. Threads may share a pool. A
+    forked child sees what its parent writes into a result afterwards.
 
     Args:
         arena: where blocks are taken from, pages as they are written; None: anonymous memory only.
@@ -140,10 +140,12 @@ class OutputPool:
         self._trim()
 
     def _trim(self) -> None:
-        """Drops what was given back longest ago, as long as more is kept than was ever needed at once. A little more
-        stays: results that are never there together take turns, and would drop each other in every round."""
-        most = self._most_used_bytes + self._most_used_bytes // _SPARE
-        while self._free and self._used_bytes + self._free_bytes > most:
+        """Drops what was given back longest ago, as long as there is more than twice what was ever in use at once.
+
+        Twice, because results take turns: a model drops dispatch's before combine makes its own, and with less room each
+        would drop the other in every round, whose pages the system then zeroes again.
+        """
+        while self._free and self._used_bytes + self._free_bytes > 2 * self._most_used_bytes:
             self._drop_oldest()
 
     def _drop_oldest(self) -> None:
