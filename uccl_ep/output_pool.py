@@ -142,8 +142,8 @@ class OutputPool:
     def _trim(self) -> None:
         """Drops what was given back longest ago, as long as there is more than twice what was ever in use at once.
 
-        Twice, because results take turns: a model drops dispatch's before combine makes its own, and with less room each
-        would drop the other in every round, whose pages the system then zeroes again.
+        Twice, because results take turns: a model drops dispatch's before combine makes its own, and with less room
+        each would drop the other in every round, whose pages the system then zeroes again.
         """
         while self._free and self._used_bytes + self._free_bytes > 2 * self._most_used_bytes:
             self._drop_oldest()
