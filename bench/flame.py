@@ -141,6 +141,7 @@ def record(package: Path, options: dict[str, Any], rounds: int, name: str, folde
     """
     data = folder / "perf.data"
     worker = [sys.executable, str(Path(__file__).with_name("flame_worker.py")), json.dumps(options), str(rounds)]
+    worker.append(str(package))
     command = ["perf", "record", "-F", str(HERTZ), "-e", "cpu-clock", "--call-graph", "fp", "-o", str(data), "--"]
     environment = {**os.environ, "PYTHONPATH": str(package), "OMP_NUM_THREADS": "1"}
     done = subprocess.run([*command, *worker], capture_output=True, text=True, env=environment, timeout=_LIMIT_S)

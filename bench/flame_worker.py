@@ -1,4 +1,4 @@
-"""Rounds of our side alone, for a profiler: `flame_worker.py OPTIONS ROUNDS` starts the ranks and ends with them.
+"""Rounds of our side alone, for a profiler: `flame_worker.py OPTIONS ROUNDS [PACKAGE]`.
 
 Runs against any source tree of ours that has uccl_ep.bench, so it uses little of it; options that a tree does not know
 are left out.
@@ -12,6 +12,20 @@ import os
 import socket
 import sys
 from typing import Any
+
+
+def look_only_in(package: str) -> None:
+    """Makes `import uccl_ep` find this folder's, whatever an editable install would find.
+
+    Raises:
+        RuntimeError: it still finds another.
+    """
+    sys.meta_path[:] = [finder for finder in sys.meta_path if "_frozen_importlib" in str(finder)]
+    sys.path.insert(0, package)
+    import uccl_ep
+
+    if not os.path.realpath(str(uccl_ep.__file__)).startswith(os.path.realpath(package) + os.sep):
+        raise RuntimeError(f"import uccl_ep finds {uccl_ep.__file__}, not the one in {package}")
 
 
 def play(rank: int, port: int, wanted: dict[str, Any], rounds: int) -> None:
@@ -38,6 +52,8 @@ def play(rank: int, port: int, wanted: dict[str, Any], rounds: int) -> None:
 def main() -> int:
     """Forks the ranks; returns how many of them failed."""
     wanted, rounds = json.loads(sys.argv[1]), int(sys.argv[2])
+    if len(sys.argv) > 3:
+        look_only_in(sys.argv[3])
     os.environ["UCCL_EP_RANKS_PER_NODE"] = str(wanted["ranks_per_node"])
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     with socket.socket() as probe:

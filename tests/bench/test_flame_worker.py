@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,10 +16,10 @@ from bench.programs import ROOT
 SMALL = {"mode": "throughput", "ranks": 2, "ranks_per_node": 2, "tokens": 16, "hidden": 256, "topk": 2, "experts": 4}
 
 
-def run(options: dict[str, Any]) -> subprocess.CompletedProcess[str]:
+def run(options: dict[str, Any], *package: str) -> subprocess.CompletedProcess[str]:
     worker = str(ROOT / "bench" / "flame_worker.py")
     return subprocess.run(
-        [sys.executable, worker, json.dumps(options), "3"],
+        [sys.executable, worker, json.dumps(options), "3", *package],
         capture_output=True,
         text=True,
         timeout=120,
@@ -30,6 +31,12 @@ def run(options: dict[str, Any]) -> subprocess.CompletedProcess[str]:
 def test_flame_worker_plays_rounds(mode: str) -> None:
     done = run({**SMALL, "mode": mode, "unknown_to_older_trees": 1})
     assert done.returncode == 0, done.stderr
+
+
+def test_flame_worker_refuses_another_package_than_it_was_given(tmp_path: Path) -> None:
+    done = run(SMALL, str(tmp_path))
+    assert done.returncode != 0
+    assert f"not the one in {tmp_path}" in done.stderr or "No module named 'uccl_ep'" in done.stderr
 
 
 def test_flame_worker_counts_ranks_that_fail() -> None:
