@@ -39,8 +39,8 @@ class OutputPool:
     """Hands out tensors on blocks of the arena, or where that is full, of anonymous memory.
 
     A block is free again when the last tensor on its storage is gone, views and what autograd keeps included. Free
-    blocks are kept as long as all together are at most twice what was ever in use at once. Threads may share a pool. A
-    forked child sees what its parent writes into a result afterwards.
+    blocks are kept up to the most that was ever in use at once, and beyond it, up to twice that, what was dropped and
+    then asked for again. Threads may share a pool. A forked child sees what its parent writes into a result afterwards.
 
     Args:
         arena: where blocks are taken from, pages as they are written; None: anonymous memory only.
@@ -54,6 +54,8 @@ class OutputPool:
         self._free: list[_Block] = []  # the one given back last is at the end: its pages are the warmest
         self._out: dict[int, weakref.ref[Any]] = {}  # by id of the reference itself, which must live to be called
         self._used_bytes = self._free_bytes = self._most_used_bytes = 0
+        self._dropped: set[int] = set()  # sizes that there was no room for
+        self._missed_bytes = 0  # of those, what was asked for again
         self._closed = False
 
     @property
@@ -104,6 +106,11 @@ class OutputPool:
             return found if found is not None else self._make(size)
 
     def _make(self, size: int) -> _Block:
+        if size in self._dropped:
+            # Results take turns: a model drops dispatch's before combine makes its own. Without room for both, each
+            # would drop the other in every round, whose pages the system then zeroes again.
+            self._dropped.discard(size)
+            self._missed_bytes = min(self._missed_bytes + size, self._most_used_bytes)
         if self._arena is None:
             return _Block(_map(size), size, None)
         while (offset := self._ranges.take(size)) is None:
@@ -140,16 +147,14 @@ class OutputPool:
         self._trim()
 
     def _trim(self) -> None:
-        """Drops what was given back longest ago, as long as there is more than twice what was ever in use at once.
-
-        Twice, because results take turns: a model drops dispatch's before combine makes its own, and with less room
-        each would drop the other in every round, whose pages the system then zeroes again.
-        """
-        while self._free and self._used_bytes + self._free_bytes > 2 * self._most_used_bytes:
+        """Drops what was given back longest ago, as long as there is more than was ever needed at once, and than has
+        been missed since."""
+        while self._free and self._used_bytes + self._free_bytes > self._most_used_bytes + self._missed_bytes:
             self._drop_oldest()
 
     def _drop_oldest(self) -> None:
         block = self._free.pop(0)
+        self._dropped.add(block.size)
         self._free_bytes -= block.size
         self._drop(block)
 

@@ -83,14 +83,14 @@ def test_live_results_never_overlap() -> None:
         assert all(bool((kept == value).all()) for value, kept in live)
 
 
-def test_no_more_is_kept_than_twice_what_was_in_use_at_once() -> None:
+def test_no_more_is_kept_than_was_in_use_at_once() -> None:
     pool = OutputPool()
     for rows in range(1, 12):
         pool.empty((rows, SMALLEST * 2), torch.uint8)  # dropped at once
-    assert pool.kept_bytes <= 2 * (11 * SMALLEST * 2 + SMALLEST * 2)
+    assert pool.kept_bytes <= 11 * SMALLEST * 2 + SMALLEST * 4
     both = [pool.empty(_LARGE, torch.uint8) for _ in range(2)]
     del both
-    assert pool.kept_bytes <= 2 * (11 * SMALLEST * 2 + SMALLEST * 2)
+    assert pool.kept_bytes <= 11 * SMALLEST * 2 + SMALLEST * 4
 
 
 def test_close_lets_go_and_what_is_still_held_stays_readable() -> None:
@@ -176,7 +176,7 @@ def test_results_that_take_turns_do_not_drop_each_other() -> None:
         second = pool.empty((12 << 20,), torch.uint8)
         addresses.append(second.data_ptr())
         del second
-    assert len(set(addresses)) == 2 and pool.kept_bytes == 32 << 20
+    assert len(set(addresses[4:])) == 2 and pool.kept_bytes == 32 << 20  # from the third round on, both stay
 
 
 def _pages_of(arena: _native.Segment) -> int:
