@@ -1,9 +1,10 @@
 """What ranks tell each other before anything is agreed: whom each of them has waited for in vain.
 
 A wait names the rank it was for, but that rank may itself have waited, for another one, and its own wait may end later:
-it began later, or the host is busy. So an accused rank answers at once that it is alive (on the switchboard's thread,
-whatever its kernels do), and is then given time to say whom *it* waits for; a rank that is stopped, or cut off, answers
-nothing and is given none.
+it began later, or the host is busy. So who hears of an accusation answers at once that it is alive (on the
+switchboard's thread, whatever its kernels do). The accused is then given time to say whom *it* waits for; a rank that
+is stopped, or cut off, answers nothing and is given none. Where ranks accuse each other in a circle, who answered
+nothing is left to name.
 """
 
 from __future__ import annotations
@@ -78,8 +79,7 @@ class Accusations:
             raise ValueError("no accusation")
         if not current:
             return
-        if who - 1 == self._rank:
-            self._send(rank, {"k": "alive", "g": generation})
+        self._send(rank, {"k": "alive", "g": generation})
         with self._changed:
             self._said.setdefault(rank, Accusation(who - 1, reason))
             self._changed.notify_all()
@@ -112,3 +112,8 @@ class Accusations:
                     break
                 self._changed.wait(until - now)
             return dict(self._said)
+
+    def silent(self) -> set[int]:
+        """Other ranks that have neither accused anybody nor answered an accusation since the last decision."""
+        with self._changed:
+            return set(range(self._num_ranks)) - {self._rank} - self._said.keys() - self._alive

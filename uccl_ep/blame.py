@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 _STOPPED = (b"T", b"t")  # by a signal, or by a debugger
 _ENDED = (b"", b"Z", b"X")  # nobody may have asked yet how it ended
+_NEVER = 1 << 63  # of this host, whose ranks are heard otherwise
 
 
 def _state(pid: int) -> bytes:
@@ -41,11 +42,13 @@ class Knowledge:
         accusations: for each rank whose wait has expired and that has been heard of: whom that was for.
         stopped: ranks of this host that are not running, or whose proxy is not.
         heard_ns: for each rank of another host: when something last came from it.
+        silent: ranks that have said nothing since they were told of the accusations, not even that they are alive.
     """
 
     accusations: Mapping[int, int] = field(default_factory=dict)
     stopped: Collection[int] = ()
     heard_ns: Mapping[int, int] = field(default_factory=dict)
+    silent: Collection[int] = ()
 
 
 def root_of(rank: int, accused: int, known: Knowledge) -> int:
@@ -58,10 +61,11 @@ def root_of(rank: int, accused: int, known: Knowledge) -> int:
 
     Returns:
         A stopped rank if there is one; else the end of the chain from `accused` over the accusations. In a circle, the
-        one whom most accuse and who accuses nobody; without such a rank, `accused`. Where that is `rank` itself, its
-        other half waits for another host: whom most accuse, or the rank there that has been silent for longest.
+        one whom most accuse and who accuses nobody, else a silent one: who waits for several names only the first of
+        them. Without such a rank, `accused`. Where that is `rank` itself, its other half waits for another host: whom
+        most accuse, or the rank there that has been silent for longest.
     """
-    root = _end_of_chain(accused, known.accusations, known.stopped)
+    root = _end_of_chain(accused, known)
     if root == rank and rank not in known.stopped:
         others = {by: whom for by, whom in known.accusations.items() if whom != rank}
         silent = min(known.heard_ns, key=lambda other: (known.heard_ns[other], other), default=rank)
@@ -75,14 +79,15 @@ def _most_accused(accusations: Mapping[int, int], default: int) -> int:
     return max(sorted(set(silent)), key=silent.count, default=default)
 
 
-def _end_of_chain(accused: int, accusations: Mapping[int, int], stopped: Collection[int]) -> int:
-    if stopped:
-        return accused if accused in stopped else min(stopped)
+def _end_of_chain(accused: int, known: Knowledge) -> int:
+    if known.stopped:
+        return accused if accused in known.stopped else min(known.stopped)
     seen = set()
     rank = accused
-    while rank in accusations:
+    while rank in known.accusations:
         if rank in seen:
-            return _most_accused(accusations, accused)
+            last = min(known.silent, key=lambda other: (known.heard_ns.get(other, _NEVER), other), default=accused)
+            return _most_accused(known.accusations, last)
         seen.add(rank)
-        rank = accusations[rank]
+        rank = known.accusations[rank]
     return rank

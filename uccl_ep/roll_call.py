@@ -321,6 +321,10 @@ class RollCall:
         alive. If it has, it is given `patience_s` to say whom it waits for, and the others `grace_s` more."""
         return self._words.follow(accused, grace_s, patience_s)
 
+    def silent(self) -> set[int]:
+        """Members that have neither accused anybody nor answered an accusation since the last decision."""
+        return self._words.silent() & self.members
+
     def _over(self, rank: int | None) -> bool:
         return self._closed or rank in self._gone
 

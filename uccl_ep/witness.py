@@ -114,9 +114,13 @@ class Witness:
             root = root_of(self.rank, accused, Knowledge(seen)) if accused in seen else accused
         else:
             known = self.regions.knowledge()
-            mine = root_of(self.rank, accused, known) if accused == self.rank else accused  # another rank, if it can be
+            # Another rank than itself, if it can be; and who is stopped is what all waits are for, also of others.
+            seen_here = accused == self.rank or (known.stopped and self.rank not in known.stopped)
+            mine = root_of(self.rank, accused, known) if seen_here else accused
             seen = self._ask(None, mine, fault["phase"])
-            root = root_of(self.rank, accused, replace(known, accusations={**known.accusations, **seen}))
+            silent = () if self.roll_call is None else self.roll_call.silent()
+            heard = replace(known, accusations={**known.accusations, **seen}, silent=silent)
+            root = root_of(self.rank, accused, heard)
             if self.rank in known.stopped:
                 return root
         # When all others wait for this one, it was stopped for a while: recover() will tell it what they have decided.

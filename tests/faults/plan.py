@@ -66,7 +66,7 @@ STAGES = {
     "combine-sent": 3,
     "combined": 3,
 }
-NODES = {"1x3": (3, 0), "2x2": (4, 2), "4x1": (4, 1), "2+1": (3, 2)}  # (ranks, UCCL_EP_RANKS_PER_NODE)
+NODES = {"1x3": (3, 0), "2x2": (4, 2), "4x1": (4, 1), "2+1": (3, 2), "3x1": (3, 1)}  # (ranks, UCCL_EP_RANKS_PER_NODE)
 
 # How ranks reach each other: over shared memory or tcp of one host; as if each node were a host of its own, so that
 # nobody sees another's process; or as that with a network namespace for each.

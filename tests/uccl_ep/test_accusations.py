@@ -42,22 +42,26 @@ def test_accusations_are_told_to_all_others() -> None:
     assert one.sent == [(rank, {"k": "accuse", "g": 4, "who": 3, "why": "x" * 2000}) for rank in (1, 2)]
 
 
-def test_accusations_of_this_rank_are_answered_and_others_are_not() -> None:
+def test_accusations_are_answered_whomever_they_are_about() -> None:
     one = One()
-    one.hears(1, 2)
-    one.hears(1, -1)
     one.hears(2, 0, current=False)
     assert one.sent == []
+    one.hears(1, 2)
+    one.hears(1, -1)
     one.hears(2, 0)
-    assert one.sent == [(2, {"k": "alive", "g": 4})]
+    assert one.sent == [(rank, {"k": "alive", "g": 4}) for rank in (1, 1, 2)]
     assert one.words.wait(1, 0.0) == {1: Accusation(2, "dispatch"), 2: Accusation(0, "dispatch")}  # the first of each
 
 
 def test_accusations_of_another_group_are_forgotten() -> None:
     one = One()
+    assert one.words.silent() == {1, 2}
     one.hears(1, 2)
+    assert one.words.silent() == {2}
     one.hears(2)
+    assert one.words.silent() == set()
     one.words.forget()
+    assert one.words.silent() == {1, 2}
     assert one.words.wait(None, 0.0) == {}
     assert follow(one, 2, 0.0, 60.0)[1] < 30.0
 

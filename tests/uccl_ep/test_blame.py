@@ -59,6 +59,17 @@ def test_blame_own_half_waits_for_who_has_been_silent_for_longest() -> None:
     assert root_of(0, 0, Knowledge({0: 0, 1: 3, 3: 1}, (), heard)) == 2  # unless those wait themselves
 
 
+def test_blame_of_a_circle_is_left_to_who_says_nothing() -> None:
+    circle = {0: 2, 2: 0}
+    heard = {2: 500, 1: 400, 3: 300}
+    assert root_of(0, 2, Knowledge(circle, (), heard, silent={1})) == 1
+    assert root_of(0, 2, Knowledge(circle, (), heard, silent={1, 3, 4})) == 3  # 4 is of this host: it would be stopped
+    assert root_of(0, 2, Knowledge(circle, (), {}, silent={4, 3})) == 3
+    assert root_of(0, 2, Knowledge({**circle, 4: 5}, (), heard, silent={1})) == 5  # somebody waits for that one
+    assert root_of(0, 2, Knowledge({0: 2, 2: 4}, (), heard, silent={1})) == 4  # no circle
+    assert root_of(0, 2, Knowledge(circle, (), heard)) == 2
+
+
 def test_blame_is_stopped() -> None:
     child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     try:

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from tests.uccl_ep.proxies import eventually
 from uccl_ep.errors import InvalidArgument, PeerLost, UcclEpError
 from uccl_ep.roll_call import RollCall
 
@@ -269,3 +270,12 @@ def test_roll_call_an_accused_rank_that_is_alive_is_waited_for() -> None:
         c.accuse(0, "combine")
         assert c.follow(0, 0.05, 30.0)[0].peer == 1  # it had said so before
         assert time.monotonic() - began < 15.0
+        assert a.silent() == b.silent() == set()
+
+
+def test_roll_call_who_does_not_answer_an_accusation_is_silent() -> None:
+    with ranks(4) as (a, b, c, d):
+        assert a.silent() == {1, 2, 3}
+        d.close()
+        a.accuse(1, "dispatch")
+        assert eventually(lambda: a.silent() == {3})

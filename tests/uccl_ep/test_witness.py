@@ -141,6 +141,8 @@ def test_witness_knows_nothing_of_absent_ranks() -> None:
 class Words:
     """A roll call that has heard this, and remembers what it was asked."""
 
+    quiet: tuple[int, ...] = ()
+
     def __init__(self, **said: int) -> None:
         self.told: list[int] = []
         self.asked: list[int | None] = []
@@ -148,6 +150,9 @@ class Words:
 
     def accuse(self, peer: int, reason: str) -> None:
         self.told.append(peer)
+
+    def silent(self) -> set[int]:
+        return set(self.quiet)
 
     def accusations(self, of: int | None, grace_s: float) -> dict[int, Accusation]:
         assert 0.0 < grace_s <= 2.0
@@ -177,6 +182,20 @@ def test_witness_follows_accusations_of_other_hosts_and_says_its_own() -> None:
     assert heard(0, Words())._root(fault(phase=3), 1) == 1
     assert heard(0, Words(r1=2), Knowledge({2: 3}))._root(fault(phase=3), 1) == 3  # together with what it sees itself
     assert heard(0, Words(r1=2), Knowledge(stopped=[1]))._root(fault(phase=3), 1) == 1
+
+
+def test_witness_that_sees_a_stopped_rank_says_that_one_whichever_of_its_waits_ended_first() -> None:
+    words = Words(r2=0)  # it waits for this rank, which has named another wait than the one that holds all up
+    assert heard(0, words, Knowledge(stopped=[1]))._root(fault(phase=3), 2) == 1
+    assert (words.told, words.asked) == ([1], [-2])
+
+
+def test_witness_of_a_circle_names_who_does_not_answer() -> None:
+    words = Words(r2=0)
+    words.quiet = (1, 3)
+    assert heard(0, words, Knowledge({0: 2}, (), {2: 300, 3: 500}))._root(fault(phase=3), 2) == 3
+    words.quiet = ()
+    assert heard(0, words, Knowledge({0: 2}, (), {2: 300, 3: 500}))._root(fault(phase=3), 2) == 2
 
 
 def test_witness_whose_own_half_did_not_come_accuses_the_rank_of_another_host_that_is_silent() -> None:
