@@ -631,15 +631,15 @@ class Event:
     def wait(self, timeout_ns: int) -> bool: ...
 
 class Stream:
-    """
-    An ordered queue on a native thread: the CPU's stand-in for a CUDA stream.
-    """
+    """An ordered queue of kernels: the CPU's stand-in for a CUDA stream."""
 
-    def __init__(self) -> None: ...
+    def __init__(self, deferred: bool = False) -> None: ...
 
     def record(self) -> Event: ...
 
     def wait(self, event: Event) -> None: ...
+
+    def finish(self) -> None: ...
 
     def synchronize(self) -> None: ...
 
@@ -1939,4 +1939,9 @@ def events_bytes(num_workers: int, capacity: int) -> int:
 def read_events(address: int, capacity: int, worker: int) -> tuple[int, int, bool, bytes]:
     """
     (number of the first event, events ever, whether every command is traced, the events of EVENT_BYTES bytes) of a worker, from a mapped events segment; it may be being written.
+    """
+
+def range_of_ids(address: int, count: int, wide: bool) -> tuple[int, int]:
+    """
+    The least and the greatest of `count` adjacent int64 (wide) or int32 in host memory.
     """

@@ -166,7 +166,7 @@ class CpuDevice:
         note: Callable[[str], None] = lambda kernel: None,
         arena: _native.Segment | None = None,
     ) -> None:
-        self.comm_stream = _native.Stream()
+        self.comm_stream = _native.Stream(deferred=True)  # every call ends by asking for an event, or for the end
         self._check = check
         self._note = note  # is told the name of each kernel that is queued
         self._held: deque[tuple[_native.Event, object]] = deque()
@@ -241,8 +241,10 @@ class CpuDevice:
         self.finish()
 
     def finish(self) -> None:
-        """Blocks the caller until the comm stream is empty, then raises the buffer's fault if there is one."""
-        self.record().current_stream_wait()
+        """Returns when the comm stream is empty, running what is left of it; then raises the buffer's fault, if any."""
+        self.comm_stream.finish()
+        self._held.clear()
+        self._check()
 
     def check_host_wait(self) -> None:
         """Nothing: a CPU can always wait."""
@@ -257,7 +259,7 @@ class CpuDevice:
 
     def check_tensor(self, name: str, value: torch.Tensor) -> None:
         """Raises InvalidArgument when an argument is not in host memory."""
-        if value.device.type != "cpu":
+        if not value.is_cpu:
             refuse_elsewhere(name, value, self.name)
 
     def settle(self) -> None:

@@ -1,5 +1,6 @@
-// The CPU's stand-in for a CUDA stream: a queue of functions that one thread runs in order, and events between queues.
-// Nothing polls; waits are condition variables.
+// The CPU's stand-in for a CUDA stream: a queue of functions that run in order, and events between queues. The stream's
+// own thread runs them, unless the caller waits for all of them: then it runs what is left itself, which spares it two
+// changes of threads and caches that know nothing of its tensors. Nothing polls; waits are condition variables.
 #pragma once
 #include <condition_variable>
 #include <deque>
@@ -34,10 +35,11 @@ class Event {
 
 // A function that throws ends its stream as a fault ends a CUDA stream: what is queued after it is skipped (events
 // still happen, with the error), until synchronize() has rethrown it. Waiting for another stream's failed event fails
-// this one too.
+// this one too. Functions see the default floating point environment, whatever the caller's is: denormals are kept.
 class Stream {
  public:
-  Stream();
+  // With `deferred`, functions begin when somebody asks for their end: by record, finish or synchronize, or at ours.
+  explicit Stream(bool deferred = false);
   ~Stream();  // runs what is queued, then ends the thread; an unclaimed error is dropped
   Stream(const Stream&) = delete;
   Stream& operator=(const Stream&) = delete;
@@ -45,22 +47,29 @@ class Stream {
   void enqueue(std::function<void()> work);
   Event record();
   void wait(Event event);  // what is queued from now on runs after `event`
-  void synchronize();      // blocks the caller until all that is queued has run; rethrows the first error, once
+  void finish();  // returns when all that is queued has run; rethrows the first error, which stays
+  void synchronize();  // the same, but the error is claimed: the stream works again
 
  private:
   struct Item {
     std::function<void()> work;
     std::shared_ptr<Event::State> event;  // to be marked instead
   };
-  void push(Item item);
+  void push(Item item, bool start);
   void run();
+  void run_next(std::unique_lock<std::mutex>* lock);
+  void run_all(std::unique_lock<std::mutex>* lock);
   void execute(Item* item);
 
+  const bool deferred_;
   std::mutex mutex_;
-  std::condition_variable queued_;
+  std::condition_variable due_, ended_one_;  // for the stream's thread, and for callers
   std::deque<Item> items_;
+  u64 pushed_ = 0, ended_ = 0;  // items; these and the rest under mutex_
+  bool running_ = false;  // one of them, on some thread
+  bool started_ = false;  // what is queued does not wait for a caller to run it
   bool closing_ = false;
-  std::exception_ptr error_;  // under mutex_
+  std::exception_ptr error_;
   std::thread thread_;
 };
 

@@ -114,10 +114,11 @@ void register_streams(nb::module_& m) {
       .def(nb::init<>())
       .def("query", &simt::Event::query)
       .def("wait", &simt::Event::wait, nb::arg("timeout_ns"), nb::call_guard<nb::gil_scoped_release>());
-  nb::class_<simt::Stream>(m, "Stream", "An ordered queue on a native thread: the CPU's stand-in for a CUDA stream.")
-      .def(nb::init<>())
+  nb::class_<simt::Stream>(m, "Stream", "An ordered queue of kernels: the CPU's stand-in for a CUDA stream.")
+      .def(nb::init<bool>(), nb::arg("deferred") = false)
       .def("record", &simt::Stream::record)
       .def("wait", &simt::Stream::wait, nb::arg("event"))
+      .def("finish", &simt::Stream::finish, nb::call_guard<nb::gil_scoped_release>())
       .def("synchronize", &simt::Stream::synchronize, nb::call_guard<nb::gil_scoped_release>());
   nb::class_<Shape>(m, "LaunchShape")
       .def(nb::init<u32, u32, u32>(), nb::arg("grid"), nb::arg("warps"), nb::arg("threads"))
