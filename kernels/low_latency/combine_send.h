@@ -100,9 +100,7 @@ DEV void store_for_host(const CombineSendArgs& a, const Turn& turn, const u16* r
 
 // One warp leaves row `at` of a token of this rank where it is.
 DEV void leave_row(const CombineSendArgs& a, const Turn& turn, u64 at, u64 slot) {
-  if (simt::lane() != 0) return;
-  *reinterpret_cast<u64*>(own_data(a.rank) + a.call.layout.combine_slot(turn.epoch, slot)) = at;
-  add_stat(a.rank, a.rank.topology.rank, PeerStat::kRowsOut, 1);
+  if (simt::lane() == 0) *reinterpret_cast<u64*>(own_data(a.rank) + a.call.layout.combine_slot(turn.epoch, slot)) = at;
 }
 
 // One warp: what the slot of a row for another rank of this node says of it. True: the row stays.
@@ -110,10 +108,8 @@ DEV bool mark_row(const CombineSendArgs& a, u32 owner, u64 at, u64 slot) {
   const NodeRows way = static_cast<NodeRows>(a.node_rows);
   if (way == NodeRows::kCopied) return false;
   const bool stays = way == NodeRows::kStay;
-  if (simt::lane() == 0) {
+  if (simt::lane() == 0)
     *reinterpret_cast<u64*>(data_of(a.rank, owner) + slot) = stays ? kRowStays | (a.x_at + at * a.row_stride * 2) : 0;
-    if (stays) add_stat(a.rank, owner, PeerStat::kRowsOut, 1);
-  }
   return stays;
 }
 
@@ -169,13 +165,28 @@ DEV bool send_row(const CombineSendArgs& a, const Turn& turn, u64 at, u64 plane,
   return true;
 }
 
-// One warp tells a remote owner how many rows it was sent.
-DEV void send_combine_count(const CombineSendArgs& a, const Turn& turn, u32 owner) {
+// One warp: how many rows are an owner's.
+DEV u32 rows_of_owner(const CombineSendArgs& a, u32 owner) {
   u32 rows = 0;
   for (u32 e = static_cast<u32>(simt::lane()); e < a.call.num_local_experts; e += simt::kWarp)
     rows += static_cast<u32>(a.layout_range[static_cast<u64>(e) * a.rank.topology.num_ranks + owner]);
-  rows = simt::warp_sum(rows);
+  return simt::warp_sum(rows);
+}
+
+// One warp tells a remote owner how many rows it was sent.
+DEV void send_combine_count(const CombineSendArgs& a, const Turn& turn, u32 owner) {
+  const u32 rows = rows_of_owner(a, owner);
   if (simt::lane() == 0) send_expect(a.rank, turn, a.call, Announcement{Phase::kCombine, owner, turn.number, rows, 1});
+}
+
+// One warp counts the rows that stay where they are for an owner of this node, if they do. Each row by itself would cost
+// more than to say where it is: an atomic waits for all stores before it, and those miss the caches.
+DEV void count_rows_that_stay(const CombineSendArgs& a, u32 owner) {
+  const bool own = owner == a.rank.topology.rank;
+  const bool stay = own ? a.own_stay != 0 : !a.logfmt && static_cast<NodeRows>(a.node_rows) == NodeRows::kStay;
+  if (!stay || masked(a.rank, owner)) return;
+  const u32 rows = rows_of_owner(a, owner);
+  if (simt::lane() == 0) add_stat(a.rank, owner, PeerStat::kRowsOut, rows);
 }
 
 // The whole block 0: weights and ids of this rank's tokens, to its host on each other node. What it overwrites was read
@@ -269,6 +280,7 @@ KERNEL KERNEL_BOUNDS(kMaxBlockLanes) low_latency_combine_send(CombineSendArgs a)
     for (u32 r = warp; r < topology.num_ranks; r += warps)
       if (!a.call.reduces && !topology.is_local(r) && !masked(a.rank, r)) send_combine_count(a, turn, r);
     send_all_rows(a, turn, warp, warps);
+    for (u32 i = warp; i < topology.local_size; i += warps) count_rows_that_stay(a, topology.mates[i]);
   }
   if (!last_block(a.call.ticket, &shared.last)) return;
   for (u32 i = simt::tid(); i < topology.local_size; i += simt::ntid())
