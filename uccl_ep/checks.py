@@ -64,7 +64,8 @@ def aligned(value: Tensor) -> Tensor:
 
 
 def row_ids(name: str, value: Any, num_experts: int | None = None) -> Tensor:
-    """Top-k ids as int64 [T, K]; int32 is widened. With `num_experts`, every id must be -1 or below it.
+    """Top-k ids as int64 [T, K]; int32 is widened. With `num_experts`, every id must be -1 or below it, and the ids
+    must be in host memory: they are looked at without torch, whose code the model has driven out of the caches.
 
     Raises:
         InvalidArgument: shape, dtype, K or an id is out of range.
@@ -73,10 +74,10 @@ def row_ids(name: str, value: Any, num_experts: int | None = None) -> Tensor:
     if not 1 <= ids.shape[1] <= _native.MAX_TOPK:
         refuse(name, tuple(ids.shape), f"1 to {_native.MAX_TOPK} columns (top-k)")
     if num_experts is not None and ids.numel():
-        low, high = (int(v) for v in ids.aminmax())
+        low, high = _native.range_of_ids(ids.data_ptr(), ids.numel(), ids.dtype == torch.int64)
         if low < -1 or high >= num_experts:
             refuse(name, f"ids from {low} to {high}", f"-1 (not routed) or 0 to {num_experts - 1}, below num_experts")
-    return ids.to(torch.int64)
+    return ids if ids.dtype == torch.int64 else ids.to(torch.int64)
 
 
 def weights(name: str, value: Any, shape: tuple[int, ...]) -> Tensor:

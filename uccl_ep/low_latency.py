@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -36,6 +36,17 @@ class Received:
     handle: Handle
     receive: Callable[[], None]  # queues the receiving half
     keep: tuple[Any, ...]  # tensors that must outlive the queued kernels
+
+
+class _Place(NamedTuple):
+    """Registered rows [local, rows], `stride` bf16 elements apart."""
+
+    memory: Tensor  # all of it, as bytes
+    begin: int  # bytes into it
+    offset: int  # the same place as the network names it
+    local: int
+    rows: int
+    stride: int
 
 
 class Epochs:
@@ -218,11 +229,11 @@ class LowLatency:
         self._sums.check_topk(topk_idx.shape[1], self._layout.max_topk)
         epoch = self._dispatches.next("low_latency_dispatch")
         self._sums.catch_up()
-        word = device.empty(2, dtype=torch.int64)
+        work = device.empty(2 + -(-ranks * local // 2), dtype=torch.int64)  # the epoch's words, then counts of rows
 
         args = _native.DispatchSendArgs()
         args.rank = self._session.context
-        args.call = self._call(word, 0, sending=True)
+        args.call = self._call(work, 0, sending=True)
         args.x, args.topk_idx = x.data_ptr(), topk_idx.data_ptr()
         args.num_writes = self._num_writes.data_ptr()
         args.num_tokens, args.topk = topk_idx.shape
@@ -238,7 +249,6 @@ class LowLatency:
         # behind it in the same storage, so that a handle put together again from its parts still works.
         src_info = device.empty(3, local, rows, dtype=torch.int32)
         layout_range = device.empty(local, ranks, dtype=torch.int64)
-        counts = device.empty(ranks, local, dtype=torch.int32)
         given = (x, topk_idx, form.global_scale, cumulative_stats, wait_stats)
 
         def receive() -> None:
@@ -246,12 +256,12 @@ class LowLatency:
             self._sums.catch_up()
             take = _native.DispatchReceiveArgs()
             take.rank = self._session.context
-            take.call = self._call(word, 1, sending=False)
+            take.call = self._call(work, 1, sending=False)
             take.format = form.code
             take.recv_x = received.x.data_ptr()
             take.recv_scales = 0 if received.scales is None else received.scales.data_ptr()
             take.recv_count, take.src_info = count.data_ptr(), src_info.data_ptr()
-            take.layout_range, take.counts = layout_range.data_ptr(), counts.data_ptr()
+            take.layout_range, take.counts = layout_range.data_ptr(), work.data_ptr() + 16
             take.cumulative_stats = 0 if cumulative_stats is None else cumulative_stats.data_ptr()
             take.wait_stats = 0 if wait_stats is None else wait_stats.data_ptr()
             device.launch(_native.low_latency_dispatch_recv, take, device.grid(ranks, _WARPS))
@@ -261,7 +271,7 @@ class LowLatency:
             count=count,
             handle=(src_info[0], layout_range, OwnedInt(max_tokens, self.life), hidden, num_experts),
             receive=receive,
-            keep=(word, *given, received.x, received.scales, count, src_info, layout_range, counts),
+            keep=(work, *given, received.x, received.scales, count, src_info, layout_range),
         )
 
     # ---- combine ---------------------------------------------------------------------------------------------------
@@ -285,11 +295,11 @@ class LowLatency:
         there; not when sums overwrite them.
         """
         device, hidden = self._device, handle[3]
-        src_info = planes_of(handle)
+        planes = planes_of(handle)
         if logfmt and (hidden % _LOGFMT_CHANNELS or hidden > _LOGFMT_CHANNELS * _MAX_LOGFMT_UNITS):
             refuse("use_logfmt", logfmt, f"hidden a multiple of 512 up to {512 * _MAX_LOGFMT_UNITS}, not {hidden}")
         self._sums.check_topk(topk_idx.shape[1], self._layout.max_topk)
-        registered = self.zero_copy_rows(handle, self.next_combine_epoch()) if zero_copy else None
+        registered = self._zero_copy_place(handle, self.next_combine_epoch()) if zero_copy else None
         epoch = self._combines.next("low_latency_combine")
         self._sums.catch_up()
         word = device.empty(2, dtype=torch.int64)
@@ -298,15 +308,16 @@ class LowLatency:
         args.rank = self._session.context
         args.call = self._call(word, 2, sending=True, reduces=reduces)
         args.x, args.row_stride, args.logfmt = x.data_ptr(), hidden, int(logfmt)
-        args.src_info, args.layout_range = src_info.data_ptr(), handle[1].data_ptr()
+        args.src_info, args.layout_range = planes, handle[1].data_ptr()
         args.staging_ticket = self._staging_tickets.data_ptr()
         if reduces:
             args.num_tokens, args.topk = topk_idx.shape
             args.topk_idx, args.weights = topk_idx.data_ptr(), topk_weights.data_ptr()
-        rows = x
+        rows, offset = x, 0
         if registered is not None:
-            rows, offset = registered
-            args.x, args.row_stride, args.zero_copy_offset = rows.data_ptr(), rows.stride(1), offset
+            rows, offset = registered.memory, registered.offset
+            args.x, args.row_stride = rows.data_ptr() + registered.begin, registered.stride
+            args.zero_copy_offset = offset
         overwritten = out.untyped_storage().data_ptr() == rows.untyped_storage().data_ptr()
         own_rows = args.x if (stays or zero_copy) and not logfmt and not overwritten else 0
         own_stride = args.row_stride
@@ -340,14 +351,21 @@ class LowLatency:
             take.own_rows, take.own_stride, take.registered = own_rows, own_stride, readable
             device.launch(_native.low_latency_combine_recv, take, device.grid(max(1, topk_idx.shape[0]), _WARPS))
 
-        return receive, (word, x, topk_idx, topk_weights, src_info, handle[1], out, wait_stats, signals)
+        return receive, (word, x, topk_idx, topk_weights, handle[0], handle[1], out, wait_stats, signals)
 
     def next_combine_epoch(self) -> int:
         """Epoch of the combine call that comes next."""
         return self._combines.sent + 1
 
-    def zero_copy_rows(self, handle: Handle, epoch: int) -> tuple[Tensor, int]:
-        """(bf16 view [L, P, H] of the registered rows for a combine epoch, its flat offset).
+    def zero_copy_rows(self, handle: Handle, epoch: int) -> Tensor:
+        """bf16 view [L, P, H] of the registered rows for a combine epoch."""
+        place = self._zero_copy_place(handle, epoch)
+        local, rows, stride = place.local, place.rows, place.stride
+        whole = place.memory.view(torch.bfloat16)
+        return whole.as_strided((local, rows, handle[3]), (rows * stride, stride, 1), place.begin // 2)
+
+    def _zero_copy_place(self, handle: Handle, epoch: int) -> _Place:
+        """Where the registered rows for a combine epoch are.
 
         Rows are H + H/64 elements apart, as upstream's are, rounded up to 16 bytes where H is no multiple of 512. Two
         sets take turns; three where other ranks of the node read rows in place: a set is handed out again after the
@@ -362,8 +380,7 @@ class LowLatency:
         if sets * set_bytes > memory.numel():
             refuse("zero_copy", True, f"up to {memory.numel()} bytes of rows, not {sets * set_bytes}")
         begin = epoch % sets * set_bytes
-        view = memory[begin : begin + local * rows * stride * 2].view(torch.bfloat16)
-        return view.view(local, rows, stride)[:, :, :hidden], offset + begin
+        return _Place(memory, begin, offset + begin, local, rows, stride)
 
     def wait_for_zero_copy(self) -> None:
         """Returns when the rows of the next combine may be written: its set's last receiving half has run.

@@ -298,7 +298,7 @@ class LowLatencyApi:
         self._check_low_latency(False, False)
         check_handle(handle, self.group_size, self._low_latency.life)
         self._low_latency.wait_for_zero_copy()
-        return self._low_latency.zero_copy_rows(handle, self._low_latency.next_combine_epoch())[0]
+        return self._low_latency.zero_copy_rows(handle, self._low_latency.next_combine_epoch())
 
     def clean_low_latency_buffer(self, num_max_dispatch_tokens_per_rank: int, hidden: int, num_experts: int) -> None:
         """Readies low latency for these sizes after throughput calls. Collective.

@@ -134,6 +134,7 @@ class Regions:
         self._zero_copies: dict[int, _native.Segment] = {}  # likewise, where zero-copy rows are read in place
         self._arena_table: torch.Tensor | None = None
         self._zero_copy_table: torch.Tensor | None = None
+        self._zero_copy_bytes: torch.Tensor | None = None
 
     @property
     def num_ranks(self) -> int:
@@ -317,7 +318,9 @@ class Regions:
         Raises:
             InvalidArgument: the Buffer has none.
         """
-        return torch.from_numpy(self._zero_copy_segment().numpy()), self.plan.zero_copy_offset
+        if self._zero_copy_bytes is None:
+            self._zero_copy_bytes = torch.from_numpy(self._zero_copy_segment().numpy())
+        return self._zero_copy_bytes, self.plan.zero_copy_offset
 
     def _zero_copy_segment(self) -> _native.Segment:
         if self._zero_copy is None:
@@ -331,7 +334,7 @@ class Regions:
         """Drops everything. Memory that the caller still has a view of goes with the last view. Idempotent."""
         for name in "data control rings counters stats mask peer_stats _zero_copy _tables".split():
             self.__dict__.pop(name, None)
-        self.arena = self._arena_table = self._zero_copy_table = None
+        self.arena = self._arena_table = self._zero_copy_table = self._zero_copy_bytes = None
         for mine in (self._arenas.get(self.rank), self._zero_copies.get(self.rank)):
             if mine is not None:
                 _made_here.pop(mine.fd, None)

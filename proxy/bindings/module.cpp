@@ -22,4 +22,5 @@ NB_MODULE(_native, m) {
   uccl::register_simulation(m);
   uccl::register_probe(m);
   uccl::register_diag(m);
+  uccl::register_ids(m);
 }

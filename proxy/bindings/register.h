@@ -13,6 +13,7 @@ void register_kernels(nanobind::module_& m);
 void register_simulation(nanobind::module_& m);
 void register_probe(nanobind::module_& m);
 void register_diag(nanobind::module_& m);
+void register_ids(nanobind::module_& m);
 
 // A pointer field as an integer address.
 template <class C, class P>
