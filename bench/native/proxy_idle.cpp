@@ -1,13 +1,16 @@
-// What proxies cost while nothing happens, and how long the first command after a pause waits. Two ranks with one proxy
-// thread each, over loopback. Prints one JSON object.
+// What proxies cost while nothing happens, and how long the first command after a pause waits; in turn with it, how long
+// a thread that does nothing else needs to answer from such a sleep, which is as soon as this machine wakes anybody. Two
+// ranks with one proxy thread each, over loopback. Prints one JSON object.
 //
 //   proxy_idle [idle seconds = 2] [wakes = 100]
 #include <sched.h>
 #include <sys/resource.h>
 #include <time.h>
 
+#include <atomic>
 #include <cstdio>
 #include <cstdlib>
+#include <thread>
 
 #include "bench/native/two_ranks.h"
 #include "engine/idle.h"
@@ -53,6 +56,40 @@ void print(const char* name, std::vector<u64>& ns) {
   std::printf("}");
 }
 
+// A thread that sleeps on a futex and answers each call with a store.
+class Sleeper {
+ public:
+  Sleeper() : thread_([this] { run(); }) {}
+  ~Sleeper() {
+    calls_.store(kEnd);
+    calls_.notify_one();
+    thread_.join();
+  }
+  Sleeper(const Sleeper&) = delete;
+  Sleeper& operator=(const Sleeper&) = delete;
+
+  u64 wake_ns() {
+    const u64 start = steady_ns();
+    const u32 call = calls_.fetch_add(1) + 1;
+    calls_.notify_one();
+    spin_until([&] { return answers_.load(std::memory_order_acquire) == call; }, start);
+    return steady_ns() - start;
+  }
+
+ private:
+  static constexpr u32 kEnd = ~0u;
+  void run() {
+    for (u32 seen = 0;;) {
+      calls_.wait(seen);
+      seen = calls_.load();
+      if (seen == kEnd) return;
+      answers_.store(seen, std::memory_order_release);
+    }
+  }
+  std::atomic<u32> calls_{0}, answers_{0};
+  std::thread thread_;
+};
+
 int measure(u64 idle_seconds, u64 wakes) {
   TwoRanks world;
   const u64 nap_ns = world.a.settings.nap_ns;
@@ -67,8 +104,11 @@ int measure(u64 idle_seconds, u64 wakes) {
   const u64 begin = steady_ns();
   pause_ns(idle_seconds * 1'000'000'000);
   const double share = (cpu_seconds() - cpu) / (static_cast<double>(steady_ns() - begin) / 1e9) / 2;
-  std::vector<u64> taken_ns, arrived_ns;
+  std::vector<u64> taken_ns, arrived_ns, bare_ns;
+  Sleeper sleeper;
   for (u64 i = 0; i < wakes; ++i) {
+    pause_ns(kPauseNs);
+    bare_ns.push_back(sleeper.wake_ns());
     pause_ns(kPauseNs);
     const Command c{Op::kSequence, 1, stream_key(Direction::kDispatch, 0, i), 64, 64, 16};
     const u64 start = steady_ns();
@@ -91,6 +131,7 @@ int measure(u64 idle_seconds, u64 wakes) {
       "\"core_percent_per_thread\": %.3f",
       static_cast<double>(nap_ns) / 1e3, static_cast<unsigned long long>(idle_seconds), share * 100);
   print("wake_us", taken_ns);
+  print("bare_wake_us", bare_ns);
   print("arrival_us", arrived_ns);
   std::printf("}\n");
   return 0;

@@ -109,13 +109,17 @@ def _idle(results: list[Result]) -> str:
         (
             f"{result['threads']} proxy threads",
             f"{result['core_percent_per_thread']:.2f} %",
-            *(f"{result['wake_us'][p]:.1f}" for p in ("p50", "p99")),
+            *(_wake(result["wake_us"][p], result["bare_wake_us"][p]) for p in ("p50", "p99")),
             result[SOURCE],
         )
         for result in results
     ]
-    heads = ("idle", "of a core, each", "wakes within p50, us", "p99, us", "file")
+    heads = ("idle", "of a core, each", "wakes within p50, us (a bare thread)", "p99, us", "file")
     return "## Idle proxies\n\n" + table(heads, rows)
+
+
+def _wake(proxy_us: float, bare_us: float) -> str:
+    return f"{proxy_us:.1f} ({bare_us:.1f})"
 
 
 def _transport(results: list[Result]) -> str:

@@ -17,6 +17,7 @@ IDLE = {
     "threads": 2,
     "core_percent_per_thread": 0.7,
     "wake_us": {"p50": 30.0, "p99": 60.0},
+    "bare_wake_us": {"p50": 25.0, "p99": 41.5},
 }
 TRANSPORT = {
     "benchmark": "transport",
@@ -66,7 +67,7 @@ def test_bench_render_every_kind_has_its_rows(tmp_path: Path) -> None:
         "throughput, 4 ranks, 2 a node, 4,096 x 7,168 | gloo, once per rank | 2.00 | 2.00 | 3.00 | 9.0 | 5.50 (5.00 to",
         "| 2 | 8 | 20.00 | 0.80 | ring.json |",
         "| ring_pop | 23.2 | 24.0 | costs.json |",
-        "| 2 proxy threads | 0.70 % | 30.0 | 60.0 | idle.json |",
+        "| 2 proxy threads | 0.70 % | 30.0 (25.0) | 60.0 (41.5) | idle.json |",
         "| tcp | 7,168 | 50.0 | 350.0 | 41.5 | transport.json |",
         "| 32 | low-latency, random | 6.0 | 8.0 | 0.750 | - | bytes.json |",
         "| 8 | 256 | 2.0 | 10.0 | 0.200 | 0.250 | memory.json |",
