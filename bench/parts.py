@@ -129,7 +129,7 @@ def all_parts() -> list[Part]:
     return [
         Part("build", "native programs", 300.0, run_build),
         Part("costs", "instructions of the proxy (item 5)", 120.0, run_costs),
-        Part("idle", "idle proxies (item 5)", 30.0, run_idle),
+        Part("idle", "idle proxies (item 5)", 90.0, run_idle),
         Part("ring", "the command ring (item 6)", 60.0, run_ring),
         command_part("bytes", "bytes and messages (item 4)", 120.0, ["bench", "bytes", "--out", "{folder}/bytes.json"]),
         command_part("memory", "memory (item 7)", 60.0, ["bench", "memory", "--out", "{folder}/memory.json"]),
