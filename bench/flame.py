@@ -134,15 +134,20 @@ def build(tree: Path, folder: Path) -> Path:
 
 
 def record(package: Path, options: dict[str, Any], rounds: int, name: str, folder: Path) -> Profile:
-    """Runs `rounds` rounds under perf.
+    """Runs `rounds` rounds under perf, after others that have touched all memory.
 
     Raises:
         RuntimeError: with what perf or a rank said.
     """
     data = folder / "perf.data"
     worker = [sys.executable, str(Path(__file__).with_name("flame_worker.py")), json.dumps(options), str(rounds)]
-    worker.append(str(package))
-    command = ["perf", "record", "-F", str(HERTZ), "-e", "cpu-clock", "--call-graph", "fp", "-o", str(data), "--"]
+    pipes = [str(folder / name) for name in ("control", "ack")]
+    worker += [str(package), *pipes]
+    for pipe in pipes:
+        if not os.path.exists(pipe):
+            os.mkfifo(pipe)
+    command = ["perf", "record", "-F", str(HERTZ), "-e", "cpu-clock", "--call-graph", "fp", "-o", str(data)]
+    command += ["--delay", "-1", "--control", f"fifo:{','.join(pipes)}", "--"]
     environment = {**os.environ, "PYTHONPATH": str(package), "OMP_NUM_THREADS": "1"}
     done = subprocess.run([*command, *worker], capture_output=True, text=True, env=environment, timeout=_LIMIT_S)
     if done.returncode != 0:

@@ -1,6 +1,7 @@
-"""Rounds of our side alone, for a profiler: `flame_worker.py OPTIONS ROUNDS [PACKAGE]`.
+"""Rounds of our side alone, for a profiler: `flame_worker.py OPTIONS ROUNDS [PACKAGE [CONTROL ACK]]`.
 
-Runs against any source tree of ours that has uccl_ep.bench, so it uses little of it; options that a tree does not know
+CONTROL and ACK are the pipes of `perf record --control`: sampling begins after the rounds that touch memory first. Runs
+against any source tree of ours that has uccl_ep.bench, so it uses little of it; options that a tree does not know
 are left out.
 """
 
@@ -12,6 +13,8 @@ import os
 import socket
 import sys
 from typing import Any
+
+WARM_UP = 6  # rounds: inputs take turns, and so does the memory of results
 
 
 def look_only_in(package: str) -> None:
@@ -28,7 +31,18 @@ def look_only_in(package: str) -> None:
         raise RuntimeError(f"import uccl_ep finds {uccl_ep.__file__}, not the one in {package}")
 
 
-def play(rank: int, port: int, wanted: dict[str, Any], rounds: int) -> None:
+def tell_perf(pipes: list[str], what: str) -> None:
+    """Has perf begin ("enable") or end ("disable") to sample; returns when it has. Without pipes, nothing."""
+    if not pipes:
+        return
+    control, ack = pipes
+    with open(control, "w", encoding="ascii") as pipe:
+        pipe.write(what + "\n")
+    with open(ack, encoding="ascii") as pipe:
+        pipe.readline()
+
+
+def play(rank: int, port: int, wanted: dict[str, Any], rounds: int, pipes: list[str]) -> None:
     """One rank."""
     import torch
     import torch.distributed as dist
@@ -42,8 +56,14 @@ def play(rank: int, port: int, wanted: dict[str, Any], rounds: int) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=options.ranks)
     turns, side = Rounds(options, rank), Ours(options, rank, dist.group.WORLD)
-    for number in range(rounds):
+    for number in range(WARM_UP + rounds):
+        if number == WARM_UP:
+            dist.barrier()
+            tell_perf(pipes if rank == 0 else [], "enable")
+            dist.barrier()
         turns.play(side, number, dist.barrier)
+    dist.barrier()
+    tell_perf(pipes if rank == 0 else [], "disable")
     side.close()
     dist.barrier()
     dist.destroy_process_group()
@@ -52,7 +72,7 @@ def play(rank: int, port: int, wanted: dict[str, Any], rounds: int) -> None:
 def main() -> int:
     """Forks the ranks; returns how many of them failed."""
     wanted, rounds = json.loads(sys.argv[1]), int(sys.argv[2])
-    if len(sys.argv) > 3:
+    if len(sys.argv) > 3 and sys.argv[3]:
         look_only_in(sys.argv[3])
     os.environ["UCCL_EP_RANKS_PER_NODE"] = str(wanted["ranks_per_node"])
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
@@ -64,7 +84,7 @@ def main() -> int:
         child = os.fork()
         if child == 0:
             try:
-                play(rank, port, wanted, rounds)
+                play(rank, port, wanted, rounds, sys.argv[4:6])
             except BaseException:
                 import traceback
 

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,28 @@ def run(options: dict[str, Any], *package: str) -> subprocess.CompletedProcess[s
 def test_flame_worker_plays_rounds(mode: str) -> None:
     done = run({**SMALL, "mode": mode, "unknown_to_older_trees": 1})
     assert done.returncode == 0, done.stderr
+
+
+def test_flame_worker_has_perf_sample_the_rounds_between(tmp_path: Path) -> None:
+    pipes = [str(tmp_path / name) for name in ("control", "ack")]
+    for pipe in pipes:
+        os.mkfifo(pipe)
+    heard: list[str] = []
+
+    control, ack = (os.open(pipe, os.O_RDWR) for pipe in pipes)  # perf holds both open
+
+    def answer() -> None:
+        for _ in range(2):
+            heard.append(os.read(control, 100).decode())
+            os.write(ack, b"ack\n")
+
+    perf = threading.Thread(target=answer, daemon=True)
+    perf.start()
+    done = run(SMALL, "", *pipes)
+    perf.join(30.0)
+    os.close(control), os.close(ack)
+    assert done.returncode == 0, done.stderr
+    assert heard == ["enable\n", "disable\n"]
 
 
 def test_flame_worker_refuses_another_package_than_it_was_given(tmp_path: Path) -> None:
