@@ -109,7 +109,7 @@ def _idle(results: list[Result]) -> str:
         (
             f"{result['threads']} proxy threads",
             f"{result['core_percent_per_thread']:.2f} %",
-            *(_wake(result["wake_us"][p], result["bare_wake_us"][p]) for p in ("p50", "p99")),
+            *(_wake(result, p) for p in ("p50", "p99")),
             result[SOURCE],
         )
         for result in results
@@ -118,8 +118,9 @@ def _idle(results: list[Result]) -> str:
     return "## Idle proxies\n\n" + table(heads, rows)
 
 
-def _wake(proxy_us: float, bare_us: float) -> str:
-    return f"{proxy_us:.1f} ({bare_us:.1f})"
+def _wake(result: Result, share: str) -> str:
+    bare = result.get("bare_wake_us")  # older files have none
+    return f"{result['wake_us'][share]:.1f}" + (f" ({bare[share]:.1f})" if bare else "")
 
 
 def _transport(results: list[Result]) -> str:

@@ -57,6 +57,12 @@ def write(folder: Path, name: str, content: object) -> Path:
     return path
 
 
+def test_bench_render_a_file_from_before_bare_threads_were_measured(tmp_path: Path) -> None:
+    older = {name: value for name, value in IDLE.items() if name != "bare_wake_us"}
+    text = markdown([load(write(tmp_path, "idle.json", older))])
+    assert "| 2 proxy threads | 0.70 % | 30.0 | 60.0 | idle.json |" in text
+
+
 def test_bench_render_every_kind_has_its_rows(tmp_path: Path) -> None:
     kinds = {"peers": peers_result(), "ring": ring_result(), "costs": COSTS, "idle": IDLE, "transport": TRANSPORT}
     kinds |= {"bytes": BYTES, "memory": MEMORY, "flame": FLAME}
