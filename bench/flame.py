@@ -133,6 +133,23 @@ def build(tree: Path, folder: Path) -> Path:
     return package
 
 
+def run_with_all_below(command: list[str], environment: dict[str, str], limit_s: float) -> tuple[int, str]:
+    """(status, what was printed) of a command; what it has started ends with it, ranks that wait for each other too.
+
+    Raises:
+        subprocess.TimeoutExpired: it did not end within `limit_s`.
+    """
+    from uccl_ep.bench.launch import end_tree
+
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment)
+    try:
+        said = process.communicate(timeout=limit_s)[0]
+    finally:
+        if process.poll() is None:
+            end_tree(process)
+    return process.returncode, said
+
+
 def record(package: Path, options: dict[str, Any], rounds: int, name: str, folder: Path) -> Profile:
     """Runs `rounds` rounds under perf, after others that have touched all memory.
 
@@ -149,13 +166,13 @@ def record(package: Path, options: dict[str, Any], rounds: int, name: str, folde
     command = ["perf", "record", "-F", str(HERTZ), "-e", "cpu-clock", "--call-graph", "fp", "-o", str(data)]
     command += ["--delay", "-1", "--control", f"fifo:{','.join(pipes)}", "--"]
     environment = {**os.environ, "PYTHONPATH": str(package), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run([*command, *worker], capture_output=True, text=True, env=environment, timeout=_LIMIT_S)
-    if done.returncode != 0:
-        raise RuntimeError(f"perf record of {name} ended with status {done.returncode}:\n{done.stderr[-4000:]}")
+    status, said = run_with_all_below([*command, *worker], environment, _LIMIT_S)
+    if status != 0:
+        raise RuntimeError(f"perf record of {name} ended with status {status}:\n{said[-4000:]}")
     script = ["perf", "script", "-i", str(data), "-F", "ip,sym,dso", "--no-inline"]
-    with subprocess.Popen(script, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as said:
-        assert said.stdout is not None
-        return fold(read_script(said.stdout), 1000.0 / HERTZ / rounds, name)
+    with subprocess.Popen(script, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as samples:
+        assert samples.stdout is not None
+        return fold(read_script(samples.stdout), 1000.0 / HERTZ / rounds, name)
 
 
 def perf_absence() -> str:

@@ -1,8 +1,8 @@
 """Rounds of our side alone, for a profiler: `flame_worker.py OPTIONS ROUNDS [PACKAGE [CONTROL ACK]]`.
 
-CONTROL and ACK are the pipes of `perf record --control`: sampling begins after the rounds that touch memory first. Runs
-against any source tree of ours that has uccl_ep.bench, so it uses little of it; options that a tree does not know
-are left out.
+An empty PACKAGE: the one that is installed. CONTROL and ACK are the pipes of `perf record --control`: sampling begins
+after the rounds that touch memory first. Runs against any source tree of ours that has uccl_ep.bench, so it uses little
+of it; options that a tree does not know are left out.
 """
 
 from __future__ import annotations

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
 from bench import flame
+from tests.uccl_ep.proxies import eventually
+from uccl_ep.blame import has_ended
 
 SCRIPT = """
     7f01 clear_page_erms ([kernel.kallsyms])
@@ -73,3 +78,12 @@ def test_flame_says_why_it_cannot_run(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_flame_this_tree_keeps_symbols_when_asked() -> None:
     assert "UCCL_EP_SYMBOLS" in (flame.ROOT / "cmake" / "python_module.cmake").read_text(encoding="utf-8")
+
+
+def test_flame_what_hangs_ends_with_all_below_it(tmp_path: Path) -> None:
+    code = "import os, subprocess, sys; open(sys.argv[1], 'w').write(str(subprocess.Popen(['sleep', '300']).pid));"
+    code += "import time; time.sleep(300)"
+    with pytest.raises(subprocess.TimeoutExpired):
+        flame.run_with_all_below([sys.executable, "-c", code, str(tmp_path / "below")], dict(os.environ), 3.0)
+    below = int((tmp_path / "below").read_text())
+    assert eventually(lambda: has_ended(below))
