@@ -313,11 +313,11 @@ class LowLatency:
         if reduces:
             args.num_tokens, args.topk = topk_idx.shape
             args.topk_idx, args.weights = topk_idx.data_ptr(), topk_weights.data_ptr()
-        rows, offset = x, 0
+        rows, begin = x, 0
         if registered is not None:
-            rows, offset = registered.memory, registered.offset
-            args.x, args.row_stride = rows.data_ptr() + registered.begin, registered.stride
-            args.zero_copy_offset = offset
+            rows, begin = registered.memory, registered.begin
+            args.x, args.row_stride = rows.data_ptr() + begin, registered.stride
+            args.zero_copy_offset = registered.offset
         overwritten = out.untyped_storage().data_ptr() == rows.untyped_storage().data_ptr()
         own_rows = args.x if (stays or zero_copy) and not logfmt and not overwritten else 0
         own_stride = args.row_stride
@@ -326,7 +326,7 @@ class LowLatency:
         if readable and not logfmt:
             stay = zero_copy and own_rows != 0
             args.node_rows = _native.NODE_ROWS_STAY if stay else _native.NODE_ROWS_COPIED_AND_MARKED
-            args.x_at = offset - self._session.plan.zero_copy_offset if stay else 0
+            args.x_at = begin if stay else 0
         signals = None
         if overlap is not None:
             signals = overlap.signals
