@@ -54,13 +54,13 @@ Stream::~Stream() {
   thread_.join();
 }
 
-void Stream::push(Item item, bool start) {
+void Stream::push(Item item, bool due) {
   {
     std::lock_guard<std::mutex> lock(mutex_);
     items_.push_back(std::move(item));
     ++pushed_;
-    if (!start) return;
-    started_ = true;
+    if (!due) return;
+    due_until_ = pushed_;
   }
   due_.notify_one();
 }
@@ -126,10 +126,7 @@ void Stream::run_next(std::unique_lock<std::mutex>* lock) {
   lock->lock();
   running_ = false;
   ++ended_;
-  if (items_.empty())
-    started_ = false;
-  else if (started_)
-    due_.notify_one();
+  if (ended_ < due_until_) due_.notify_one();
   ended_one_.notify_all();
 }
 
@@ -147,7 +144,7 @@ void Stream::run_all(std::unique_lock<std::mutex>* lock) {
 void Stream::run() {
   std::unique_lock<std::mutex> lock(mutex_);
   for (;;) {
-    due_.wait(lock, [this] { return !running_ && (items_.empty() ? closing_ : started_ || closing_); });
+    due_.wait(lock, [this] { return !running_ && (closing_ || ended_ < due_until_); });
     if (items_.empty()) return;
     run_next(&lock);
   }

@@ -55,7 +55,7 @@ class Stream {
     std::function<void()> work;
     std::shared_ptr<Event::State> event;  // to be marked instead
   };
-  void push(Item item, bool start);
+  void push(Item item, bool due);
   void run();
   void run_next(std::unique_lock<std::mutex>* lock);
   void run_all(std::unique_lock<std::mutex>* lock);
@@ -66,8 +66,8 @@ class Stream {
   std::condition_variable due_, ended_one_;  // for the stream's thread, and for callers
   std::deque<Item> items_;
   u64 pushed_ = 0, ended_ = 0;  // items; these and the rest under mutex_
+  u64 due_until_ = 0;  // so many of the pushed ones do not wait for a caller to run them
   bool running_ = false;  // one of them, on some thread
-  bool started_ = false;  // what is queued does not wait for a caller to run it
   bool closing_ = false;
   std::exception_ptr error_;
   std::thread thread_;

@@ -150,6 +150,18 @@ TEST(stream_deferred_begins_when_somebody_asks_for_the_end) {
   CHECK(where[2] == std::this_thread::get_id());
 }
 
+// The event has happened before the stream's thread has ended its item, so what is queued next meets that thread at work.
+TEST(stream_deferred_leaves_what_follows_an_event_to_the_caller) {
+  Stream stream(true);
+  for (u32 round = 0; round < 5000; ++round) {
+    CHECK(stream.record().wait(30 * kSecond));
+    std::thread::id where;
+    stream.enqueue([&] { where = std::this_thread::get_id(); });
+    stream.finish();
+    CHECK(where == std::this_thread::get_id());
+  }
+}
+
 TEST(stream_deferred_end_runs_what_is_queued) {
   std::atomic<u32> ran{0};
   {
