@@ -107,19 +107,24 @@ def run_costs(folder: Path, limit_s: float) -> None:
     write(folder / "proxy-costs.json", json.loads(output([sys.executable, "-c", code], limit_s)))
 
 
-def peers_part(
-    mode: str, ranks: int, ranks_per_node: int, seconds: float, limit_s: float, outputs: str = "shared"
-) -> Part:
-    """A measurement beside peers in DeepSeek-V3's shape; several nodes talk tcp."""
+_VARIANTS = {
+    "private": (["--outputs", "private"], "outputs in memory of torch's"),
+    "direct": (["--combine", "direct"], "each row of a combine by itself"),
+}
+
+
+def peers_part(mode: str, ranks: int, ranks_per_node: int, seconds: float, limit_s: float, variant: str = "") -> Part:
+    """A measurement beside peers in DeepSeek-V3's shape, or one of its _VARIANTS; several nodes talk tcp."""
     nodes = -(-ranks // ranks_per_node)
     where = f"{ranks} ranks" + ("" if nodes == 1 else f" on {nodes} nodes over tcp")
     words = ["bench", "--shape", "v3", "--mode", mode, "--ranks", str(ranks), "--ranks-per-node", str(ranks_per_node)]
     words += ["--transport", "tcp" if nodes > 1 else "auto", "--seconds", str(seconds), "--out", "{folder}"]
     words += ["--rounds", "40"] if mode == "low-latency" else []  # they are short, and differ more
     name, what = f"{mode}-{ranks}x{nodes}", f"{mode} beside peers, {where}"
-    if outputs == "private":
-        words += ["--outputs", outputs]
-        name, what = f"{name}-private", f"{what}, outputs in memory of torch's"
+    if variant:
+        more, what_more = _VARIANTS[variant]
+        words += more
+        name, what = f"{name}-{variant}", f"{what}, {what_more}"
     return command_part(name, what, limit_s, words)
 
 
@@ -134,6 +139,7 @@ def all_parts() -> list[Part]:
         command_part("bytes", "bytes and messages (item 4)", 120.0, ["bench", "bytes", "--out", "{folder}/bytes.json"]),
         command_part("memory", "memory (item 7)", 60.0, ["bench", "memory", "--out", "{folder}/memory.json"]),
         *(peers_part("low-latency", ranks, per_node, 10.0, 60.0) for ranks, per_node in worlds),
+        peers_part("low-latency", 4, 2, 10.0, 60.0, "direct"),
         peers_part("low-latency", 4, 4, 10.0, 60.0, "private"),
         peers_part("throughput", 4, 4, 20.0, 120.0, "private"),
         *(peers_part("throughput", ranks, per_node, 5.0 * ranks, 60.0 + 15.0 * ranks) for ranks, per_node in worlds),

@@ -56,7 +56,7 @@ class Sums:
         """From now on this is the form of calls, unless something about a call speaks against it."""
         if form != self._form and self._session.topology.num_nodes > 1:
             self._session.show((f"combine {form.name}", "; ".join((form.reason, *form.over))))
-        self._form = form
+        self._form = self._session.combine_form = form
 
     def form_of(self, logfmt: bool) -> CombineForm:
         """The form of the next call."""

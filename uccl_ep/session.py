@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from uccl_ep import _native
+from uccl_ep.combine_form import CombineForm
 from uccl_ep.device_choice import gpu_facts, kind_of
 from uccl_ep.errors import InvalidArgument, PeerLost
 from uccl_ep.fabric.choice import choose_fabric, explain
@@ -77,7 +78,7 @@ class Session(Witness):
         absent: ranks of the original group that take no part. hosts: host identity of every one of its ranks.
         roll_call: what survivors agree by when ranks are lost.
         regions: this rank's memory and what it sees of others'. placement: where rows lie, and why.
-        context: the kernels' RankContext.
+        context: the kernels' RankContext. combine_form: of low-latency combines, once memory is laid out for them.
     """
 
     def __init__(
@@ -102,6 +103,7 @@ class Session(Witness):
         self.shrink, self.fault_raised = shrink, False
         self.notes: list[tuple[str, str]] = []
         self._known: tuple[dict[str, int], Evidence] | None = None  # the fault, as it was when it was first raised
+        self.combine_form: CombineForm | None = None
         self.last_kernel = ""  # of those queued; for reports
         self.recorder: FlightRecorder = FlightRecorder(self.rank, settings, kind_of(start.driver) == "cuda")
         shared = {
@@ -322,11 +324,6 @@ class Session(Witness):
     def peer_stats(self) -> torch.Tensor:
         """int64 [num_ranks, PEER_STATS] that kernels add to, as it is now, in host memory."""
         return self.regions.read_stats()
-
-    @property
-    def placement_reason(self) -> str:
-        """Why rows lie where they do."""
-        return self.placement.reason
 
     def bill(self) -> MemoryBill:
         """What this rank allocates, and where."""

@@ -50,5 +50,6 @@ def test_bench_parts_cover_the_worlds_of_the_issue() -> None:
     assert len(set(names)) == len(names) and names[0] == "build"
     for mode in ("throughput", "low-latency"):
         assert {f"{mode}-2x1", f"{mode}-4x1", f"{mode}-8x1", f"{mode}-4x2", f"{mode}-4x1-private"} <= set(names)
+    assert "low-latency-4x2-direct" in names
     assert {"ring", "idle", "costs", "bytes", "memory"} <= set(names)
     assert "on 2 nodes over tcp" in peers_part("throughput", 4, 2, 1.0, 1.0).what

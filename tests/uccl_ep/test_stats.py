@@ -49,6 +49,7 @@ def test_stats_low_latency_adds_up(variables: Any, threads: int) -> None:
 
     stats = run_ranks(4, body)
     for rank, seen in enumerate(stats):
+        assert seen["low_latency_combine"]["form"] == "direct" and seen["low_latency_combine"]["reason"]
         assert seen["rank"] == rank and [p["rank"] for p in seen["peers"]] == [0, 1, 2, 3]
         proxied = dict.fromkeys(("writes", "write_bytes", "arrivals"), 0)
         for peer, row in enumerate(seen["peers"]):
@@ -86,6 +87,7 @@ def test_stats_throughput_counts_a_row_once_per_node(variables: Any) -> None:
 
     results = run_ranks(3, body)
     for rank, (stats, layout) in enumerate(results):
+        assert stats["low_latency_combine"] is None
         assert stats["proxy"]["writes"] == 0  # one node: nothing goes through the proxy
         for peer, row in enumerate(stats["peers"]):
             assert row["rows_received"] == int(results[peer][1]["num_tokens_per_rank"][rank])

@@ -8,6 +8,7 @@ from typing import Annotated
 import typer
 
 from uccl_ep.bench.options import MODES, MOST_LOW_LATENCY_TOKENS, OUTPUTS, PEERS, SHAPES, BenchOptions
+from uccl_ep.combine_form import FORMS
 
 BENCH = BenchOptions()
 SHAPE, WORLD, OUTPUT = "Shape of an exchange", "Ranks, network and peers", "Output"
@@ -56,6 +57,15 @@ def bench(
             rich_help_panel=WORLD,
         ),
     ] = BENCH.outputs,
+    combine: Annotated[
+        str,
+        typer.Option(
+            help=f"{' or '.join(FORMS)}: how our low-latency combine crosses nodes. direct: each row by itself, "
+            "rounded once (what a Buffer does unless told otherwise); node: summed in the node first, as the peers' faster form "
+            "sums in the rank; auto: as the cost model says.",
+            rich_help_panel=WORLD,
+        ),
+    ] = BENCH.combine,
     rounds: Annotated[
         int, typer.Option(help="Timed rounds at most; each has every side once.", rich_help_panel=OUTPUT)
     ] = BENCH.rounds,
@@ -105,11 +115,12 @@ def bench(
         transport=transport,
         peers=PEERS if peer is None else tuple(peer),
         outputs=outputs,
+        combine=combine,
     )
     console = Console()
     for one in MODES if mode == "both" else (mode,):
         most = MOST_LOW_LATENCY_TOKENS if one == "low-latency" else tokens
         options = replace(base, mode=one, tokens=min(tokens, most)).shaped(shape)
-        private = "-private" if outputs == "private" else ""
-        name = f"{one}-{options.ranks}-ranks-{options.num_nodes}-nodes{private}.json"
+        variant = ("-private" if outputs == "private" else "") + ("" if combine == "auto" else f"-{combine}")
+        name = f"{one}-{options.ranks}-ranks-{options.num_nodes}-nodes{variant}.json"
         run_bench(options, None if out is None else out / name, as_json, console)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from uccl_ep.combine_form import FORMS
 from uccl_ep.errors import refuse
 
 MODES = ("throughput", "low-latency")
@@ -29,6 +30,7 @@ class BenchOptions:
     transport: str = "auto"
     peers: tuple[str, ...] = PEERS
     outputs: str = OUTPUTS[0]  # where our experts write: memory that the node's ranks read in place, or torch's
+    combine: str = "auto"  # the form of ours in low latency, as UCCL_EP_LOW_LATENCY_COMBINE says it
     seed: int = 0
 
     def shaped(self, shape: str) -> BenchOptions:
@@ -67,6 +69,8 @@ class BenchOptions:
                 refuse(name, value, "1 or more")
         if self.outputs not in OUTPUTS:
             refuse("--outputs", self.outputs, " or ".join(OUTPUTS))
+        if self.combine not in FORMS:
+            refuse("--combine", self.combine, " or ".join(FORMS))
         if self.budget_s <= 0:
             refuse("--seconds", self.budget_s, "more than 0")
         if not self.peers or any(peer not in PEERS for peer in self.peers):

@@ -20,7 +20,7 @@ def draw(results: list[Result], folder: Path) -> list[Path]:
         OSError: the folder cannot be written.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    peers = [r for r in results if r["benchmark"] == "beside peers" and r["options"].get("outputs") != "private"]
+    peers = [r for r in results if r["benchmark"] == "beside peers" and not _is_variant(r["options"])]
     written = []
     for mode in ("throughput", "low-latency"):
         of_mode = [result for result in peers if result["options"]["mode"] == mode]
@@ -30,6 +30,11 @@ def draw(results: list[Result], folder: Path) -> list[Path]:
     if rings:
         written.append(_save(folder / "ring.png", partial(_ring, rings[-1])))
     return written
+
+
+def _is_variant(options: dict[str, Any]) -> bool:
+    """Of what another file shows in the form that targets are for (summary.has_targets)."""
+    return (options.get("outputs", "shared"), options.get("combine", "auto")) != ("shared", "auto")
 
 
 def _save(path: Path, fill: Callable[[Any], None]) -> Path:

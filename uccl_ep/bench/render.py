@@ -54,6 +54,8 @@ def _peers(results: list[Result]) -> str:
         o = result["options"]
         where = f"{o['mode']}, {o['ranks']} ranks, {o['ranks_per_node']} a node, {o['tokens']:,} x {o['hidden']:,}"
         where += ", outputs private" if o.get("outputs") == "private" else ""
+        if o["mode"] == "low-latency" and o["ranks"] > o["ranks_per_node"]:
+            where += f", combine {(result.get('combine') or {'form': 'direct'})['form']}"  # older files: no choice
         for side, row in result["sides"].items():
             name = side if side == OURS else f"{side}, {result['forms']['chosen'][side]}"
             ratio = result["pairs"].get(side, {}).get("both")

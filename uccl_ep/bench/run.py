@@ -47,6 +47,13 @@ def check_memory(options: BenchOptions) -> None:
         )
 
 
+def _notes(options: BenchOptions, report: dict[str, Any]) -> list[str]:
+    if options.num_nodes == 1:
+        return []
+    form = report["combine"]
+    return [TCP_NOTE] if form is None else [TCP_NOTE, f"our combine is {form['form']}: {form['reason']}"]
+
+
 def run_bench(options: BenchOptions, out: Path | None, as_json: bool, console: Console) -> dict[str, Any]:
     """Measures, prints a table (or the JSON), writes `out` when given; returns what was written.
 
@@ -69,7 +76,8 @@ def run_bench(options: BenchOptions, out: Path | None, as_json: bool, console: C
         "options": {**asdict(options), "peers": list(options.peers)},
         "machine": {**fingerprint(), "loaded": reports[0]["loaded"]},
         "absent": absent,
-        "notes": [TCP_NOTE] if options.num_nodes > 1 else [],
+        "combine": reports[0]["combine"],
+        "notes": _notes(options, reports[0]),
         "paths": reports[0]["via"],
         "proxy_writes": sum(r["proxy"]["writes"] for r in reports),
         "proxy_bytes": sum(r["proxy"]["write_bytes"] for r in reports),

@@ -108,7 +108,7 @@ def summarise(options: BenchOptions, reports: list[dict[str, Any]]) -> dict[str,
 
 def has_targets(options: BenchOptions) -> bool:
     """Targets are for DeepSeek-V3's shape and for each side's faster form, ours too."""
-    return options == options.shaped("v3") and options.outputs == "shared"
+    return options == options.shaped("v3") and options.outputs == "shared" and options.combine == "auto"
 
 
 def where(options: BenchOptions) -> str:

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from uccl_ep.bench.meeting import Meeting
 from uccl_ep.bench.options import BenchOptions
 
 # Rounds in which each form of a peer is tried. Never one alone: a first round makes connections and touches buffers,
@@ -43,7 +44,9 @@ class Rounds:
     def play(self, side: Any, number: int, barrier: Callable[[], None]) -> tuple[float, float, float]:
         """Seconds of dispatch and of combine, both begun when all ranks have come, and the CPU seconds of both.
 
-        CPU time is the whole process's, proxies included; it hardly depends on what else the machine does.
+        What is not timed begins when all ranks have ended a phase: on a machine with fewer cores than ranks it would
+        take time from those that are still in it. CPU time is the whole process's, proxies included; it hardly depends
+        on what else the machine does.
 
         Raises:
             ValueError: the side returned wrong rows.
@@ -55,11 +58,13 @@ class Rounds:
         used, begin = time.process_time(), time.perf_counter()
         state = side.dispatch(inputs)
         dispatched, used = time.perf_counter() - begin, time.process_time() - used
+        barrier()
         side.experts(state)
         barrier()
         used, begin = time.process_time() - used, time.perf_counter()
         out = side.combine(inputs, state)
         combined, used = time.perf_counter() - begin, time.process_time() - used
+        barrier()
         error = worst_error(out, inputs, factor)
         if error > TOLERANCE:
             raise ValueError(f"{side.name} returned wrong rows in round {number}: relative error {error:.3g}")
@@ -96,6 +101,15 @@ def try_forms(
         seconds(ours, number)
         tried = {peer: {side.form: seconds(side, number) for side in sides} for peer, sides in forms.items()}
     return tried
+
+
+def _from_first(value: Any) -> Any:
+    """What rank 0 has given."""
+    import torch.distributed as dist
+
+    shared = [value]
+    dist.broadcast_object_list(shared, src=0)
+    return shared[0]
 
 
 def _slowest(seconds: float) -> float:
@@ -139,16 +153,17 @@ def measure(rank: int, options: BenchOptions, port: int) -> dict[str, Any]:
 
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=options.ranks)
+    meeting = Meeting(rank, options.ranks, _from_first)
     rounds, probe = Rounds(options, rank), CopyProbe()
     ours, forms = Ours(options, rank, dist.group.WORLD), _forms(options, rank, dist.group.WORLD)
 
     def seconds(side: Any, number: int) -> float:
-        return _slowest(sum(rounds.play(side, number, dist.barrier)[:2]))
+        return _slowest(sum(rounds.play(side, number, meeting.wait)[:2]))
 
     tried = try_forms(ours, forms, seconds, WARM_UP[options.mode])
     strongest = [min(sides, key=lambda side: tried[side.name][side.form]) for sides in forms.values()]
     copier = probe if rank < num_copiers(options) else None
-    times, copies = _timed(options, rounds, [ours, *strongest], copier)
+    times, copies = _timed(options, rounds, [ours, *strongest], copier, meeting)
     report = {
         "times": times,
         "copies": copies,
@@ -156,26 +171,27 @@ def measure(rank: int, options: BenchOptions, port: int) -> dict[str, Any]:
         "forms": {side.name: side.form for side in strongest},
         **_report(options, rounds, ours),
     }
-    dist.barrier()
+    meeting.wait()
     ours.close()
-    dist.barrier()  # nobody's connections end while another still needs them
+    meeting.wait()  # nobody's connections end while another still needs them
+    meeting.close()
     dist.destroy_process_group()
     return report
 
 
-def _timed(options: BenchOptions, rounds: Rounds, sides: list[Any], probe: Any) -> tuple[dict[str, Any], list[float]]:
+def _timed(
+    options: BenchOptions, rounds: Rounds, sides: list[Any], probe: Any, meeting: Meeting
+) -> tuple[dict[str, Any], list[float]]:
     """Times by side and round, and this rank's copies (none when `probe` is None: the others copy)."""
-    import torch.distributed as dist
-
     times: dict[str, list[tuple[float, float, float]]] = {side.name: [] for side in sides}
     copies: list[float] = []
     begin = time.monotonic()
     for number in range(options.rounds):
-        dist.barrier()
+        meeting.wait()
         if probe is not None:
             copies.append(probe.seconds())
         for side in order(sides, number):
-            times[side.name].append(rounds.play(side, number, dist.barrier))
+            times[side.name].append(rounds.play(side, number, meeting.wait))
         spent = _slowest(time.monotonic() - begin)  # so that all ranks end after the same round
         if number + 1 >= LEAST_ROUNDS and spent >= options.budget_s:
             break
@@ -190,6 +206,7 @@ def _report(options: BenchOptions, rounds: Rounds, ours: Any) -> dict[str, Any]:
     return {
         "output_rows": sum(rows) / len(rows),
         "proxy": stats["proxy"],
+        "combine": stats["low_latency_combine"],
         "via": sorted({peer["via"] for peer in stats["peers"]}),
         "loaded": _loaded(options),
     }
@@ -201,6 +218,7 @@ def run_rank(folder: Path, rank: int) -> int:
         options, port = load_spec(folder)
         os.environ["UCCL_EP_RANKS_PER_NODE"] = str(options.ranks_per_node)
         os.environ["UCCL_EP_TRANSPORT"] = options.transport
+        os.environ["UCCL_EP_LOW_LATENCY_COMBINE"] = options.combine
         report = measure(rank, options, port)
     except Exception as error:  # the parent prints it; a trace per rank would bury it
         _write(folder / f"error-{rank}.txt", f"{type(error).__name__}: {error}")

@@ -27,6 +27,7 @@ def test_bench_defaults_are_allowed() -> None:
         ("rounds", 0, "--rounds"),
         ("budget_s", 0.0, "--seconds"),
         ("outputs", "here", "--outputs"),
+        ("combine", "rings", "--combine"),
         ("peers", ("nccl",), "nccl"),
         ("peers", (), "--peer"),
     ],

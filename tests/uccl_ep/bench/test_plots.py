@@ -19,5 +19,12 @@ def test_bench_plots_draw_what_is_there(tmp_path: Path) -> None:
     assert all(path.read_bytes().startswith(PNG) for path in written)
 
 
+def test_bench_plots_leave_out_what_another_file_shows_in_our_faster_form(tmp_path: Path) -> None:
+    for name, value in (("outputs", "private"), ("combine", "direct")):
+        variant = peers_result()
+        variant["options"][name] = value
+        assert draw([variant], tmp_path) == []
+
+
 def test_bench_plots_of_nothing_are_none(tmp_path: Path) -> None:
     assert draw([{"benchmark": "memory"}], tmp_path) == []

@@ -84,6 +84,15 @@ def test_bench_render_every_kind_has_its_rows(tmp_path: Path) -> None:
         assert any(said in line for line in lines), said
 
 
+def test_bench_render_says_how_combine_crossed_nodes(tmp_path: Path) -> None:
+    older = peers_result("low-latency")  # from before there was a choice
+    newer = {**older, "combine": {"form": "node", "reason": "the model's"}}
+    text = markdown([load(write(tmp_path, "older.json", older)), load(write(tmp_path, "newer.json", newer))])
+    assert "4,096 x 7,168, combine direct | uccl_ep" in text and "4,096 x 7,168, combine node | uccl_ep" in text
+    one_node = peers_result("low-latency", 4, 4)
+    assert "combine direct" not in markdown([load(write(tmp_path, "one.json", one_node))])
+
+
 def test_bench_render_orders_shapes(tmp_path: Path) -> None:
     worlds = [(8, 8), (2, 2), (4, 2), (4, 4)]
     results = [load(write(tmp_path, f"{r}-{p}.json", peers_result(ranks=r, ranks_per_node=p))) for r, p in worlds]

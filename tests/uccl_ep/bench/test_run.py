@@ -29,9 +29,11 @@ SMALL = BenchOptions(
 
 
 @pytest.mark.timeout(300)  # starts processes that load torch
-@pytest.mark.parametrize("mode", ["throughput", "low-latency"])
-def test_bench_measures_checks_and_writes_json(mode: str, tmp_path: Path) -> None:
-    options = BenchOptions(**{**vars(SMALL), "mode": mode})
+@pytest.mark.parametrize(
+    ("mode", "combine"), [("throughput", "auto"), ("low-latency", "direct"), ("low-latency", "node")]
+)
+def test_bench_measures_checks_and_writes_json(mode: str, combine: str, tmp_path: Path) -> None:
+    options = BenchOptions(**{**vars(SMALL), "mode": mode, "combine": combine})
     text = io.StringIO()
     out = tmp_path / "results" / "one.json"
     result = run_bench(options, out, False, Console(file=text, width=200))
@@ -42,6 +44,10 @@ def test_bench_measures_checks_and_writes_json(mode: str, tmp_path: Path) -> Non
     assert len(result["sides"]["uccl_ep"]["ranks"]) == 2 and result["limit"]["memcpy_bytes_per_s"] > 0
     assert result["machine"]["loaded"]["native module"].startswith("sha256 ")
     assert "uccl_ep faster by" in text.getvalue()
+    if mode == "throughput":
+        assert result["combine"] is None
+    else:
+        assert result["combine"]["form"] == combine and f"our combine is {combine}: UCCL_EP_" in text.getvalue()
 
 
 @pytest.mark.slow

@@ -46,8 +46,8 @@ def test_bench_summary_by_hand() -> None:
 def test_bench_targets_are_for_the_published_shape() -> None:
     assert summarise(OPTIONS, REPORTS)["targets"] == []
     assert len(summarise(OPTIONS.shaped("v3"), REPORTS)["targets"]) == 2
-    private = replace(OPTIONS.shaped("v3"), outputs="private")
-    assert summarise(private, REPORTS)["targets"] == []  # each side in its faster form
+    for variant in ({"outputs": "private"}, {"combine": "direct"}):  # each side in its faster form
+        assert summarise(replace(OPTIONS.shaped("v3"), **variant), REPORTS)["targets"] == []
 
 
 def test_bench_percentile_is_a_value_that_was_measured() -> None:

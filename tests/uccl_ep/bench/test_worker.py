@@ -51,7 +51,27 @@ def test_bench_worker_plays_and_checks_a_round() -> None:
     for number in range(3):
         dispatch, combine, cpu = rounds.play(Right(), number, lambda: barriers.append(1))
         assert dispatch > 0 and combine > 0 and cpu >= 0
-    assert len(barriers) == 6  # before each phase
+    assert len(barriers) == 12  # before and after each phase
+
+
+def test_bench_worker_begins_what_is_not_timed_when_all_have_ended() -> None:
+    steps: list[str] = []
+
+    class Told(Right):
+        def dispatch(self, inputs: Inputs) -> torch.Tensor:
+            steps.append("dispatch")
+            return super().dispatch(inputs)
+
+        def experts(self, state: torch.Tensor) -> None:
+            steps.append("experts")
+            super().experts(state)
+
+        def combine(self, inputs: Inputs, state: torch.Tensor) -> torch.Tensor:
+            steps.append("combine")
+            return super().combine(inputs, state)
+
+    worker.Rounds(OPTIONS, 0).play(Told(), 0, lambda: steps.append("all"))
+    assert steps == ["all", "dispatch", "all", "experts", "all", "combine", "all"]
 
 
 def test_bench_worker_sees_stale_rows() -> None:

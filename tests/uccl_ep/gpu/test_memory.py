@@ -82,7 +82,7 @@ def test_gpu_memory_bill_says_where_rows_lie_and_why(
     def body(group: ThreadGroup) -> None:
         with throughput(group) as buffer:
             session = buffer._session
-            assert str(buffer.memory_bill()).endswith(f"rows in {where} memory: {session.placement_reason}")
+            assert str(buffer.memory_bill()).endswith(f"rows in {where} memory: {session.placement.reason}")
             group.barrier()
             assert driver.held()["pinned"] == pinned
             group.barrier()

@@ -32,7 +32,7 @@ def main(rank: int, size: int, rendezvous: str, can_export: bool) -> None:
         hint = Buffer.get_low_latency_rdma_size_hint(8, 128, size, 2 * size)
         buffer = Buffer(dist.group.WORLD, 0, hint, low_latency_mode=True)
         facts["placement"] = buffer._session.placement.where
-        facts["reason"] = buffer._session.placement_reason
+        facts["reason"] = buffer._session.placement.reason
         facts["opened"] = driver.held()["opened"]
         for _ in range(20):
             got = buffer.low_latency_dispatch(c.x[rank], c.topk_idx[rank], 8, 2 * size, use_fp8=False)
