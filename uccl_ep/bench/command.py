@@ -61,8 +61,8 @@ def bench(
         str,
         typer.Option(
             help=f"{' or '.join(FORMS)}: how our low-latency combine crosses nodes. direct: each row by itself, "
-            "rounded once (what a Buffer does unless told otherwise); node: summed in the node first, as the peers' faster form "
-            "sums in the rank; auto: as the cost model says.",
+            "rounded once (what a Buffer does unless told otherwise); node: summed in the node first, as the peers' "
+            "faster form sums in the rank; auto: as the cost model says.",
             rich_help_panel=WORLD,
         ),
     ] = BENCH.combine,
