@@ -33,8 +33,10 @@ def test_bench_parts_what_hangs_is_ended_with_its_children(tmp_path: Path) -> No
 
 
 def test_bench_parts_idle_targets() -> None:
-    found = idle_targets({"core_percent_per_thread": 0.9, "wake_us": {"p50": 20.0, "p99": 70.0}})
+    wakes = {"wake_us": {"p50": 20.0, "p99": 70.0}, "bare_wake_us": {"p50": 15.0, "p99": 60.0}}
+    found = idle_targets({"core_percent_per_thread": 0.9, **wakes})
     assert [(t["measured"], t["met"], t["at_least"]) for t in found] == [(0.9, True, False), (70.0, False, False)]
+    assert found[1]["at_best"] == {"of": "a bare thread", "measured": 60.0}
 
 
 def test_bench_parts_fill_in_the_folder(tmp_path: Path) -> None:

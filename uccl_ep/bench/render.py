@@ -68,6 +68,12 @@ def _peers(results: list[Result]) -> str:
         rows.append(
             (where, "memcpy limit", *times, "", "", f"{limit['share_of_limit']['both']:.0%} reached", result[SOURCE])
         )
+        sockets = limit.get("sockets")
+        if sockets is not None:
+            floor = sockets["floor_ms"]
+            times = [f"{floor[part]:,.2f}" for part in ("dispatch", "combine")]
+            reached = f"{sockets['share_of_floor']:.0%} reached"
+            rows.append((where, "bare sockets and memcpy", *times, "", "", reached, result[SOURCE]))
     return "## Beside peers\n\n" + table(heads, rows)
 
 

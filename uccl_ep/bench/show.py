@@ -33,6 +33,8 @@ def show_peers(result: dict[str, Any], console: Console) -> None:
     limit = result["limit"]
     cells = [f"{limit['limit_ms'][part]:,.2f}" for part in PARTS]
     table.add_row("memcpy limit", *cells, "", "", f"{limit['share_of_limit']['both']:.0%} of it reached", style="dim")
+    for cells in floor_rows(result):
+        table.add_row(*cells, style="dim")
     console.print(table)
     machine, pairs = result["machine"], next(iter(result["pairs"].values()))["both"]["pairs"]
     console.print(
@@ -46,11 +48,22 @@ def show_peers(result: dict[str, Any], console: Console) -> None:
     show_targets(result["targets"], console)
 
 
+def floor_rows(result: dict[str, Any]) -> list[list[str]]:
+    """Over tcp, what bare sockets and memcpy would take: a row of the table of six columns behind a name."""
+    sockets = result["limit"].get("sockets")
+    if sockets is None:
+        return []
+    cells = [f"{sockets['floor_ms'][part]:,.2f}" for part in PARTS]
+    return [["bare sockets and memcpy", *cells, "", "", f"{sockets['share_of_floor']:.0%} of it reached"]]
+
+
 def verdict(target: dict[str, Any]) -> str:
     """A target's line, without markup."""
     sign = ">=" if target["at_least"] else "<="
     met = "met" if target["met"] else "NOT MET"
-    return f"{met}: {target['where']}: {target['name']}: {target['measured']:.4g} (wanted {sign} {target['wanted']:g})"
+    best = f"; {target['at_best']['of']}: {target['at_best']['measured']:.3g}" if "at_best" in target else ""
+    wanted = f"wanted {sign} {target['wanted']:g}{best}"
+    return f"{met}: {target['where']}: {target['name']}: {target['measured']:.4g} ({wanted})"
 
 
 def show_targets(targets: list[dict[str, Any]], console: Console) -> None:

@@ -148,13 +148,12 @@ def measure(rank: int, options: BenchOptions, port: int) -> dict[str, Any]:
     import torch
     import torch.distributed as dist
 
-    from uccl_ep.bench.limit import CopyProbe, num_copiers
     from uccl_ep.bench.ours import Ours
 
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=options.ranks)
     meeting = Meeting(rank, options.ranks, _from_first)
-    rounds, probe = Rounds(options, rank), CopyProbe()
+    rounds = Rounds(options, rank)
     ours, forms = Ours(options, rank, dist.group.WORLD), _forms(options, rank, dist.group.WORLD)
 
     def seconds(side: Any, number: int) -> float:
@@ -162,11 +161,8 @@ def measure(rank: int, options: BenchOptions, port: int) -> dict[str, Any]:
 
     tried = try_forms(ours, forms, seconds, WARM_UP[options.mode])
     strongest = [min(sides, key=lambda side: tried[side.name][side.form]) for sides in forms.values()]
-    copier = probe if rank < num_copiers(options) else None
-    times, copies = _timed(options, rounds, [ours, *strongest], copier, meeting)
     report = {
-        "times": times,
-        "copies": copies,
+        **_timed(options, rounds, [ours, *strongest], _probes(options, rank, rounds, ours), meeting),
         "tried": tried,
         "forms": {side.name: side.form for side in strongest},
         **_report(options, rounds, ours),
@@ -179,32 +175,56 @@ def measure(rank: int, options: BenchOptions, port: int) -> dict[str, Any]:
     return report
 
 
+def _from_all(value: Any) -> list[Any]:
+    """What each rank has given."""
+    import torch.distributed as dist
+
+    shared: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(shared, value)
+    return shared
+
+
+def _probes(options: BenchOptions, rank: int, rounds: Rounds, ours: Any) -> dict[str, Any]:
+    """What the machine can do at its best, by name; None where others measure it, or there is nothing to measure."""
+    from uccl_ep.bench.limit import CopyProbe, num_copiers
+    from uccl_ep.bench.sockets import SocketProbe
+
+    over_tcp = any(peer["via"] == "tcp" for peer in ours.buffer.stats()["peers"])
+    return {
+        "copies": CopyProbe() if rank < num_copiers(options) else None,
+        "sockets": SocketProbe(options, rank, rounds.inputs[0], _from_all) if over_tcp else None,
+    }
+
+
 def _timed(
-    options: BenchOptions, rounds: Rounds, sides: list[Any], probe: Any, meeting: Meeting
-) -> tuple[dict[str, Any], list[float]]:
-    """Times by side and round, and this rank's copies (none when `probe` is None: the others copy)."""
+    options: BenchOptions, rounds: Rounds, sides: list[Any], probes: dict[str, Any], meeting: Meeting
+) -> dict[str, Any]:
+    """{"times": by side and round, and of each probe its seconds by round (none of one that is None)}."""
     times: dict[str, list[tuple[float, float, float]]] = {side.name: [] for side in sides}
-    copies: list[float] = []
+    probed: dict[str, list[float]] = {name: [] for name in probes}
     begin = time.monotonic()
     for number in range(options.rounds):
-        meeting.wait()
-        if probe is not None:
-            copies.append(probe.seconds())
+        for name, probe in probes.items():
+            meeting.wait()
+            if probe is not None:
+                probed[name].append(probe.seconds())
         for side in order(sides, number):
             times[side.name].append(rounds.play(side, number, meeting.wait))
         spent = _slowest(time.monotonic() - begin)  # so that all ranks end after the same round
         if number + 1 >= LEAST_ROUNDS and spent >= options.budget_s:
             break
-    return times, copies
+    return {"times": times, **probed}
 
 
 def _report(options: BenchOptions, rounds: Rounds, ours: Any) -> dict[str, Any]:
     from uccl_ep.bench.limit import output_rows
+    from uccl_ep.bench.sockets import crossing_rows
 
     stats = ours.buffer.stats()
     rows = [output_rows(options, inputs) for inputs in rounds.inputs]
     return {
         "output_rows": sum(rows) / len(rows),
+        "crossing_rows": crossing_rows(options, rounds.inputs[0], ours.buffer.rank),
         "proxy": stats["proxy"],
         "combine": stats["low_latency_combine"],
         "via": sorted({peer["via"] for peer in stats["peers"]}),

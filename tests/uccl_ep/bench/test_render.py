@@ -93,6 +93,14 @@ def test_bench_render_says_how_combine_crossed_nodes(tmp_path: Path) -> None:
     assert "combine direct" not in markdown([load(write(tmp_path, "one.json", one_node))])
 
 
+def test_bench_render_says_what_bare_sockets_would_take(tmp_path: Path) -> None:
+    result = peers_result()
+    times = {"dispatch": 1.5, "combine": 2.5, "both": 4.0}
+    result["limit"]["sockets"] = {"floor_ms": times, "share_of_floor": 0.66}
+    text = markdown([load(write(tmp_path, "tcp.json", result))])
+    assert "| bare sockets and memcpy | 1.50 | 2.50 |  |  | 66% reached | tcp.json |" in text
+
+
 def test_bench_render_orders_shapes(tmp_path: Path) -> None:
     worlds = [(8, 8), (2, 2), (4, 2), (4, 4)]
     results = [load(write(tmp_path, f"{r}-{p}.json", peers_result(ranks=r, ranks_per_node=p))) for r, p in worlds]

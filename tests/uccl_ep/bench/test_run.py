@@ -43,6 +43,7 @@ def test_bench_measures_checks_and_writes_json(mode: str, combine: str, tmp_path
     assert result["pairs"]["gloo"]["both"]["pairs"] == 2 and result["targets"] == []
     assert len(result["sides"]["uccl_ep"]["ranks"]) == 2 and result["limit"]["memcpy_bytes_per_s"] > 0
     assert result["machine"]["loaded"]["native module"].startswith("sha256 ")
+    assert result["limit"]["sockets"]["socket_ms"]["both"] > 0 and "bare sockets and memcpy" in text.getvalue()
     assert "uccl_ep faster by" in text.getvalue()
     if mode == "throughput":
         assert result["combine"] is None

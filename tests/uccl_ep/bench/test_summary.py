@@ -43,6 +43,28 @@ def test_bench_summary_by_hand() -> None:
     assert limit["share_of_limit"]["both"] == pytest.approx(2 * seconds / 2.75)
 
 
+def test_bench_summary_adds_sockets_and_what_memcpy_still_moves() -> None:
+    over_tcp = [{**one, "sockets": [0.5, 1.0, 0.25], "crossing_rows": 5.0} for one in REPORTS]
+    over_tcp[1]["sockets"] = [0.25, 0.5, 0.75]
+    found = summarise(OPTIONS, over_tcp)
+    limit, crossing = found["limit"], 2 * 5 * 1024
+    floor = limit["sockets"]
+    assert floor["bytes_that_cross_in_a_phase"] == crossing
+    assert floor["socket_ms"] == {"dispatch": 750.0, "combine": 750.0, "both": 1500.0}
+    rest = (50 * 1024 - 2 * crossing) / 2 / limit["memcpy_bytes_per_s"]
+    both = 2 * (0.75 + rest)
+    assert floor["floor_ms"]["both"] == pytest.approx(both * 1e3)
+    assert floor["share_of_floor"] == pytest.approx(both / 2.75)
+    theirs, memcpy = found["sides"]["gloo"]["both"]["median_ms"], limit["limit_ms"]["both"]
+    assert floor["at_best"] == {
+        "gloo": pytest.approx(theirs / both / 1e3),
+        "memcpy": pytest.approx(memcpy / both / 1e3),
+    }
+    aims = summarise(OPTIONS.shaped("v3"), over_tcp)
+    assert [aim["at_best"]["measured"] for aim in aims["targets"]] == list(aims["limit"]["sockets"]["at_best"].values())
+    assert "sockets" not in summarise(OPTIONS, REPORTS)["limit"]
+
+
 def test_bench_targets_are_for_the_published_shape() -> None:
     assert summarise(OPTIONS, REPORTS)["targets"] == []
     assert len(summarise(OPTIONS.shaped("v3"), REPORTS)["targets"]) == 2
