@@ -336,7 +336,7 @@ class LowLatency:
         blocks = _SEND_BLOCKS if overlap is None else overlap.num_sms
         device.launch(_native.low_latency_combine_send, args, device.grid(blocks, _WARPS))
         if reduces:
-            self._sums.owe(self._call(word, 4, sending=False, reduces=True), wait_stats, word)
+            self._sums.owe(self._call(word, 4, sending=False, reduces=True), wait_stats, word, readable)
 
         def receive() -> None:
             self._combines.finish(epoch)

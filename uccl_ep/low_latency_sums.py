@@ -69,18 +69,22 @@ class Sums:
                 "topk_idx", f"{topk} columns", f"up to {most}", "UCCL_EP_LOW_LATENCY_TOPK allows more, on all ranks."
             )
 
-    def owe(self, call: _native.LowLatencyCall, wait_stats: torch.Tensor | None, word: torch.Tensor) -> None:
+    def owe(
+        self, call: _native.LowLatencyCall, wait_stats: torch.Tensor | None, word: torch.Tensor, readable: int
+    ) -> None:
         """A sending half has been queued whose rows this rank sums for others.
 
         Args:
             call: as the receiving half gets it; `word` keeps its numbers.
             wait_stats: int64 [N] that waits are added to.
+            readable: where ranks of the node see each other's registered memory (Regions.zero_copy_rows), or 0.
         """
         args = _native.CombineReduceArgs()
         args.rank = self._session.context
         args.call = call
         args.num_writes = self._num_writes.data_ptr()
         args.wait_stats = 0 if wait_stats is None else wait_stats.data_ptr()
+        args.registered = readable
         self._owed.append((args, (word, wait_stats)))
 
     def catch_up(self) -> None:

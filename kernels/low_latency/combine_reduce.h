@@ -1,6 +1,7 @@
 // Low-latency combine reduced in the node, between the two halves: the host of a source of another node sums what its
 // node's ranks have stored for each of that source's tokens, in ascending k in fp32 with the source's weights, and sends
-// one bf16 row a token to the slot of the lowest k that the node has of it. The sum replaces the row in that slot here.
+// one bf16 row a token to the slot of the lowest k that the node has of it. The sum replaces the row in that slot here. A
+// slot may say where the row stays in place of holding it (combine_send.h).
 //
 // It waits for the sending halves of its node and of the sources it stands for, and for no receiving half; so no rank
 // waits in a circle as long as a rank runs it for every call that it has sent before it waits for anything else.
@@ -16,6 +17,7 @@ struct CombineReduceArgs {
   LowLatencyCall call;
   u32* num_writes;  // [num_ranks], zero between launches
   i64* wait_stats;  // [N] ns, added to, or null
+  const u8* const* registered;  // [local_size] registered memory of each rank of the node; null: no rows stay there
 };
 struct CombineReduceShared {
   const u16* rows[kMaxBlockWarps][kMaxTopk];
@@ -88,6 +90,14 @@ DEV WeightedIds weights_of(const CombineReduceArgs& a, u64 epoch, u32 slot) {
   return WeightedIds{header.num_tokens, header.topk, weights, reinterpret_cast<const short*>(weights + count)};
 }
 
+// One lane: a row of local rank `rank`'s, in the slot or where the slot says that it stays.
+DEV const u16* row_of_slot(const CombineReduceArgs& a, u32 rank, const u8* slot) {
+  if (a.registered != nullptr)
+    if (const u64 mark = *reinterpret_cast<const u64*>(slot); mark != 0)
+      return reinterpret_cast<const u16*>(a.registered[a.rank.topology.local_of[rank]] + (mark & ~kRowStays));
+  return reinterpret_cast<const u16*>(slot + sizeof(LogfmtHeader));
+}
+
 // Rows of a token that this node has, compacted in ascending k, and the lowest k. A repeated expert has one row.
 struct TokenRows {
   u32 count, lowest;
@@ -106,7 +116,8 @@ DEV TokenRows rows_of_token(const CombineReduceArgs& a, const WeightedIds& of, c
       u32 sent = 0;
       while (sent < k && ids[sent] != ids[k]) ++sent;
       const u32 at = found.count + simt::popcount(taking & simt::lane_mask_lt());
-      shared.rows[simt::warp()][at] = reinterpret_cast<const u16*>(slots + (first + sent) * 2 * a.call.layout.hidden);
+      const u8* const slot = slots + (first + sent) * a.call.layout.combine_row_bytes();
+      shared.rows[simt::warp()][at] = row_of_slot(a, static_cast<u32>(ids[k]) / a.call.num_local_experts, slot);
       shared.weights[simt::warp()][at] = of.weights[first + k];
     }
     if (found.count == 0 && taking != 0) found.lowest = base + simt::first_lane(taking);
@@ -125,7 +136,7 @@ DEV bool send_sum(const CombineReduceArgs& a, const Turn& turn, u32 source, u64 
   m.peer = source;
   m.key = epoch_key(Phase::kReduced, turn.number);
   const u32 hosted = a.rank.topology.hosted_slot(source, a.rank.topology.cell);
-  m.local_offset = layout.hosted_combine_row(turn.epoch, hosted, slot);
+  m.local_offset = layout.hosted_combine_slot(turn.epoch, hosted, slot) + sizeof(LogfmtHeader);
   m.remote_offset = layout.combine_slot(turn.epoch, slot) + sizeof(LogfmtHeader);
   m.bytes = 2ull * layout.hidden;
   reduce_rows(reinterpret_cast<u16*>(own_data(a.rank) + m.local_offset), shared.rows[simt::warp()],
@@ -150,7 +161,7 @@ DEV bool send_sums(const CombineReduceArgs& a, const Turn& turn, CombineReduceSh
     if (!await_weights(a, turn, s)) return false;
     const u32 hosted = a.rank.topology.hosted_slot(s, a.rank.topology.cell);
     const WeightedIds of = weights_of(a, turn.epoch, hosted);
-    const u8* slots = own_data(a.rank) + a.call.layout.hosted_combine_row(turn.epoch, hosted, 0);
+    const u8* slots = own_data(a.rank) + a.call.layout.hosted_combine_slot(turn.epoch, hosted, 0);
     u32 writes = 0;
     for (u32 t = (warp + warps - dealt % warps) % warps; t < of.num_tokens; t += warps) {
       const TokenRows rows = rows_of_token(a, of, slots, t, shared);

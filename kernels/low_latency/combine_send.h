@@ -9,8 +9,8 @@
 // matrix products compute them, and a row leaves as soon as its signal says that it is there.
 //
 // Rows of this rank's own tokens need not move where they stay as they are until the receiving half has run: their slot
-// then holds the row's index in place of the row. Nor need rows of this node's tokens where all ranks of the node map the
-// registered memory that zero-copy rows lie in: their slot then says where.
+// then holds the row's index in place of the row. Nor need rows that a rank of this node reads, as owner or as host, where
+// all ranks of the node map the registered memory that zero-copy rows lie in: their slot then says where.
 #pragma once
 #include "kernels/device/copy.h"
 #include "kernels/low_latency/common.h"
@@ -40,7 +40,7 @@ struct CombineSendArgs {
   const float* weights;  // [num_tokens, topk]
   u32 topk;
   u32 own_stay;  // 1: x is not written before the receiving half has run, so rows of own tokens stay there; bf16 only
-  u32 node_rows;  // NodeRows: of tokens of this node's other ranks; bf16 only. Where they stay, own_stay is 1
+  u32 node_rows;  // NodeRows: those that other ranks of this node read; bf16 only. Where they stay, own_stay is 1
   u32 unused;
   u64 x_at;  // where they stay: bytes from the beginning of this rank's registered memory to x
 };
@@ -83,15 +83,26 @@ DEV u64 write_combine_row(const CombineSendArgs& a, const u16* row, u8* out, u64
   return bytes;
 }
 
-// One warp stores a row where the owner's host in this node sums it.
-DEV void store_for_host(const CombineSendArgs& a, const Turn& turn, const u16* row, u32 owner, u64 slot,
-                        u64 total_bytes) {
+// One warp: what the slot of a row for a rank of this node says of it, at `holder`. True: the row stays.
+DEV bool mark_row(const CombineSendArgs& a, u32 holder, u64 at, u64 slot) {
+  const NodeRows way = static_cast<NodeRows>(a.node_rows);
+  if (way == NodeRows::kCopied) return false;
+  const bool stays = way == NodeRows::kStay;
+  if (simt::lane() == 0)
+    *reinterpret_cast<u64*>(data_of(a.rank, holder) + slot) = stays ? kRowStays | (a.x_at + at * a.row_stride * 2) : 0;
+  return stays;
+}
+
+// One warp leaves row `at` where it stays, or stores it, where the owner's host in this node sums it.
+DEV void give_to_host(const CombineSendArgs& a, const Turn& turn, u64 at, u32 owner, u64 number, u64 total_bytes) {
   const LowLatencyLayout& layout = a.call.layout;
   const TopologyView& topology = a.rank.topology;
   const u32 host = topology.host_of(owner, topology.cell);
   const u64 bytes = 2ull * layout.hidden;
-  const u64 to = layout.hosted_combine_row(turn.epoch, topology.hosted_slot(owner, topology.cell), slot);
-  copy_row_out(data_of(a.rank, host) + to, reinterpret_cast<const u8*>(row), bytes, total_bytes);
+  const u64 slot = layout.hosted_combine_slot(turn.epoch, topology.hosted_slot(owner, topology.cell), number);
+  if (mark_row(a, host, at, slot)) return;
+  const u8* const row = reinterpret_cast<const u8*>(a.x + at * a.row_stride);
+  copy_row_out(data_of(a.rank, host) + slot + sizeof(LogfmtHeader), row, bytes, total_bytes);
   simt::sync_warp();
   if (simt::lane() != 0) return;
   add_stat(a.rank, host, PeerStat::kRowsOut, 1);
@@ -101,16 +112,6 @@ DEV void store_for_host(const CombineSendArgs& a, const Turn& turn, const u16* r
 // One warp leaves row `at` of a token of this rank where it is.
 DEV void leave_row(const CombineSendArgs& a, const Turn& turn, u64 at, u64 slot) {
   if (simt::lane() == 0) *reinterpret_cast<u64*>(own_data(a.rank) + a.call.layout.combine_slot(turn.epoch, slot)) = at;
-}
-
-// One warp: what the slot of a row for another rank of this node says of it. True: the row stays.
-DEV bool mark_row(const CombineSendArgs& a, u32 owner, u64 at, u64 slot) {
-  const NodeRows way = static_cast<NodeRows>(a.node_rows);
-  if (way == NodeRows::kCopied) return false;
-  const bool stays = way == NodeRows::kStay;
-  if (simt::lane() == 0)
-    *reinterpret_cast<u64*>(data_of(a.rank, owner) + slot) = stays ? kRowStays | (a.x_at + at * a.row_stride * 2) : 0;
-  return stays;
 }
 
 // One warp sends row `at` (of expert-major [L, P]) to its owner.
@@ -124,7 +125,7 @@ DEV bool send_row(const CombineSendArgs& a, const Turn& turn, u64 at, u64 plane,
     return true;
   }
   if (a.call.reduces && !a.rank.topology.is_local(owner)) {
-    store_for_host(a, turn, a.x + at * a.row_stride, owner, number, sender->total_bytes);
+    give_to_host(a, turn, at, owner, number, sender->total_bytes);
     return true;
   }
   // A bf16 row lies behind the (unused) logfmt header's place, so a slot has one size.
@@ -179,14 +180,17 @@ DEV void send_combine_count(const CombineSendArgs& a, const Turn& turn, u32 owne
   if (simt::lane() == 0) send_expect(a.rank, turn, a.call, Announcement{Phase::kCombine, owner, turn.number, rows, 1});
 }
 
-// One warp counts the rows that stay where they are for an owner of this node, if they do. Each row by itself would cost
-// more than to say where it is: an atomic waits for all stores before it, and those miss the caches.
+// One warp counts the rows of an owner that stay where they are, if they do: as sent to who reads them there. Each row by
+// itself would cost more than to say where it is: an atomic waits for all stores before it, and those miss the caches.
 DEV void count_rows_that_stay(const CombineSendArgs& a, u32 owner) {
-  const bool own = owner == a.rank.topology.rank;
-  const bool stay = own ? a.own_stay != 0 : !a.logfmt && static_cast<NodeRows>(a.node_rows) == NodeRows::kStay;
-  if (!stay || masked(a.rank, owner)) return;
+  const TopologyView& topology = a.rank.topology;
+  const bool local = topology.is_local(owner);
+  if (masked(a.rank, owner) || (!local && !a.call.reduces)) return;
+  const bool shared = !a.logfmt && static_cast<NodeRows>(a.node_rows) == NodeRows::kStay;
+  if (!(owner == topology.rank ? a.own_stay != 0 : shared)) return;
   const u32 rows = rows_of_owner(a, owner);
-  if (simt::lane() == 0) add_stat(a.rank, owner, PeerStat::kRowsOut, rows);
+  const u32 reader = local ? owner : topology.host_of(owner, topology.cell);
+  if (simt::lane() == 0) add_stat(a.rank, reader, PeerStat::kRowsOut, rows);
 }
 
 // The whole block 0: weights and ids of this rank's tokens, to its host on each other node. What it overwrites was read
@@ -280,7 +284,7 @@ KERNEL KERNEL_BOUNDS(kMaxBlockLanes) low_latency_combine_send(CombineSendArgs a)
     for (u32 r = warp; r < topology.num_ranks; r += warps)
       if (!a.call.reduces && !topology.is_local(r) && !masked(a.rank, r)) send_combine_count(a, turn, r);
     send_all_rows(a, turn, warp, warps);
-    for (u32 i = warp; i < topology.local_size; i += warps) count_rows_that_stay(a, topology.mates[i]);
+    for (u32 r = warp; r < topology.num_ranks; r += warps) count_rows_that_stay(a, r);
   }
   if (!last_block(a.call.ticket, &shared.last)) return;
   for (u32 i = simt::tid(); i < topology.local_size; i += simt::ntid())

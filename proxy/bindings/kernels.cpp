@@ -233,6 +233,7 @@ void register_low_latency_combine(nb::module_& m) {
   sum.def_rw("rank", &CombineReduceArgs::rank).def_rw("call", &CombineReduceArgs::call);
   address(sum, "num_writes", &CombineReduceArgs::num_writes);
   address(sum, "wait_stats", &CombineReduceArgs::wait_stats);
+  address(sum, "registered", &CombineReduceArgs::registered);
   kernel(m, "low_latency_combine_reduce", cpu::low_latency_combine_reduce,
          [](const CombineReduceArgs&, u32) { return sizeof(CombineReduceShared); });
 

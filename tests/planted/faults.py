@@ -109,6 +109,14 @@ FAULTS = (
         WRONG,
     ),
     Fault(
+        "row-that-stays-for-a-host-in-a-place-of-another",
+        "kernels/low_latency/combine_reduce.h",
+        "(a.registered[a.rank.topology.local_of[rank]] + (mark & ~kRowStays))",
+        "(a.registered[a.rank.topology.local_of[rank]] + ((mark & ~kRowStays) ^ 16))",
+        ("low_latency_combine_send_rows_that_stay",),
+        WRONG,
+    ),
+    Fault(
         "wrong-epoch",
         "proxy/engine/arrivals.cpp",
         "  Epoch& e = counter.window[epoch % kEpochWindow];\n  // Complete but not published",

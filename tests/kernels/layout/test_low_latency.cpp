@@ -32,7 +32,8 @@ void check_parts(const LowLatencyLayout& l) {
     if (l.reduces) add(l.staged_weights(epoch), LowLatencyLayout::weights_bytes(l.max_tokens, l.max_topk));
     for (u32 s = 0; l.reduces && s < l.num_hosted; ++s) {
       add(l.hosted_weights(epoch, s), LowLatencyLayout::weights_bytes(l.max_tokens, l.max_topk));
-      for (u32 i = 0; i < l.max_tokens * l.max_topk; ++i) add(l.hosted_combine_row(epoch, s, i), 2ull * l.hidden);
+      for (u32 i = 0; i < l.max_tokens * l.max_topk; ++i)
+        add(l.hosted_combine_slot(epoch, s, i), l.combine_row_bytes());
     }
     for (u32 kind = 0; kind < (l.reduces ? 5u : 3u); ++kind)
       for (u32 r = 0; r < l.num_ranks; ++r) add(l.header(epoch, kind, r), 32);

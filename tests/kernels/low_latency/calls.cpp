@@ -158,6 +158,12 @@ void LowLatencyRank::combine_send(const Received& from, const u16* x, const Toke
   recording.launch(low_latency_combine_send, a, sizeof(CombineSendShared), case_.shape, epoch);
 }
 
+// Ranks of one process see each other's memory where it is: all registered memory begins at address 0.
+const u8* const* LowLatencyRank::registered() const {
+  static const u8* const kRegistered[kMaxRanksPerNode] = {};
+  return case_.in_place ? kRegistered : nullptr;
+}
+
 void LowLatencyRank::combine_reduce() {
   CombineReduceArgs a{};
   CallWords call{};
@@ -168,6 +174,7 @@ void LowLatencyRank::combine_reduce() {
   a.call = call;
   a.num_writes = num_sums_.data();
   a.wait_stats = wait_stats.data();
+  a.registered = registered();
   recording.launch(low_latency_combine_reduce, a, sizeof(CombineReduceShared), case_.shape, epoch);
 }
 
@@ -188,9 +195,7 @@ void LowLatencyRank::combine_recv(const TokenInput& input, Poisoned<u16>* out) {
   a.zero_copy = case_.zero_copy;
   a.own_rows = own_rows_open_.front();
   a.own_stride = row_stride();
-  // Ranks of one process see each other's memory where it is: all registered memory begins at address 0.
-  static const u8* const kRegistered[kMaxRanksPerNode] = {};
-  a.registered = case_.in_place ? kRegistered : nullptr;
+  a.registered = registered();
   own_rows_open_.pop_front();
   recording.launch(low_latency_combine_recv, a, sizeof(CombineReceiveShared), case_.shape, epoch);
 }

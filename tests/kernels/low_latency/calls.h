@@ -63,6 +63,7 @@ class LowLatencyRank {
   u32 signals_per_expert = 1, signal_rows = 1, signal_value = 0;
   // Where the next combine_send reads its rows with zero copy.
   u16* zero_copy_rows() const;
+  const u8* const* registered() const;  // registered memory of the node's ranks, where their rows may stay
   const LowLatencyState& state() const;
   Recording recording;
 
