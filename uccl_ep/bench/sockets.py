@@ -1,8 +1,8 @@
 """How fast bare sockets carry the rows that must cross nodes, with nothing else going on: no routing, no order, no sum.
 
 Every rank sends what its tokens owe other nodes, each row once a node, to the rank a node's width further on, while it
-receives what the rank as far behind owes; all at once, in large pieces, between memories that no cache holds. Any
-exchange over tcp needs at least as long, and memcpy for the rows that it copies besides.
+receives what the rank as far behind owes; all at once, in large pieces, between memories that no cache holds. An
+exchange over tcp sockets needs as long for its rows alone, and memcpy for those that it copies besides.
 """
 
 from __future__ import annotations

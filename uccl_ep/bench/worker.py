@@ -161,13 +161,16 @@ def measure(rank: int, options: BenchOptions, port: int) -> dict[str, Any]:
 
     tried = try_forms(ours, forms, seconds, WARM_UP[options.mode])
     strongest = [min(sides, key=lambda side: tried[side.name][side.form]) for sides in forms.values()]
+    probes = _probes(options, rank, rounds, ours)
     report = {
-        **_timed(options, rounds, [ours, *strongest], _probes(options, rank, rounds, ours), meeting),
+        **_timed(options, rounds, [ours, *strongest], probes, meeting),
         "tried": tried,
         "forms": {side.name: side.form for side in strongest},
         **_report(options, rounds, ours),
     }
     meeting.wait()
+    if probes["sockets"] is not None:
+        probes["sockets"].close()
     ours.close()
     meeting.wait()  # nobody's connections end while another still needs them
     meeting.close()
