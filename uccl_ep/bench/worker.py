@@ -32,6 +32,15 @@ def load_spec(folder: Path) -> tuple[BenchOptions, int]:
     return BenchOptions(**spec["options"]), int(spec["port"])
 
 
+def variables(options: BenchOptions) -> dict[str, str]:
+    """What a rank sets in its process's environment."""
+    return {
+        "UCCL_EP_RANKS_PER_NODE": str(options.ranks_per_node),
+        "UCCL_EP_TRANSPORT": options.transport,
+        "UCCL_EP_LOW_LATENCY_COMBINE": options.combine,
+    }
+
+
 class Rounds:
     """The sides of a measurement and how a round of one of them goes."""
 
@@ -239,9 +248,7 @@ def run_rank(folder: Path, rank: int) -> int:
     """Measures and writes the rank's file; returns the exit status."""
     try:
         options, port = load_spec(folder)
-        os.environ["UCCL_EP_RANKS_PER_NODE"] = str(options.ranks_per_node)
-        os.environ["UCCL_EP_TRANSPORT"] = options.transport
-        os.environ["UCCL_EP_LOW_LATENCY_COMBINE"] = options.combine
+        os.environ.update(variables(options))
         report = measure(rank, options, port)
     except Exception as error:  # the parent prints it; a trace per rank would bury it
         _write(folder / f"error-{rank}.txt", f"{type(error).__name__}: {error}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import asdict
 from pathlib import Path
 from types import SimpleNamespace
@@ -95,7 +96,7 @@ def test_bench_worker_reads_what_launch_wrote(tmp_path: Path) -> None:
 
 
 def test_bench_worker_reports_its_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    for name in ("UCCL_EP_RANKS_PER_NODE", "UCCL_EP_TRANSPORT"):
+    for name in worker.variables(OPTIONS):
         monkeypatch.setenv(name, "")  # the worker sets them for its process; this puts them back
     (tmp_path / worker.SPEC).write_text(json.dumps({"options": asdict(OPTIONS), "port": 77}))
 
@@ -104,6 +105,7 @@ def test_bench_worker_reports_its_error(monkeypatch: pytest.MonkeyPatch, tmp_pat
 
     monkeypatch.setattr(worker, "measure", broken)
     assert worker.main([str(tmp_path), "3"]) == 1
+    assert os.environ["UCCL_EP_LOW_LATENCY_COMBINE"] == "auto" and os.environ["UCCL_EP_RANKS_PER_NODE"] == "2"
     assert (tmp_path / "error-3.txt").read_text() == "OSError: no route"
     monkeypatch.setattr(worker, "measure", lambda rank, options, port: {"rank": rank, "port": port})
     assert worker.main([str(tmp_path), "0"]) == 0
