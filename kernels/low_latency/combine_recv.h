@@ -99,8 +99,7 @@ DEV bool is_summed(const CombineReceiveArgs& a, const i64* ids, u32 k, bool* low
 DEV const u16* find_row(const CombineReceiveArgs& a, u32 rank, const u8* slot) {
   const TopologyView& topology = a.rank.topology;
   if (topology.is_local(rank) && rank != topology.rank)
-    if (const u64 mark = *reinterpret_cast<const u64*>(slot); mark != 0)
-      return reinterpret_cast<const u16*>(a.registered[topology.local_of[rank]] + (mark & ~kRowStays));
+    if (const u16* const row = row_that_stays(topology, a.registered, rank, slot); row != nullptr) return row;
   return reinterpret_cast<const u16*>(slot + sizeof(LogfmtHeader));
 }
 

@@ -93,8 +93,7 @@ DEV WeightedIds weights_of(const CombineReduceArgs& a, u64 epoch, u32 slot) {
 // One lane: a row of local rank `rank`'s, in the slot or where the slot says that it stays.
 DEV const u16* row_of_slot(const CombineReduceArgs& a, u32 rank, const u8* slot) {
   if (a.registered != nullptr)
-    if (const u64 mark = *reinterpret_cast<const u64*>(slot); mark != 0)
-      return reinterpret_cast<const u16*>(a.registered[a.rank.topology.local_of[rank]] + (mark & ~kRowStays));
+    if (const u16* const row = row_that_stays(a.rank.topology, a.registered, rank, slot); row != nullptr) return row;
   return reinterpret_cast<const u16*>(slot + sizeof(LogfmtHeader));
 }
 

@@ -26,6 +26,13 @@ inline constexpr u32 kMaxBlockWarps = kMaxBlockLanes / (simt::kWarp == 1 ? 32 : 
 // the expert's rank. 0: it is there.
 inline constexpr u64 kRowStays = 1ull << 63;
 
+// One lane: where the row of a slot stays in the registered memory of its rank, which is of this node; null: in the slot.
+DEV const u16* row_that_stays(const TopologyView& topology, const u8* const* registered, u32 rank, const u8* slot) {
+  const u64 mark = *reinterpret_cast<const u64*>(slot);
+  if (mark == 0) return nullptr;
+  return reinterpret_cast<const u16*>(registered[topology.local_of[rank]] + (mark & ~kRowStays));
+}
+
 // How far this rank is with the calls of one phase. Changed by the last block of a launch only, so every block of one
 // launch reads the same numbers; launches of one rank do not overlap.
 struct PhaseEpochs {
