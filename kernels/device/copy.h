@@ -11,6 +11,7 @@
 #include "kernels/device/simt.h"
 #ifdef UCCL_SIMT_HOST
 #include "kernels/host/copy_out.h"
+#include "kernels/host/shared_store.h"
 #include "kernels/host/vector.h"
 #endif
 #ifndef UCCL_COPY_ROWS
@@ -40,6 +41,18 @@ DEV void copy_row_out(u8* dst, const u8* src, u64 bytes, u64 total_bytes) {
 #endif
   (void)total_bytes;
   copy_row(dst, src, bytes);
+}
+
+// copy_row to memory that other ranks of the node read and this one writes again, of which about `total_bytes` are
+// written before the first is read; 0: not known, or little.
+DEV void copy_row_shared(u8* dst, const u8* src, u64 bytes, u64 total_bytes = 0) {
+#ifdef UCCL_SIMT_HOST
+  if (total_bytes < kLargeResultBytes) {
+    if (lane() == 0) host::store_shared(dst, src, bytes);
+    return;
+  }
+#endif
+  copy_row_out(dst, src, bytes, total_bytes);
 }
 
 DEV void zero_row(u8* dst, u64 bytes) {
@@ -95,15 +108,30 @@ DEV void reduce_rows(u16* out, const u16* const* rows, const float* weights, u32
 #endif
 }
 
+// reduce_rows without weights, to where a call leaves about `total_bytes` in all (copy_row_out).
+DEV void reduce_rows_out(u16* out, const u16* const* rows, u32 count, u32 hidden, const RowBias& bias,
+                         u64 total_bytes) {
+#ifdef UCCL_SIMT_HOST
+  const bool past = total_bytes >= kLargeResultBytes;
+  if (lane() == 0)
+    host::reduce_rows(host::ReduceArgs{out, rows, nullptr, count, hidden, bias.first, bias.second, past});
+#else
+  (void)total_bytes;
+  reduce_rows(out, rows, nullptr, count, hidden, bias);
+#endif
+}
+
 }  // namespace uccl::simt
 
 namespace uccl {
 using simt::copy_row;
 using simt::copy_row_out;
+using simt::copy_row_shared;
 using simt::pack_ue8m0;
 using simt::quantize_row;
 using simt::quantize_row_ue8m0;
 using simt::reduce_rows;
+using simt::reduce_rows_out;
 using simt::RowBias;
 using simt::zero_row;
 }  // namespace uccl

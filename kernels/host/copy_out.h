@@ -11,9 +11,20 @@
 
 namespace uccl::simt::host {
 
+#if defined(__x86_64__)
+// 16 bytes past the caches, to a multiple of 16; complete after _mm_sfence().
+inline void stream(void* to, __m128i v) {
+#if defined(__SANITIZE_THREAD__)  // ThreadSanitizer does not see such stores
+  _mm_store_si128(static_cast<__m128i*>(to), v);
+#else
+  _mm_stream_si128(static_cast<__m128i*>(to), v);
+#endif
+}
+#endif
+
 // Addresses and size are multiples of 16 bytes. The stores are complete, for every other processor too, on return.
 inline void copy_out(u8* dst, const u8* src, u64 bytes) {
-#if defined(__x86_64__) && !defined(__SANITIZE_THREAD__)  // ThreadSanitizer does not see such stores
+#if defined(__x86_64__)
   const auto* const from = reinterpret_cast<const __m128i*>(src);
   auto* const to = reinterpret_cast<__m128i*>(dst);
   const u64 units = bytes / sizeof(__m128i);
@@ -21,12 +32,12 @@ inline void copy_out(u8* dst, const u8* src, u64 bytes) {
   for (; i + 4 <= units; i += 4) {
     const __m128i a = _mm_load_si128(from + i), b = _mm_load_si128(from + i + 1);
     const __m128i c = _mm_load_si128(from + i + 2), d = _mm_load_si128(from + i + 3);
-    _mm_stream_si128(to + i, a);
-    _mm_stream_si128(to + i + 1, b);
-    _mm_stream_si128(to + i + 2, c);
-    _mm_stream_si128(to + i + 3, d);
+    stream(to + i, a);
+    stream(to + i + 1, b);
+    stream(to + i + 2, c);
+    stream(to + i + 3, d);
   }
-  for (; i < units; ++i) _mm_stream_si128(to + i, _mm_load_si128(from + i));
+  for (; i < units; ++i) stream(to + i, _mm_load_si128(from + i));
   _mm_sfence();  // a release store orders no such stores
 #else
   std::memcpy(dst, src, bytes);

@@ -20,6 +20,7 @@ struct ReduceArgs {
   u32 hidden;
   const u16* bias0;  // or null
   const u16* bias1;  // or null
+  bool past_caches = false;  // out is not read soon (copy_out.h); 16-byte aligned then
 };
 
 void quantize_row(const u16* x, u8* out, float* scale_inv, u32 hidden, bool round_scale);

@@ -4,6 +4,8 @@
 #if defined(__x86_64__)
 #include <immintrin.h>
 
+#include "kernels/host/copy_out.h"
+
 #define VECTOR_FN __attribute__((target("avx2,fma"))) static inline
 
 namespace uccl::simt::host {
@@ -36,15 +38,17 @@ struct V {
     return _mm256_castsi256_si128(packed);
   }
   // f_to_bf16 of simt.h.
-  VECTOR_FN void store(u16* p, F v) {
+  VECTOR_FN __m128i round(F v) {
     const __m256i u = _mm256_castps_si256(v);
     const __m256i odd = _mm256_and_si256(_mm256_srli_epi32(u, 16), _mm256_set1_epi32(1));
     const __m256i up = _mm256_add_epi32(u, _mm256_add_epi32(odd, _mm256_set1_epi32(0x7fff)));
     const __m256i rounded = _mm256_srli_epi32(up, 16);
     const __m256i nan = _mm256_castps_si256(_mm256_cmp_ps(v, v, _CMP_UNORD_Q));
-    _mm_storeu_si128(reinterpret_cast<__m128i*>(p),
-                     narrow(_mm256_blendv_epi8(rounded, _mm256_set1_epi32(0x7fc0), nan)));
+    return narrow(_mm256_blendv_epi8(rounded, _mm256_set1_epi32(0x7fc0), nan));
   }
+  VECTOR_FN void put(u16* p, __m128i v) { _mm_storeu_si128(reinterpret_cast<__m128i*>(p), v); }
+  VECTOR_FN void put_past(u16* p, __m128i v) { stream(p, v); }
+  VECTOR_FN void finish() { _mm_sfence(); }
   // e4m3_software of fp8.h.
   VECTOR_FN void store_e4m3(u8* p, F v) {
     const __m256i bits = _mm256_castps_si256(v);

@@ -9,6 +9,8 @@
 #endif
 #include <immintrin.h>
 
+#include "kernels/host/copy_out.h"
+
 #define VECTOR_FN __attribute__((target("avx512f,avx512bw"))) static inline
 
 namespace uccl::simt::host {
@@ -34,15 +36,20 @@ struct V {
   VECTOR_FN float largest(F v) { return _mm512_reduce_max_ps(v); }
 
   // f_to_bf16 of simt.h. Not vcvtneps2bf16: it flushes subnormals.
-  VECTOR_FN void store(u16* p, F v) {
+  VECTOR_FN __m256i round(F v) {
     const __m512i u = _mm512_castps_si512(v);
     const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(u, 16), _mm512_set1_epi32(1));
     const __m512i rounded =
         _mm512_srli_epi32(_mm512_add_epi32(u, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff))), 16);
     const __mmask16 nan = _mm512_cmp_ps_mask(v, v, _CMP_UNORD_Q);
-    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p),
-                        _mm512_cvtepi32_epi16(_mm512_mask_mov_epi32(rounded, nan, _mm512_set1_epi32(0x7fc0))));
+    return _mm512_cvtepi32_epi16(_mm512_mask_mov_epi32(rounded, nan, _mm512_set1_epi32(0x7fc0)));
   }
+  VECTOR_FN void put(u16* p, __m256i v) { _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), v); }
+  VECTOR_FN void put_past(u16* p, __m256i v) {
+    stream(p, _mm256_castsi256_si128(v));
+    stream(p + 8, _mm256_extracti128_si256(v, 1));
+  }
+  VECTOR_FN void finish() { _mm_sfence(); }
   // e4m3_software of fp8.h.
   VECTOR_FN void store_e4m3(u8* p, F v) {
     const __m512i bits = _mm512_castps_si512(v);

@@ -1,6 +1,7 @@
 // The row helpers written once over a vector type; vector_<level>.cpp includes this after it has defined
 //   VECTOR_FN   `static inline` and the target attribute of its instructions
-//   V           kLanes floats; load (bf16 to float), store (float to bf16), store_e4m3, set, zero, abs, max, add, mul,
+//   V           kLanes floats; load (bf16 to float), round (float to bf16), put and put_past (what round gave, through
+//               the caches and past them), finish (what was put past them), store_e4m3, set, zero, abs, max, add, mul,
 //               fma, largest (of the lanes)
 // Everything here is static, so that no code of one level is merged with that of another.
 //
@@ -27,7 +28,7 @@ VECTOR_FN void quantize_group(const u16* x, u8* out, bool round_scale, float* sc
 }
 
 // kVectors vectors of columns at once: with 64 bytes of each row a turn, the rows stream.
-template <u32 kVectors>
+template <u32 kVectors, bool kPast>
 VECTOR_FN void reduce_columns(const ReduceArgs& a, u32 first) {
   V::F acc[kVectors];
   for (u32 i = 0; i < kVectors; ++i) acc[i] = a.bias0 ? V::load(a.bias0 + first + i * V::kLanes) : V::zero();
@@ -42,15 +43,30 @@ VECTOR_FN void reduce_columns(const ReduceArgs& a, u32 first) {
       for (u32 i = 0; i < kVectors; ++i) acc[i] = V::add(acc[i], V::load(row + i * V::kLanes));
     }
   }
-  for (u32 i = 0; i < kVectors; ++i) V::store(a.out + first + i * V::kLanes, acc[i]);
+  for (u32 i = 0; i < kVectors; ++i) {
+    u16* const to = a.out + first + i * V::kLanes;
+    if constexpr (kPast)
+      V::put_past(to, V::round(acc[i]));
+    else
+      V::put(to, V::round(acc[i]));
+  }
+}
+
+template <bool kPast>
+VECTOR_FN void reduce_row(const ReduceArgs& a) {
+  constexpr u32 kAtOnce = 32 / V::kLanes;
+  u32 c = 0;
+  for (; c + 32 <= a.hidden; c += 32) reduce_columns<kAtOnce, kPast>(a, c);
+  for (; c + V::kLanes <= a.hidden; c += V::kLanes) reduce_columns<1, kPast>(a, c);
+  if (c < a.hidden) reduce_tail(a, c);
+  if constexpr (kPast) V::finish();
 }
 
 VECTOR_FN void reduce_whole(const ReduceArgs& a) {
-  constexpr u32 kAtOnce = 32 / V::kLanes;
-  u32 c = 0;
-  for (; c + 32 <= a.hidden; c += 32) reduce_columns<kAtOnce>(a, c);
-  for (; c + V::kLanes <= a.hidden; c += V::kLanes) reduce_columns<1>(a, c);
-  if (c < a.hidden) reduce_tail(a, c);
+  if (a.past_caches)
+    reduce_row<true>(a);
+  else
+    reduce_row<false>(a);
 }
 
 }  // namespace

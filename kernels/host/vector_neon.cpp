@@ -25,12 +25,15 @@ struct V {
   VECTOR_FN float largest(F v) { return vmaxnmvq_f32(v); }
 
   // f_to_bf16 of simt.h.
-  VECTOR_FN void store(u16* p, F v) {
+  VECTOR_FN uint16x4_t round(F v) {
     const uint32x4_t u = vreinterpretq_u32_f32(v);
     const uint32x4_t odd = vandq_u32(vshrq_n_u32(u, 16), vdupq_n_u32(1));
     const uint32x4_t rounded = vshrq_n_u32(vaddq_u32(u, vaddq_u32(odd, vdupq_n_u32(0x7fff))), 16);
-    vst1_u16(p, vmovn_u32(vbslq_u32(vceqq_f32(v, v), rounded, vdupq_n_u32(0x7fc0))));
+    return vmovn_u32(vbslq_u32(vceqq_f32(v, v), rounded, vdupq_n_u32(0x7fc0)));
   }
+  VECTOR_FN void put(u16* p, uint16x4_t v) { vst1_u16(p, v); }
+  VECTOR_FN void put_past(u16* p, uint16x4_t v) { put(p, v); }  // no intrinsic says so
+  VECTOR_FN void finish() {}
   // e4m3_software of fp8.h.
   VECTOR_FN void store_e4m3(u8* p, F v) {
     const uint32x4_t bits = vreinterpretq_u32_f32(v);

@@ -78,7 +78,7 @@ DEV u64 write_combine_row(const CombineSendArgs& a, const u16* row, u8* out, u64
   if (a.logfmt)
     bytes = align_up(logfmt_encode(row, out, hidden), 16);
   else
-    copy_row_out(out, reinterpret_cast<const u8*>(row), bytes, total_bytes);
+    copy_row_shared(out, reinterpret_cast<const u8*>(row), bytes, total_bytes);
   simt::sync_warp();
   return bytes;
 }
@@ -102,7 +102,7 @@ DEV void give_to_host(const CombineSendArgs& a, const Turn& turn, u64 at, u32 ow
   const u64 slot = layout.hosted_combine_slot(turn.epoch, topology.hosted_slot(owner, topology.cell), number);
   if (mark_row(a, host, at, slot)) return;
   const u8* const row = reinterpret_cast<const u8*>(a.x + at * a.row_stride);
-  copy_row_out(data_of(a.rank, host) + slot + sizeof(LogfmtHeader), row, bytes, total_bytes);
+  copy_row_shared(data_of(a.rank, host) + slot + sizeof(LogfmtHeader), row, bytes, total_bytes);
   simt::sync_warp();
   if (simt::lane() != 0) return;
   add_stat(a.rank, host, PeerStat::kRowsOut, 1);

@@ -44,7 +44,7 @@ DEV void stage_row(const DispatchSendArgs& a, u32 token, u8* out) {
   const u16* x = a.x + static_cast<u64>(token) * hidden;
   const RowFormat format = static_cast<RowFormat>(a.format);
   if (format == RowFormat::kBf16) {
-    copy_row(out, reinterpret_cast<const u8*>(x), 2ull * hidden);
+    copy_row_shared(out, reinterpret_cast<const u8*>(x), 2ull * hidden);
     return;
   }
   u8* scales = out + LowLatencyLayout::payload_bytes(hidden, format);

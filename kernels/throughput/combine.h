@@ -3,9 +3,8 @@
 // nodes, sums its cell's rows of the remote sources that this rank stands for and sends one partial row per token.
 //
 // Rounding (facts B.1). One node: fp32 sum of bias and rows in ascending rank, one round. Several: the rows of each
-// cell
-// (topology.h) in ascending rank, rounded to bf16, this rank's own node being one; then bias and cells in ascending order,
-// rounded. With a cell a rank, other nodes' rows are thus added one by one as they are.
+// cell (topology.h) in ascending rank, rounded to bf16, this rank's own node being one; then bias and cells in ascending
+// order, rounded. With a cell a rank, other nodes' rows are thus added one by one as they are.
 #pragma once
 #include "kernels/throughput/contribute.h"
 
@@ -119,11 +118,12 @@ DEV void plan_own(const CombineArgs& a, const WaitContext& wait, CombineShared& 
 DEV void reduce_own(const CombineArgs& a, CombineShared& s, u32 channel, const PlanEntry& e) {
   const RowShape& shape = a.call.shape;
   const u64 at = static_cast<u64>(e.token) * a.hidden;
+  const u64 all = static_cast<u64>(a.call.num_tokens) * shape.payload_bytes;
   const RowBias bias{a.bias0 != nullptr ? a.bias0 + at : nullptr, a.bias1 != nullptr ? a.bias1 + at : nullptr};
   const u16** list = warp_pointers(s);
   payloads(e, a.arenas, list);
   if (a.rank.topology.num_nodes == 1) {
-    reduce_rows(a.out + at, list, nullptr, e.num_rows, a.hidden, bias);
+    reduce_rows_out(a.out + at, list, e.num_rows, a.hidden, bias, all);
   } else {
     u16* own = a.scratch + static_cast<u64>(channel * simt::num_warps() + simt::warp()) * a.hidden;
     if (e.num_rows != 0) reduce_rows(own, list, nullptr, e.num_rows, a.hidden);
@@ -133,7 +133,7 @@ DEV void reduce_own(const CombineArgs& a, CombineShared& s, u32 channel, const P
       list[i + (i >= e.own_position ? has_own : 0)] = reinterpret_cast<const u16*>(e.partials[i]);
     if (has_own && simt::lane() == 0) list[e.own_position] = own;
     simt::sync_warp();
-    reduce_rows(a.out + at, list, nullptr, e.num_partials + has_own, a.hidden, bias);
+    reduce_rows_out(a.out + at, list, e.num_partials + has_own, a.hidden, bias, all);
   }
   for (u32 k = simt::lane(); shape.has_weights && k < shape.topk; k += simt::kWarp) {
     float sum = e.num_partials == 0 ? sum_weights(shape, e, k) : 0.0f;

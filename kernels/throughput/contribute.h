@@ -77,8 +77,8 @@ DEV void contribute(const CombineArgs& a, const WaitContext& wait, u32 channel, 
       if (simt::lane() == 0)
         *reinterpret_cast<RowHeader*>(row) = RowHeader{place, static_cast<u32>(a.recv_src_idx[at]), 0};
       if (!stays)
-        copy_row_out(row + sizeof(RowHeader), reinterpret_cast<const u8*>(a.x + at * a.hidden), shape.payload_bytes,
-                     bytes);
+        copy_row_shared(row + sizeof(RowHeader), reinterpret_cast<const u8*>(a.x + at * a.hidden), shape.payload_bytes,
+                        bytes);
       for (u32 k = simt::lane(); shape.has_weights && k < shape.topk; k += simt::kWarp)
         reinterpret_cast<float*>(row + shape.weights())[k] = a.topk_weights[at * shape.topk + k];
     }

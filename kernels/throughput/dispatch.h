@@ -29,7 +29,7 @@ DEV void write_row(const DispatchArgs& a, u32 token, u64 destinations, u8* row) 
   const RowShape& shape = a.call.shape;
   const u32 lane = simt::lane();
   if (lane == 0) *reinterpret_cast<RowHeader*>(row) = RowHeader{destinations, token, 0};
-  copy_row(row + sizeof(RowHeader), a.x + static_cast<u64>(token) * shape.payload_bytes, shape.payload_bytes);
+  copy_row_shared(row + sizeof(RowHeader), a.x + static_cast<u64>(token) * shape.payload_bytes, shape.payload_bytes);
   u32* scales = reinterpret_cast<u32*>(row + shape.scales());
   for (u32 i = lane; i < shape.scale_bytes / 4; i += simt::kWarp)
     scales[i] = a.scales[token * a.scale_token_stride + i * a.scale_stride];

@@ -132,6 +132,12 @@ TEST(copy_reduce_is_the_same_in_lanes_at_every_vector_level_and_by_hand) {
       Row<u16> by_vector(hidden);
       on_warp([&] { reduce_rows(by_vector.data(), pointers.data(), w, count, hidden, RowBias{b0, b1}); });
       CHECK(by_vector == by_hand);
+      for (const u64 total_bytes : {u64{0}, kLargeResultBytes}) {
+        if (w) break;
+        Row<u16> out(hidden);
+        on_warp([&] { reduce_rows_out(out.data(), pointers.data(), count, hidden, RowBias{b0, b1}, total_bytes); });
+        CHECK(out == by_hand);
+      }
     });
   }
 }

@@ -9,6 +9,8 @@
 namespace uccl::simt::host {
 namespace {
 
+u32 put_past_and_not_finished = 0;
+
 struct V {
   struct F {
     float a, b;
@@ -24,7 +26,16 @@ struct V {
   VECTOR_FN F mul(F x, F y) { return {x.a * y.a, x.b * y.b}; }
   VECTOR_FN F fma(F x, F y, F z) { return {fma_(x.a, y.a, z.a), fma_(x.b, y.b, z.b)}; }
   VECTOR_FN float largest(F v) { return fmax_(v.a, v.b); }
-  VECTOR_FN void store(u16* p, F v) { p[0] = f_to_bf16(v.a), p[1] = f_to_bf16(v.b); }
+  struct Pair {
+    u16 a, b;
+  };
+  VECTOR_FN Pair round(F v) { return {f_to_bf16(v.a), f_to_bf16(v.b)}; }
+  VECTOR_FN void put(u16* p, Pair v) { p[0] = v.a, p[1] = v.b; }
+  VECTOR_FN void put_past(u16* p, Pair v) {
+    put(p, v);
+    ++put_past_and_not_finished;
+  }
+  VECTOR_FN void finish() { put_past_and_not_finished = 0; }
   VECTOR_FN void store_e4m3(u8* p, F v);
 };
 
@@ -46,6 +57,7 @@ TEST(vector_body_over_two_floats_equals_scalar) {
   const VectorTable table{quantize_group, reduce_whole};
   compare_quantize(table, 26);
   compare_reduce(table, 27);
+  CHECK_EQ(put_past_and_not_finished, 0u);
 }
 
 }  // namespace uccl::simt::host

@@ -34,7 +34,7 @@ inline void compare_reduce(const VectorTable& table, u64 seed) {
       pointers.push_back(row.data());
       weights.push_back(std::uniform_real_distribution<float>(-1.f, 1.f)(random));
     }
-    for (u32 variant = 0; variant < 8; ++variant) {
+    for (u32 variant = 0; variant < 16; ++variant) {
       std::vector<u16> out(hidden + 40, 0xaaaa), expect(hidden + 40, 0xaaaa);
       ReduceArgs args{out.data(),
                       pointers.data(),
@@ -42,7 +42,8 @@ inline void compare_reduce(const VectorTable& table, u64 seed) {
                       count,
                       hidden,
                       variant & 2 ? pointers[count] : nullptr,
-                      variant & 4 ? pointers[count + 1] : nullptr};
+                      variant & 4 ? pointers[count + 1] : nullptr,
+                      (variant & 8) != 0};
       table.reduce(args);
       args.out = expect.data();
       scalar_table()->reduce(args);
