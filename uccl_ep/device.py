@@ -128,6 +128,10 @@ class Device(Protocol):
     def finish(self) -> None:
         """Waits until the host may read what the call's kernels wrote; then raises the buffer's fault, if any."""
 
+    def break_off(self, held: object) -> None:
+        """Ends a call that has failed, without waiting. If it has queued kernels, memory that they use, which `held`
+        names, is nobody else's before they have run."""
+
     def check_host_wait(self) -> None:
         """Raises NotSupported where `finish` cannot be: in a graph capture."""
 
@@ -170,6 +174,7 @@ class CpuDevice:
         self._check = check
         self._note = note  # is told the name of each kernel that is queued
         self._held: deque[tuple[_native.Event, object]] = deque()
+        self._open = False  # a kernel was launched and its end not asked for
         self._blocks = settings.host_blocks
         self._threads = settings.host_threads
         self._results = OutputPool(arena)
@@ -214,6 +219,7 @@ class CpuDevice:
     def launch(self, kernel: Callable[..., None], args: Any, shape: _native.LaunchShape) -> None:
         """Queues a kernel on the comm stream."""
         self._note(kernel.__name__)
+        self._open = True
         kernel(self.comm_stream, args, shape)
 
     def record(self, held: object = None) -> EventHandle:
@@ -222,6 +228,7 @@ class CpuDevice:
         `held` (tensors that queued kernels use) lives until the event has happened, whatever the caller drops.
         """
         event = self.comm_stream.record()
+        self._open = False
         while self._held and self._held[0][0].query():
             self._held.popleft()
         if held is not None:
@@ -242,9 +249,17 @@ class CpuDevice:
 
     def finish(self) -> None:
         """Returns when the comm stream is empty, running what is left of it; then raises the buffer's fault, if any."""
-        self.comm_stream.finish()
+        try:
+            self.comm_stream.finish()
+        finally:
+            self._open = False
         self._held.clear()
         self._check()
+
+    def break_off(self, held: object) -> None:
+        """Lets the stream's thread run what the call has queued."""
+        if self._open:
+            self.record(held)
 
     def check_host_wait(self) -> None:
         """Nothing: a CPU can always wait."""

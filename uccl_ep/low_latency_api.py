@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from uccl_ep import _native, checks
+from uccl_ep.broken_off import KeptUntilRun, kept_until_run
 from uccl_ep.collective import Collective
 from uccl_ep.device import Device, EventHandle
 from uccl_ep.errors import InvalidArgument, NotSupported, refuse
@@ -38,6 +39,7 @@ class LowLatencyApi:
         raise AttributeError("_session")  # Buffer has it
 
     @recorded("low_latency_dispatch")
+    @kept_until_run
     def low_latency_dispatch(
         self,
         x: Tensor,
@@ -136,6 +138,7 @@ class LowLatencyApi:
         return received.x, received.count, received.handle, event, hook
 
     @recorded("low_latency_combine")
+    @kept_until_run
     def low_latency_combine(
         self,
         x: Tensor,
@@ -269,9 +272,10 @@ class LowLatencyApi:
                     raise InvalidArgument("this receive hook is of a call before recover(): its rows are gone")
                 session.check()  # kernels of a destroyed buffer would touch memory that is gone
                 if pending:
-                    self._device.begin(on_caller=True)
-                    receive()
-                    self._device.end(pending.pop())
+                    with KeptUntilRun(self._device):
+                        self._device.begin(on_caller=True)
+                        receive()
+                        self._device.end(pending.pop())
                     self._low_latency.leave_shape(leave)
 
             log = log_of(session)

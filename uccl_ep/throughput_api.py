@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from uccl_ep import _native, checks
+from uccl_ep.broken_off import kept_until_run
 from uccl_ep.config import Config
 from uccl_ep.device import Device, EventHandle
 from uccl_ep.errors import refuse
@@ -70,6 +71,7 @@ class ThroughputApi:
         return first, second
 
     @recorded("get_dispatch_layout")
+    @kept_until_run
     def get_dispatch_layout(
         self,
         topk_idx: Tensor,
@@ -101,6 +103,7 @@ class ThroughputApi:
             return *results, self._end(async_finish, (ids, *results))
 
     @recorded("dispatch")
+    @kept_until_run
     def dispatch(
         self,
         x: Tensor | tuple[Tensor, Tensor],
@@ -223,6 +226,7 @@ class ThroughputApi:
         return in_rank, per_expert
 
     @recorded("combine")
+    @kept_until_run
     def combine(
         self,
         x: Tensor,

@@ -236,6 +236,11 @@ class GpuDevice:
         self._order.finish()
         self._session.check()
 
+    def break_off(self, held: object) -> None:
+        """The caller's stream goes on behind what the call has queued, and so does who gets its memory next."""
+        if self._order.open:
+            self._order.end(held)
+
     def check_host_wait(self) -> None:
         """Raises NotSupported in a graph capture, where nothing runs that the host could wait for."""
         if self.capturing():

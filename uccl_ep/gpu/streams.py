@@ -133,7 +133,7 @@ class CallOrder:
         self._joined = True  # the launch stream is behind what the caller has queued
         self._inside = False  # the call's tensors come from the comm stream
         self._ordered = False  # ... and behind this Buffer's last call
-        self._open = False  # kernels were launched whose end is not marked
+        self.open = False  # kernels were launched whose end is not marked
         self._last: _Mark | None = None
 
     def begin(self, on_caller: bool) -> None:
@@ -142,7 +142,7 @@ class CallOrder:
         Raises:
             InvalidArgument: another rank uses the caller's stream.
         """
-        if self._open:
+        if self.open:
             self._mark()  # a call that ended by an exception
         self._caller = self._driver.current_stream()
         key = self._driver.stream_key(self._caller)
@@ -186,11 +186,11 @@ class CallOrder:
             last, self._ordered = self._last, True
             if last is not None and last.key != self._driver.stream_key(self._stream):
                 last.point.hold_back(self._stream)
-        self._open = True
+        self.open = True
         return self._stream
 
     def _mark(self) -> StreamPoint:
-        self._open = False
+        self.open = False
         point = StreamPoint(self._driver, self._stream)
         self._last = _Mark(self._driver.stream_key(self._stream), point)
         return point
@@ -225,7 +225,7 @@ class CallOrder:
 
     def catch_up(self) -> None:
         """The caller's current stream goes on behind every call so far."""
-        if self._open:
+        if self.open:
             self._mark()
         if self._last is not None:
             self._last.point.wait()

@@ -1,0 +1,49 @@
+"""Calls that fail after they have queued kernels (an interrupt): these run, and what they use is kept until then."""
+
+from __future__ import annotations
+
+import functools
+import traceback
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any, TypeVar, cast
+
+from uccl_ep.device import Device
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+
+def locals_of(trace: TracebackType | None) -> list[Any]:
+    """The local variables of every frame that an exception has passed through, innermost last."""
+    return [value for frame, _ in traceback.walk_tb(trace) for value in frame.f_locals.values()]
+
+
+class KeptUntilRun:
+    """A context around a call, or half of one, on a device.
+
+    Its frames go with the exception, and with them tensors that queued kernels are still to read or write: their memory
+    would be another tensor's by then.
+    """
+
+    def __init__(self, device: Device) -> None:
+        self._device = device
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is not None:
+            self._device.break_off(locals_of(trace))
+
+
+def kept_until_run(method: _Function) -> _Function:
+    """Decorates a method of Buffer with the context."""
+
+    @functools.wraps(method)
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        with KeptUntilRun(self._device):
+            return method(self, *args, **kwargs)
+
+    return cast(_Function, call)
