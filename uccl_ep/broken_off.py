@@ -43,7 +43,10 @@ def kept_until_run(method: _Function) -> _Function:
 
     @functools.wraps(method)
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-        with KeptUntilRun(self._device):
+        device = getattr(self, "_device", None)
+        if device is None:  # a destroyed Buffer, which says so itself
+            return method(self, *args, **kwargs)
+        with KeptUntilRun(device):
             return method(self, *args, **kwargs)
 
     return cast(_Function, call)

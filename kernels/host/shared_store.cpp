@@ -1,7 +1,6 @@
 // See shared_store.h.
 #include "kernels/host/shared_store.h"
 
-#include <algorithm>
 #include <chrono>
 #include <cstring>
 
@@ -9,6 +8,8 @@
 
 namespace uccl::simt::host {
 namespace {
+
+constexpr std::memory_order kRelaxed = std::memory_order_relaxed;
 
 void copy(bool past, u8* dst, const u8* src, u64 bytes) {
   if (past)
@@ -20,17 +21,20 @@ void copy(bool past, u8* dst, const u8* src, u64 bytes) {
 }  // namespace
 
 StoreChoice::Turn StoreChoice::next() {
-  if (row_ == kPeriod) decide();
-  const u32 row = row_++;
-  return Turn{past_ != (row % kOtherEvery == 0), row % kTimedEvery == 0};
+  if (row_.load(kRelaxed) == kPeriod) decide();
+  const u32 row = row_.load(kRelaxed);
+  row_.store(row + 1, kRelaxed);
+  return Turn{past_.load(kRelaxed) != (row % kOtherEvery == 0), row % kTimedEvery == 0};
 }
 
-void StoreChoice::took(bool past, u64 cost) { least_[past] = std::min(least_[past], cost); }
+void StoreChoice::took(bool past, u64 cost) {
+  if (cost < least_[past].load(kRelaxed)) least_[past].store(cost, kRelaxed);
+}
 
 void StoreChoice::decide() {
-  past_ = least_[0] / kClearly > least_[1];
-  row_ = 0;
-  least_[0] = least_[1] = ~0ull;
+  past_.store(least_[0].load(kRelaxed) / kClearly > least_[1].load(kRelaxed), kRelaxed);
+  row_.store(0, kRelaxed);
+  for (std::atomic<u64>& least : least_) least.store(~0ull, kRelaxed);
 }
 
 void store_shared(u8* dst, const u8* src, u64 bytes) {

@@ -5,11 +5,14 @@
 // EPYC). The cores of a virtual machine may go from one case to the other, for seconds, while it runs. So each thread
 // times some of its rows in both ways.
 #pragma once
+#include <atomic>
+
 #include "wire/types.h"
 
 namespace uccl::simt::host {
 
 // Which way a thread's next row goes. Least times are compared, so a row that an interrupt fell into does not count.
+// Used by one thread, whose fibers (warps) take turns; atomic because ThreadSanitizer takes each of these for a thread.
 class StoreChoice {
  public:
   static constexpr u32 kTimedEvery = 16, kOtherEvery = 128, kPeriod = 512;  // rows; each divides the next
@@ -26,9 +29,9 @@ class StoreChoice {
  private:
   void decide();
 
-  u32 row_ = 0;
-  bool past_ = false;
-  u64 least_[2] = {~0ull, ~0ull};  // through the caches, past them
+  std::atomic<u32> row_{0};
+  std::atomic<bool> past_{false};
+  std::atomic<u64> least_[2] = {~0ull, ~0ull};  // through the caches, past them
 };
 
 // Smaller rows are not timed, for a clock is too coarse, and go through the caches.
