@@ -13,7 +13,7 @@ import time
 from torch import distributed
 
 from uccl_ep.errors import UcclEpError
-from uccl_ep.examples.launch.step import exchange, make_buffer
+from uccl_ep.examples.launch.step import exchange, make_buffer, say
 
 STATUS_LOST = 3
 
@@ -25,7 +25,7 @@ def main() -> int:
     options = parser.parse_args()
     distributed.init_process_group("gloo")
     buffer = make_buffer(distributed.group.WORLD)
-    print(f"rank {buffer.rank} is process {os.getpid()} on {socket.gethostname()}", flush=True)
+    say(f"rank {buffer.rank} is process {os.getpid()} on {socket.gethostname()}")
     step = 0
     try:
         while True:
@@ -34,11 +34,11 @@ def main() -> int:
             if seen.rank == options.slow:
                 time.sleep(options.delay_ms / 1000)  # stands for an expert that computes too long
             if seen.rank == 0 and step % 20 == 0:
-                print(f"step {step} by {seen.ranks} ranks on {seen.nodes} nodes over {seen.transport}", flush=True)
+                say(f"step {step} by {seen.ranks} ranks on {seen.nodes} nodes over {seen.transport}")
     except UcclEpError as error:
-        print(f"rank {buffer.rank} ends at step {step}: {type(error).__name__}: {error}", flush=True)
+        say(f"rank {buffer.rank} ends at step {step}: {type(error).__name__}: {error}")
         for note in getattr(error, "__notes__", []):
-            print(note, flush=True)
+            say(note)
         return STATUS_LOST
     finally:
         buffer.destroy()
