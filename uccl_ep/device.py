@@ -283,4 +283,5 @@ class CpuDevice:
     def close(self) -> None:
         """Waits for the comm stream."""
         self.comm_stream.synchronize()
+        self._held.clear()
         self._results.close()
