@@ -3,7 +3,7 @@ Native core of uccl_ep: memory segments, the proxy engine, and the kernels' CPU 
 """
 
 from collections.abc import Sequence
-from typing import Annotated
+from typing import Annotated, overload
 
 import numpy
 from numpy.typing import NDArray
@@ -833,7 +833,11 @@ def low_latency_state_bytes(num_ranks: int) -> int:
     """Bytes of what LowLatencyCall.state points at; zeroed once."""
 
 class DispatchSendArgs:
+    @overload
     def __init__(self) -> None: ...
+
+    @overload
+    def __init__(self, prototype: DispatchSendArgs) -> None: ...
 
     @property
     def bytes(self) -> bytes:
@@ -850,6 +854,18 @@ class DispatchSendArgs:
 
     @call.setter
     def call(self, arg: LowLatencyCall, /) -> None: ...
+
+    @property
+    def epoch(self) -> int: ...
+
+    @epoch.setter
+    def epoch(self, arg: int, /) -> None: ...
+
+    @property
+    def reduces(self) -> int: ...
+
+    @reduces.setter
+    def reduces(self, arg: int, /) -> None: ...
 
     @property
     def num_tokens(self) -> int: ...
@@ -908,7 +924,11 @@ class DispatchSendArgs:
 def low_latency_dispatch_send(stream: Stream, args: DispatchSendArgs, shape: LaunchShape) -> None: ...
 
 class DispatchReceiveArgs:
+    @overload
     def __init__(self) -> None: ...
+
+    @overload
+    def __init__(self, prototype: DispatchReceiveArgs) -> None: ...
 
     @property
     def bytes(self) -> bytes:
@@ -925,6 +945,18 @@ class DispatchReceiveArgs:
 
     @call.setter
     def call(self, arg: LowLatencyCall, /) -> None: ...
+
+    @property
+    def epoch(self) -> int: ...
+
+    @epoch.setter
+    def epoch(self, arg: int, /) -> None: ...
+
+    @property
+    def reduces(self) -> int: ...
+
+    @reduces.setter
+    def reduces(self, arg: int, /) -> None: ...
 
     @property
     def format(self) -> int: ...
@@ -983,7 +1015,11 @@ class DispatchReceiveArgs:
 def low_latency_dispatch_recv(stream: Stream, args: DispatchReceiveArgs, shape: LaunchShape) -> None: ...
 
 class CombineSendArgs:
+    @overload
     def __init__(self) -> None: ...
+
+    @overload
+    def __init__(self, prototype: CombineSendArgs) -> None: ...
 
     @property
     def bytes(self) -> bytes:
@@ -1000,6 +1036,18 @@ class CombineSendArgs:
 
     @call.setter
     def call(self, arg: LowLatencyCall, /) -> None: ...
+
+    @property
+    def epoch(self) -> int: ...
+
+    @epoch.setter
+    def epoch(self, arg: int, /) -> None: ...
+
+    @property
+    def reduces(self) -> int: ...
+
+    @reduces.setter
+    def reduces(self, arg: int, /) -> None: ...
 
     @property
     def zero_copy_offset(self) -> int: ...
@@ -1116,7 +1164,11 @@ NODE_ROWS_STAY: int = 2
 def low_latency_combine_send(stream: Stream, args: CombineSendArgs, shape: LaunchShape) -> None: ...
 
 class CombineReduceArgs:
+    @overload
     def __init__(self) -> None: ...
+
+    @overload
+    def __init__(self, prototype: CombineReduceArgs) -> None: ...
 
     @property
     def bytes(self) -> bytes:
@@ -1133,6 +1185,18 @@ class CombineReduceArgs:
 
     @call.setter
     def call(self, arg: LowLatencyCall, /) -> None: ...
+
+    @property
+    def epoch(self) -> int: ...
+
+    @epoch.setter
+    def epoch(self, arg: int, /) -> None: ...
+
+    @property
+    def reduces(self) -> int: ...
+
+    @reduces.setter
+    def reduces(self, arg: int, /) -> None: ...
 
     @property
     def num_writes(self) -> int: ...
@@ -1155,7 +1219,11 @@ class CombineReduceArgs:
 def low_latency_combine_reduce(stream: Stream, args: CombineReduceArgs, shape: LaunchShape) -> None: ...
 
 class CombineReceiveArgs:
+    @overload
     def __init__(self) -> None: ...
+
+    @overload
+    def __init__(self, prototype: CombineReceiveArgs) -> None: ...
 
     @property
     def bytes(self) -> bytes:
@@ -1172,6 +1240,18 @@ class CombineReceiveArgs:
 
     @call.setter
     def call(self, arg: LowLatencyCall, /) -> None: ...
+
+    @property
+    def epoch(self) -> int: ...
+
+    @epoch.setter
+    def epoch(self, arg: int, /) -> None: ...
+
+    @property
+    def reduces(self) -> int: ...
+
+    @reduces.setter
+    def reduces(self, arg: int, /) -> None: ...
 
     @property
     def num_tokens(self) -> int: ...
@@ -1317,7 +1397,11 @@ class ThroughputCall:
     def reducer_tokens(self, arg: int, /) -> None: ...
 
 class LayoutArgs:
+    @overload
     def __init__(self) -> None: ...
+
+    @overload
+    def __init__(self, prototype: LayoutArgs) -> None: ...
 
     @property
     def bytes(self) -> bytes:
@@ -1382,7 +1466,11 @@ class LayoutArgs:
 def throughput_layout(stream: Stream, args: LayoutArgs, shape: LaunchShape) -> None: ...
 
 class CountsArgs:
+    @overload
     def __init__(self) -> None: ...
+
+    @overload
+    def __init__(self, prototype: CountsArgs) -> None: ...
 
     @property
     def bytes(self) -> bytes:
@@ -1517,7 +1605,11 @@ class CountsArgs:
 def throughput_counts(stream: Stream, args: CountsArgs, shape: LaunchShape) -> None: ...
 
 class DispatchArgs:
+    @overload
     def __init__(self) -> None: ...
+
+    @overload
+    def __init__(self, prototype: DispatchArgs) -> None: ...
 
     @property
     def bytes(self) -> bytes:
@@ -1622,7 +1714,11 @@ class DispatchArgs:
 def throughput_dispatch(stream: Stream, args: DispatchArgs, shape: LaunchShape) -> None: ...
 
 class CombineArgs:
+    @overload
     def __init__(self) -> None: ...
+
+    @overload
+    def __init__(self, prototype: CombineArgs) -> None: ...
 
     @property
     def bytes(self) -> bytes:
@@ -1725,7 +1821,11 @@ PARTIAL_STATE_BYTES: int = 24
 MAX_PARTIALS: int = 64
 
 class SettleArgs:
+    @overload
     def __init__(self) -> None: ...
+
+    @overload
+    def __init__(self, prototype: SettleArgs) -> None: ...
 
     @property
     def bytes(self) -> bytes:
@@ -1766,7 +1866,11 @@ def throughput_settle(stream: Stream, args: SettleArgs, shape: LaunchShape) -> N
 SETTLED_GEOMETRY_BYTES: int = 16
 
 class BarrierArgs:
+    @overload
     def __init__(self) -> None: ...
+
+    @overload
+    def __init__(self, prototype: BarrierArgs) -> None: ...
 
     @property
     def bytes(self) -> bytes:

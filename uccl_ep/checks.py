@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from operator import index
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
@@ -19,6 +19,8 @@ def whole(name: str, value: Any, least: int, most: int, hint: str = "") -> int:
     Raises:
         InvalidArgument: it is not.
     """
+    if type(value) is int and least <= value <= most:
+        return value
     allowed = f"a whole number, {least} to {most}"
     try:
         number = -1 if isinstance(value, bool) else index(value)
@@ -35,6 +37,8 @@ def flag(name: str, value: Any) -> bool:
     Raises:
         InvalidArgument: it is something else; a tensor's or a text's truth is not asked for.
     """
+    if value is True or value is False:
+        return value
     if isinstance(value, (bool, int)) or type(value).__name__ in ("bool_", "bool"):
         return bool(value)
     refuse(name, value, "True or False")
@@ -46,16 +50,22 @@ def matrix(name: str, value: Any, dtypes: tuple[torch.dtype, ...], columns: int 
     Raises:
         InvalidArgument: it is not.
     """
+    good = isinstance(value, Tensor) and value.layout == torch.strided and value.dim() == 2
+    if not (good and value.dtype in dtypes and value.is_contiguous()):
+        _refuse_matrix(name, value, dtypes)
+    if columns is not None and value.shape[1] != columns:
+        refuse(name, tuple(value.shape), f"{columns} columns")
+    checked: Tensor = value
+    return checked
+
+
+def _refuse_matrix(name: str, value: Any, dtypes: tuple[torch.dtype, ...]) -> NoReturn:
     wanted = f"a contiguous 2-D tensor of {' or '.join(str(d) for d in dtypes)}"
     if not isinstance(value, Tensor):
         refuse(name, type(value).__name__, wanted)
     if value.layout != torch.strided:
         refuse(name, value.layout, wanted)
-    if value.dim() != 2 or value.dtype not in dtypes or not value.is_contiguous():
-        refuse(name, f"{tuple(value.shape)} {value.dtype}, strides {tuple(value.stride())}", wanted)
-    if columns is not None and value.shape[1] != columns:
-        refuse(name, tuple(value.shape), f"{columns} columns")
-    return value
+    refuse(name, f"{tuple(value.shape)} {value.dtype}, strides {tuple(value.stride())}", wanted)
 
 
 def aligned(value: Tensor) -> Tensor:

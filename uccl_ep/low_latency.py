@@ -14,6 +14,7 @@ from uccl_ep.errors import InvalidArgument, NotSupported, refuse
 from uccl_ep.low_latency_formats import Format, ReceivedRows
 from uccl_ep.low_latency_handle import Handle, OwnedInt, planes_of
 from uccl_ep.low_latency_overlap import Overlap
+from uccl_ep.low_latency_prototypes import Prototypes
 from uccl_ep.low_latency_sums import Sums
 from uccl_ep.session import Session
 from uccl_ep.sizes import format_bytes
@@ -67,7 +68,8 @@ class Epochs:
         Raises:
             InvalidArgument: two calls before it have not been received yet.
         """
-        self.refuse_third(what)
+        if self.sent - self.consumed >= 2:
+            self.refuse_third(what)
         self.sent += 1
         return self.sent
 
@@ -100,12 +102,10 @@ class LowLatency:
         self._shape: tuple[int, int, int] | None = None
         self._recorded: tuple[int, int, int] | None = None  # the sizes of calls that are in graphs
         self._layout = _native.LowLatencyLayout()
-        self._state = device.zeros(_native.low_latency_state_bytes(session.num_ranks) // 8, dtype=torch.int64)
+        self._max_topk = 0  # of a call with this layout
+        self._prototypes = Prototypes(session, device)
         self._sums = Sums(session, device)
-        self._tickets = device.zeros(5, dtype=torch.int32)
-        self._grid_barrier = device.zeros(5 * _native.GRID_BARRIER_WORDS, dtype=torch.int32)
-        self._num_writes = device.zeros(session.topology.num_cells, dtype=torch.int32)
-        self._staging_tickets = device.zeros(1 << 10, dtype=torch.int64)
+        self._ranks, self._has_remote = session.num_ranks, session.topology.num_nodes > 1
 
     # ---- shared by both calls ------------------------------------------------------------------------------------
 
@@ -121,6 +121,8 @@ class LowLatency:
         """
         shape = (max_tokens, hidden, num_experts)
         capturing = self._device.capturing()
+        if shape == self._shape and self._recorded in (None, shape) and not capturing:
+            return
         if capturing:
             if self._recorded not in (None, shape) or self._shape not in (None, shape):
                 raise NotSupported(
@@ -136,7 +138,7 @@ class LowLatency:
             refuse("num_max_dispatch_tokens_per_rank", max_tokens, f"1 to {_native.MAX_TOKENS_PER_RANK}")
         if hidden % 8 or not 8 <= hidden <= _native.MAX_HIDDEN:
             refuse("hidden", hidden, f"a multiple of 8 up to {_native.MAX_HIDDEN}")
-        ranks = self._session.num_ranks
+        ranks = self._ranks
         if num_experts % ranks or not 1 <= num_experts <= _native.MAX_EXPERTS:
             refuse("num_experts", num_experts, f"a multiple of the {ranks} ranks up to {_native.MAX_EXPERTS}")
         plan = self._session.plan
@@ -157,7 +159,8 @@ class LowLatency:
             )
         if self._shape is not None:
             barrier()
-        self._shape, self._layout = shape, layout
+        self._shape, self._layout, self._max_topk = shape, layout, layout.max_topk
+        self._prototypes.lay_out(layout, num_experts)
         self._sums.use(form)
         self._recorded = shape if capturing else self._recorded
 
@@ -167,22 +170,16 @@ class LowLatency:
         if self._recorded not in (None, self._shape):
             barrier()
 
-    def _call(self, epoch_word: Tensor, which: int, sending: bool, reduces: bool = False) -> Any:
-        assert self._shape is not None
-        call = _native.LowLatencyCall()
-        call.layout = self._layout
-        call.state, call.epoch = self._state.data_ptr(), epoch_word.data_ptr()
-        call.num_experts = self._shape[2]
-        call.num_local_experts = self._shape[2] // self._session.num_ranks
-        call.ticket = self._tickets.data_ptr() + 4 * which
-        call.grid_barrier = self._grid_barrier.data_ptr() + 4 * which * _native.GRID_BARRIER_WORDS
-        call.reduces = int(reduces)
-        if sending and self._session.topology.num_nodes > 1:
+    def _begin(self) -> None:
+        """Before a sending half is queued, when nothing speaks against the call any more."""
+        if self._sums.owed:
+            self._sums.catch_up()
+        if self._has_remote:
             self._note_missed()
-        return call
 
     def _note_missed(self) -> None:
-        """A proxy counts every epoch of a source in turn, so one that was not sent cannot be made up for later."""
+        """With several nodes, for each sending half: proxies count the epochs of a source in turn, so one that was not
+        sent cannot be made up for later."""
         self._calls += 1
         if self._device.host_memory and self._session.mask.any():
             topology = self._session.topology
@@ -224,24 +221,24 @@ class LowLatency:
         """Queues the sending half; `receive` of the result queues the other."""
         assert self._shape is not None
         max_tokens, hidden, num_experts = self._shape
-        ranks, device = self._session.num_ranks, self._device
+        ranks, device = self._ranks, self._device
         local, rows = num_experts // ranks, ranks * max_tokens
-        self._sums.check_topk(topk_idx.shape[1], self._layout.max_topk)
+        tokens, topk = topk_idx.shape
+        if topk > self._max_topk:
+            self._sums.refuse_topk(topk, self._max_topk)
         epoch = self._dispatches.next("low_latency_dispatch")
-        self._sums.catch_up()
+        self._begin()
         work = device.empty(2 + -(-ranks * local // 2), dtype=torch.int64)  # the epoch's words, then counts of rows
+        words = work.data_ptr()
 
-        args = _native.DispatchSendArgs()
-        args.rank = self._session.context
-        args.call = self._call(work, 0, sending=True)
-        args.x, args.topk_idx = x.data_ptr(), topk_idx.data_ptr()
-        args.num_writes = self._num_writes.data_ptr()
-        args.num_tokens, args.topk = topk_idx.shape
+        args = _native.DispatchSendArgs(self._prototypes.dispatch_send)
+        args.epoch, args.x, args.topk_idx = words, x.data_ptr(), topk_idx.data_ptr()
+        args.num_tokens, args.topk = tokens, topk
         args.format, args.round_scale = form.code, int(form.round_scale)
         args.global_scale = 0 if form.global_scale is None else form.global_scale.data_ptr()
         row_bytes = _native.LowLatencyLayout.row_bytes(hidden, form.code)
         args.batch = max(1, min(_native.WARP, _BATCH_BYTES // row_bytes))
-        device.launch(_native.low_latency_dispatch_send, args, device.grid(max(1, x.shape[0]), _WARPS))
+        device.launch(_native.low_latency_dispatch_send, args, device.grid(max(1, tokens), _WARPS))
 
         received = ReceivedRows.make(device, form.code, local, rows, hidden)
         count = device.empty(local, dtype=torch.int32)
@@ -253,15 +250,14 @@ class LowLatency:
 
         def receive() -> None:
             self._dispatches.finish(epoch)
-            self._sums.catch_up()
-            take = _native.DispatchReceiveArgs()
-            take.rank = self._session.context
-            take.call = self._call(work, 1, sending=False)
-            take.format = form.code
+            if self._sums.owed:
+                self._sums.catch_up()
+            take = _native.DispatchReceiveArgs(self._prototypes.dispatch_receive)
+            take.epoch, take.counts, take.format = words, words + 16, form.code
             take.recv_x = received.x.data_ptr()
             take.recv_scales = 0 if received.scales is None else received.scales.data_ptr()
             take.recv_count, take.src_info = count.data_ptr(), src_info.data_ptr()
-            take.layout_range, take.counts = layout_range.data_ptr(), work.data_ptr() + 16
+            take.layout_range = layout_range.data_ptr()
             take.cumulative_stats = 0 if cumulative_stats is None else cumulative_stats.data_ptr()
             take.wait_stats = 0 if wait_stats is None else wait_stats.data_ptr()
             device.launch(_native.low_latency_dispatch_recv, take, device.grid(ranks, _WARPS))
@@ -269,7 +265,13 @@ class LowLatency:
         return Received(
             x=received.view(),
             count=count,
-            handle=(src_info[0], layout_range, OwnedInt(max_tokens, self.life), hidden, num_experts),
+            handle=(
+                src_info.as_strided((local, rows), (rows, 1)),
+                layout_range,
+                OwnedInt(max_tokens, self.life),
+                hidden,
+                num_experts,
+            ),
             receive=receive,
             keep=(work, *given, received.x, received.scales, count, src_info, layout_range),
         )
@@ -298,20 +300,20 @@ class LowLatency:
         planes = planes_of(handle)
         if logfmt and (hidden % _LOGFMT_CHANNELS or hidden > _LOGFMT_CHANNELS * _MAX_LOGFMT_UNITS):
             refuse("use_logfmt", logfmt, f"hidden a multiple of 512 up to {512 * _MAX_LOGFMT_UNITS}, not {hidden}")
-        self._sums.check_topk(topk_idx.shape[1], self._layout.max_topk)
+        tokens, topk = topk_idx.shape
+        if topk > self._max_topk:
+            self._sums.refuse_topk(topk, self._max_topk)
         registered = self._zero_copy_place(handle, self.next_combine_epoch()) if zero_copy else None
         epoch = self._combines.next("low_latency_combine")
-        self._sums.catch_up()
+        self._begin()
         word = device.empty(2, dtype=torch.int64)
         reduces = self._sums.form_of(logfmt).reduces
-        args = _native.CombineSendArgs()
-        args.rank = self._session.context
-        args.call = self._call(word, 2, sending=True, reduces=reduces)
+        args = _native.CombineSendArgs(self._prototypes.combine_send)
+        args.epoch, args.reduces = word.data_ptr(), int(reduces)
         args.x, args.row_stride, args.logfmt = x.data_ptr(), hidden, int(logfmt)
         args.src_info, args.layout_range = planes, handle[1].data_ptr()
-        args.staging_ticket = self._staging_tickets.data_ptr()
         if reduces:
-            args.num_tokens, args.topk = topk_idx.shape
+            args.num_tokens, args.topk = tokens, topk
             args.topk_idx, args.weights = topk_idx.data_ptr(), topk_weights.data_ptr()
         rows, begin = x, 0
         if registered is not None:
@@ -336,20 +338,20 @@ class LowLatency:
         blocks = _SEND_BLOCKS if overlap is None else overlap.num_sms
         device.launch(_native.low_latency_combine_send, args, device.grid(blocks, _WARPS))
         if reduces:
-            self._sums.owe(self._call(word, 4, sending=False, reduces=True), wait_stats, word, readable)
+            self._sums.owe(self._prototypes.combine_reduce, wait_stats, word, readable)
 
         def receive() -> None:
             self._combines.finish(epoch)
-            self._sums.catch_up()
-            take = _native.CombineReceiveArgs()
-            take.rank = self._session.context
-            take.call = self._call(word, 3, sending=False, reduces=reduces)
+            if self._sums.owed:
+                self._sums.catch_up()
+            take = _native.CombineReceiveArgs(self._prototypes.combine_receive)
+            take.epoch, take.reduces = word.data_ptr(), int(reduces)
             take.out, take.topk_idx, take.weights = out.data_ptr(), topk_idx.data_ptr(), topk_weights.data_ptr()
             take.wait_stats = 0 if wait_stats is None else wait_stats.data_ptr()
-            take.num_tokens, take.topk = topk_idx.shape
+            take.num_tokens, take.topk = tokens, topk
             take.logfmt, take.zero_copy = int(logfmt), int(zero_copy)
             take.own_rows, take.own_stride, take.registered = own_rows, own_stride, readable
-            device.launch(_native.low_latency_combine_recv, take, device.grid(max(1, topk_idx.shape[0]), _WARPS))
+            device.launch(_native.low_latency_combine_recv, take, device.grid(max(1, tokens), _WARPS))
 
         return receive, (word, x, topk_idx, topk_weights, handle[0], handle[1], out, wait_stats, signals)
 
@@ -372,7 +374,7 @@ class LowLatency:
         sending half that waited until all ranks had read it.
         """
         _, _, max_tokens, hidden, num_experts = handle
-        local, rows = num_experts // self._session.num_ranks, self._session.num_ranks * max_tokens
+        local, rows = num_experts // self._ranks, self._ranks * max_tokens
         stride = -(-(hidden + hidden // 64) // 8) * 8
         set_bytes = -(-local * rows * stride * 2 // 128) * 128
         sets = 3 if self._session.regions.zero_copy_rows else 2

@@ -4,7 +4,7 @@ sums that this rank owes other nodes' ranks."""
 from __future__ import annotations
 
 from collections import deque
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
@@ -26,13 +26,15 @@ class Sums:
     ranks' sending halves, so a sending half must not wait for it: with a receive hook it is queued by whatever
     low-latency half this rank queues next, else at once. Other ranks' receiving halves wait for it, which is why it
     must be queued before this rank waits for anything else of theirs.
+
+    Attributes:
+        owed: kernels that `catch_up` queues, with the tensors that they use.
     """
 
     def __init__(self, session: Session, device: Device) -> None:
         self._session, self._device = session, device
-        self._num_writes = device.zeros(session.num_ranks, dtype=torch.int32)
         self._form = _DIRECT
-        self._owed: list[tuple[_native.CombineReduceArgs, tuple[Any, ...]]] = []
+        self.owed: list[tuple[_native.CombineReduceArgs, tuple[Any, ...]]] = []
         self._kept: deque[tuple[Any, ...]] = deque(maxlen=4)  # no more than two calls are outstanding
 
     def lay_out(self, max_tokens: int, hidden: int, num_experts: int) -> tuple[_native.LowLatencyLayout, CombineForm]:
@@ -62,34 +64,33 @@ class Sums:
         """The form of the next call."""
         return form_of_call(self._form, logfmt)
 
-    def check_topk(self, topk: int, most: int) -> None:
-        """Raises InvalidArgument when tokens name more experts than memory is laid out for."""
-        if topk > most:
-            refuse(
-                "topk_idx", f"{topk} columns", f"up to {most}", "UCCL_EP_LOW_LATENCY_TOPK allows more, on all ranks."
-            )
+    def refuse_topk(self, topk: int, most: int) -> NoReturn:
+        """Raises InvalidArgument: tokens name more experts than memory is laid out for."""
+        refuse("topk_idx", f"{topk} columns", f"up to {most}", "UCCL_EP_LOW_LATENCY_TOPK allows more, on all ranks.")
 
     def owe(
-        self, call: _native.LowLatencyCall, wait_stats: torch.Tensor | None, word: torch.Tensor, readable: int
+        self,
+        prototype: _native.CombineReduceArgs,
+        wait_stats: torch.Tensor | None,
+        word: torch.Tensor,
+        readable: int,
     ) -> None:
         """A sending half has been queued whose rows this rank sums for others.
 
         Args:
-            call: as the receiving half gets it; `word` keeps its numbers.
+            prototype: the kernel's arguments but for the call's. word: keeps the call's numbers.
             wait_stats: int64 [N] that waits are added to.
             readable: where ranks of the node see each other's registered memory (Regions.zero_copy_rows), or 0.
         """
-        args = _native.CombineReduceArgs()
-        args.rank = self._session.context
-        args.call = call
-        args.num_writes = self._num_writes.data_ptr()
+        args = _native.CombineReduceArgs(prototype)
+        args.epoch, args.reduces = word.data_ptr(), 1
         args.wait_stats = 0 if wait_stats is None else wait_stats.data_ptr()
         args.registered = readable
-        self._owed.append((args, (word, wait_stats)))
+        self.owed.append((args, (word, wait_stats)))
 
     def catch_up(self) -> None:
         """Queues what is owed, oldest first."""
-        while self._owed:
-            args, keep = self._owed.pop(0)
+        while self.owed:
+            args, keep = self.owed.pop(0)
             self._device.launch(_native.low_latency_combine_reduce, args, self._device.grid(_BLOCKS, _WARPS))
             self._kept.append(keep)  # also when the caller has dropped the hook

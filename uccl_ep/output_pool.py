@@ -10,9 +10,10 @@ to combine, or rows that it has put into a tensor from `Buffer.empty`, the ranks
 from __future__ import annotations
 
 import ctypes
+import functools
 import mmap
 import threading
-import weakref
+from collections import deque
 from dataclasses import dataclass
 from typing import Any
 
@@ -35,6 +36,22 @@ class _Block:
     offset: int | None  # in the arena; None: memory of this process alone
 
 
+class _Lease:
+    """An array over a block's memory. Torch holds it, not the memory, so its end is the end of the last tensor."""
+
+    pool: OutputPool
+    block: _Block
+
+    def __del__(self) -> None:
+        self.pool.give_back(self.block)
+
+
+@functools.cache
+def _lease_of(size: int) -> Any:
+    """The type of leases of `size` bytes."""
+    return type("_Lease", (_Lease, ctypes.c_char * size), {})
+
+
 class OutputPool:
     """Hands out tensors on blocks of the arena, or where that is full, of anonymous memory.
 
@@ -47,12 +64,11 @@ class OutputPool:
     """
 
     def __init__(self, arena: _native.Segment | None = None) -> None:
-        # Reentrant: a garbage collection inside of a locked part may drop a result, which comes back to _give_back.
-        self._lock = threading.RLock()
+        self._lock = threading.Lock()
+        self._back: deque[_Block] = deque()  # dropped, not yet in _free
         self._arena = arena
         self._ranges = AddressRanges(0 if arena is None else arena.bytes // _HUGE_PAGE * _HUGE_PAGE)
         self._free: list[_Block] = []  # the one given back last is at the end: its pages are the warmest
-        self._out: dict[int, weakref.ref[Any]] = {}  # by id of the reference itself, which must live to be called
         self._used_bytes = self._free_bytes = self._most_used_bytes = 0
         self._dropped: set[int] = set()  # sizes that there was no room for
         self._missed_bytes = 0  # of those, what was asked for again
@@ -61,7 +77,9 @@ class OutputPool:
     @property
     def kept_bytes(self) -> int:
         """Bytes in free blocks."""
-        return self._free_bytes
+        with self._lock:
+            self._settle()
+            return self._free_bytes
 
     def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         """An uninitialised tensor; small ones come from torch."""
@@ -72,10 +90,10 @@ class OutputPool:
         if num_bytes < SMALLEST:
             return torch.empty(shape, dtype=dtype)
         block = self._take(_rounded(num_bytes))
-        # Torch holds this array, not the memory under it, so its end is the end of the last tensor.
-        array = (ctypes.c_char * block.size).from_buffer(block.memory)
-        self._watch(array, block)
-        return torch.frombuffer(array, dtype=dtype, count=count).view(shape)
+        lease = _lease_of(block.size).from_buffer(block.memory)
+        lease.pool, lease.block = self, block
+        flat = torch.frombuffer(lease, dtype=dtype, count=count)
+        return flat.as_strided(shape, _strides(shape))  # which low latency uses too: no more code to be fetched
 
     def arena_offset(self, tensor: torch.Tensor) -> int | None:
         """Where a contiguous tensor begins in the arena, in bytes; None: it is elsewhere."""
@@ -88,6 +106,7 @@ class OutputPool:
         """Gives free memory back to the system, and from now on what is dropped too; idempotent."""
         with self._lock:
             self._closed = True
+            self._settle()
             while self._free:
                 self._drop(self._free.pop())
             self._free_bytes = 0
@@ -95,14 +114,22 @@ class OutputPool:
 
     def _take(self, size: int) -> _Block:
         with self._lock:
-            fitting = [b for b in reversed(self._free) if size <= b.size <= size + size // _SPARE]
-            found = min(fitting, key=lambda b: b.size, default=None)
+            if self._back:
+                self._settle()
+            found = None
+            for free in reversed(self._free):
+                if size <= free.size <= size + size // _SPARE and (found is None or free.size < found.size):
+                    found = free
+                    if free.size == size:
+                        break
             if found is not None:
                 self._free.remove(found)
                 self._free_bytes -= found.size
             self._used_bytes += size if found is None else found.size
-            self._most_used_bytes = max(self._most_used_bytes, self._used_bytes)
-            self._trim()
+            if self._used_bytes > self._most_used_bytes:
+                self._most_used_bytes = self._used_bytes
+            if found is None:
+                self._trim()
             return found if found is not None else self._make(size)
 
     def _make(self, size: int) -> _Block:
@@ -117,7 +144,7 @@ class OutputPool:
             if not self._free:
                 return _Block(_map(size), size, None)
             self._drop_oldest()
-        return _Block(self._arena.numpy()[offset : offset + size], size, offset)
+        return _Block(self._arena.numpy().data[offset : offset + size], size, offset)
 
     def _drop(self, block: _Block) -> None:
         """Its pages go back to the system."""
@@ -127,24 +154,26 @@ class OutputPool:
         self._arena.give_back(block.offset, block.size)
         self._ranges.give_back(block.offset, block.size)
 
-    def _watch(self, array: Any, block: _Block) -> None:
-        def gone(reference: Any) -> None:
-            with self._lock:
-                self._out.pop(id(reference), None)
-                self._give_back(block)
+    def give_back(self, block: _Block) -> None:
+        """The last tensor on a block is gone. A garbage collection may find so in the middle of a locked part, of this
+        thread too: then the block waits for who comes next."""
+        self._back.append(block)
+        if self._lock.acquire(blocking=False):
+            try:
+                self._settle()
+            finally:
+                self._lock.release()
 
-        reference = weakref.ref(array, gone)
-        with self._lock:
-            self._out[id(reference)] = reference
-
-    def _give_back(self, block: _Block) -> None:
-        self._used_bytes -= block.size
-        if self._closed:
-            self._drop(block)
-            return
-        self._free.append(block)
-        self._free_bytes += block.size
-        self._trim()
+    def _settle(self) -> None:
+        while self._back:
+            block = self._back.popleft()
+            self._used_bytes -= block.size
+            if self._closed:
+                self._drop(block)
+                continue
+            self._free.append(block)
+            self._free_bytes += block.size
+            self._trim()
 
     def _trim(self) -> None:
         """Drops what was given back longest ago, as long as there is more than was ever needed at once, and than has
@@ -157,6 +186,14 @@ class OutputPool:
         self._dropped.add(block.size)
         self._free_bytes -= block.size
         self._drop(block)
+
+
+def _strides(shape: tuple[int, ...]) -> list[int]:
+    """Of a contiguous tensor."""
+    strides = [1] * len(shape)
+    for i in range(len(shape) - 1, 0, -1):
+        strides[i - 1] = strides[i] * shape[i]
+    return strides
 
 
 def _rounded(num_bytes: int) -> int:

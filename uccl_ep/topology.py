@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from uccl_ep.errors import refuse
 
@@ -27,7 +28,7 @@ class Topology:
         """Ranks of the group."""
         return len(self.node_of)
 
-    @property
+    @cached_property
     def num_nodes(self) -> int:
         """Nodes of the group."""
         return max(node for node in self.node_of if node != NO_NODE) + 1

@@ -27,6 +27,9 @@ VECTOR_FN void quantize_group(const u16* x, u8* out, bool round_scale, float* sc
   *scale_inv = s.scale_inv;
 }
 
+// A CPU's own prefetching follows each of up to kMaxTopk rows at once, but not across a page: 4 % of a combine on an EPYC.
+constexpr u32 kAheadBytes = 256;
+
 // kVectors vectors of columns at once: with 64 bytes of each row a turn, the rows stream.
 template <u32 kVectors, bool kPast>
 VECTOR_FN void reduce_columns(const ReduceArgs& a, u32 first) {
@@ -36,6 +39,7 @@ VECTOR_FN void reduce_columns(const ReduceArgs& a, u32 first) {
     for (u32 i = 0; i < kVectors; ++i) acc[i] = V::add(acc[i], V::load(a.bias1 + first + i * V::kLanes));
   for (u32 r = 0; r < a.count; ++r) {
     const u16* const row = a.rows[r] + first;
+    __builtin_prefetch(reinterpret_cast<const u8*>(row) + kAheadBytes);
     if (a.weights) {
       const V::F w = V::set(a.weights[r]);
       for (u32 i = 0; i < kVectors; ++i) acc[i] = V::fma(V::load(row + i * V::kLanes), w, acc[i]);

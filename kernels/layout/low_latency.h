@@ -81,10 +81,9 @@ struct LowLatencyLayout {
   }
   constexpr u64 headers_bytes() const { return align_up(static_cast<u64>(num_ranks) * (reduces ? 5 : 3) * 32, 128); }
   // Rows of one source that its host sums, and the source's weights.
-  constexpr u64 hosted_slots_bytes() const { return slots_bytes(); }
   constexpr u64 weights_stride() const { return align_up(weights_bytes(max_tokens, max_topk), 128); }
   constexpr u64 reduction_bytes() const {
-    return reduces ? (1 + num_hosted) * weights_stride() + num_hosted * hosted_slots_bytes() : 0;
+    return reduces ? (1 + num_hosted) * weights_stride() + num_hosted * slots_bytes() : 0;
   }
   constexpr u64 set_bytes() const {
     return (1 + num_hosted) * source_bytes() + slots_bytes() + headers_bytes() + reduction_bytes();
@@ -113,7 +112,7 @@ struct LowLatencyLayout {
   }
   // Slot of row `row` (token * topk + k) of the source in hosted slot `slot`; as at an owner, the row lies behind a header.
   constexpr u64 hosted_combine_slot(u64 epoch, u32 slot, u64 row) const {
-    return hosted_weights(epoch, num_hosted) + slot * hosted_slots_bytes() + row * combine_row_bytes();
+    return hosted_weights(epoch, num_hosted) + slot * slots_bytes() + row * combine_row_bytes();
   }
   constexpr u64 staging(u32 row) const { return base + 2 * set_bytes() + row * combine_row_bytes(); }
 };

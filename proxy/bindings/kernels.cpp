@@ -103,10 +103,21 @@ template <class Args>
 nb::class_<Args> arguments(nb::module_& m, const char* name) {
   nb::class_<Args> c(m, name);
   c.def(nb::init<>());
+  c.def(nb::init<const Args&>(), nb::arg("prototype"));
   c.def_prop_ro(
       "bytes", [](const Args& a) { return nb::bytes(reinterpret_cast<const char*>(&a), sizeof a); },
       "The struct as a kernel launch passes it.");
   return c;
+}
+
+// What differs between calls of the same sizes in an argument struct's LowLatencyCall.
+template <class Args>
+void call_fields(nb::class_<Args>& c) {
+  c.def_prop_rw(
+      "epoch", [](const Args& a) { return reinterpret_cast<std::uintptr_t>(a.call.epoch); },
+      [](Args& a, std::uintptr_t address) { a.call.epoch = reinterpret_cast<decltype(a.call.epoch)>(address); });
+  c.def_prop_rw(
+      "reduces", [](const Args& a) { return a.call.reduces; }, [](Args& a, u32 reduces) { a.call.reduces = reduces; });
 }
 
 void register_streams(nb::module_& m) {
@@ -182,6 +193,7 @@ void register_low_latency_call(nb::module_& m) {
 void register_low_latency_dispatch(nb::module_& m) {
   auto send = arguments<DispatchSendArgs>(m, "DispatchSendArgs");
   send.def_rw("rank", &DispatchSendArgs::rank).def_rw("call", &DispatchSendArgs::call);
+  call_fields(send);
   send.def_rw("num_tokens", &DispatchSendArgs::num_tokens).def_rw("topk", &DispatchSendArgs::topk);
   send.def_rw("format", &DispatchSendArgs::format).def_rw("round_scale", &DispatchSendArgs::round_scale);
   send.def_rw("batch", &DispatchSendArgs::batch);
@@ -194,6 +206,7 @@ void register_low_latency_dispatch(nb::module_& m) {
 
   auto receive = arguments<DispatchReceiveArgs>(m, "DispatchReceiveArgs");
   receive.def_rw("rank", &DispatchReceiveArgs::rank).def_rw("call", &DispatchReceiveArgs::call);
+  call_fields(receive);
   receive.def_rw("format", &DispatchReceiveArgs::format);
   address(receive, "recv_x", &DispatchReceiveArgs::recv_x);
   address(receive, "recv_scales", &DispatchReceiveArgs::recv_scales);
@@ -210,6 +223,7 @@ void register_low_latency_dispatch(nb::module_& m) {
 void register_low_latency_combine(nb::module_& m) {
   auto combine = arguments<CombineSendArgs>(m, "CombineSendArgs");
   combine.def_rw("rank", &CombineSendArgs::rank).def_rw("call", &CombineSendArgs::call);
+  call_fields(combine);
   combine.def_rw("zero_copy_offset", &CombineSendArgs::zero_copy_offset);
   combine.def_rw("row_stride", &CombineSendArgs::row_stride).def_rw("logfmt", &CombineSendArgs::logfmt);
   address(combine, "x", &CombineSendArgs::x);
@@ -231,6 +245,7 @@ void register_low_latency_combine(nb::module_& m) {
 
   auto sum = arguments<CombineReduceArgs>(m, "CombineReduceArgs");
   sum.def_rw("rank", &CombineReduceArgs::rank).def_rw("call", &CombineReduceArgs::call);
+  call_fields(sum);
   address(sum, "num_writes", &CombineReduceArgs::num_writes);
   address(sum, "wait_stats", &CombineReduceArgs::wait_stats);
   address(sum, "registered", &CombineReduceArgs::registered);
@@ -239,6 +254,7 @@ void register_low_latency_combine(nb::module_& m) {
 
   auto reduce = arguments<CombineReceiveArgs>(m, "CombineReceiveArgs");
   reduce.def_rw("rank", &CombineReceiveArgs::rank).def_rw("call", &CombineReceiveArgs::call);
+  call_fields(reduce);
   reduce.def_rw("num_tokens", &CombineReceiveArgs::num_tokens).def_rw("topk", &CombineReceiveArgs::topk);
   reduce.def_rw("logfmt", &CombineReceiveArgs::logfmt).def_rw("zero_copy", &CombineReceiveArgs::zero_copy);
   address(reduce, "out", &CombineReceiveArgs::out);

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from uccl_ep import _native
-from uccl_ep.output_pool import SMALLEST, OutputPool
+from uccl_ep.output_pool import SMALLEST, OutputPool, _strides
 
 _LARGE = (SMALLEST, 3)
 
@@ -122,6 +122,25 @@ def test_threads_may_share_a_pool() -> None:
     for t in threads:
         t.join()
     assert not wrong
+
+
+def test_a_result_that_is_dropped_inside_of_the_pool_comes_back_later() -> None:
+    # As a garbage collection does in the middle of taking: the lock is held, by this thread or by another.
+    pool = OutputPool()
+    t = pool.empty(_LARGE, torch.uint8)
+    address = t.data_ptr()
+    with pool._lock:
+        del t
+        assert pool._free == []
+    assert pool.kept_bytes >= SMALLEST * 3
+    assert _address(pool) == address
+
+
+def test_strides_are_those_of_contiguous_tensors() -> None:
+    for shape in [(7,), (2, 3), (4, 1, 5), (2, 0, 3), (3, 2, 4, 5)]:
+        t = torch.empty(shape)
+        assert torch.empty_strided(shape, _strides(shape)).is_contiguous()
+        assert 0 in shape or tuple(_strides(shape)) == t.stride()
 
 
 def _arena(num_bytes: int = 64 << 20) -> _native.Segment:

@@ -8,10 +8,9 @@ from __future__ import annotations
 import functools
 import time
 from collections import deque
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from types import TracebackType
 from typing import Any, TypeVar, cast
 
 import torch
@@ -19,6 +18,7 @@ import torch
 DEPTH = 512
 """Calls that are kept."""
 _MOST_KERNELS = 16  # of one call
+_profiler = torch.autograd.profiler
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
@@ -55,12 +55,49 @@ class CallLog:
         self._counts: dict[str, int] = {}
         self._nvtx = nvtx and _has_nvtx()
 
-    def call(self, name: str, arguments: tuple[Any, ...] = (), number: int = 0) -> Running:
-        """A context: the call runs inside. `number` 0: the next of its name."""
+    def begin(self, name: str, arguments: tuple[Any, ...] = (), number: int = 0) -> tuple[Call, ExitStack | None]:
+        """A call begins; what `end` must be given. `number` 0: the next of its name."""
         if number == 0:
             number = self._counts[name] = self._counts.get(name, 0) + 1
-        shapes = [list(a.shape) for a in arguments if isinstance(a, torch.Tensor)]
-        return Running(self, Call(name, number, 0, shapes=shapes), self._nvtx)
+        call = Call(name, number, 0)
+        for a in arguments:
+            if isinstance(a, torch.Tensor):
+                call.shapes.append([*a.shape])
+        ranges = None
+        # The flag spares a microsecond a call when nobody profiles; without it the range is always made.
+        if self._nvtx or getattr(_profiler, "_is_profiler_enabled", True):
+            ranges = self._enter_ranges(f"uccl_ep.{name} {number}")
+        call.begin_ns = time.monotonic_ns()
+        self.calls.append(call)
+        return call, ranges
+
+    def end(self, running: tuple[Call, ExitStack | None], error: BaseException | None = None) -> None:
+        """A call has returned, or raised."""
+        call, ranges = running
+        call.end_ns = time.monotonic_ns()
+        if error is not None:
+            call.error = type(error).__name__
+        if ranges is not None:
+            ranges.__exit__(None if error is None else type(error), error, None)
+
+    @contextmanager
+    def call(self, name: str, number: int = 0) -> Iterator[None]:
+        """A call without arguments runs inside."""
+        running = self.begin(name, (), number)
+        try:
+            yield
+        except BaseException as error:
+            self.end(running, error)
+            raise
+        self.end(running)
+
+    def _enter_ranges(self, label: str) -> ExitStack:
+        ranges = ExitStack()
+        if getattr(_profiler, "_is_profiler_enabled", True):
+            ranges.enter_context(torch.profiler.record_function(label))
+        if self._nvtx:
+            ranges.enter_context(torch.cuda.nvtx.range(label))
+        return ranges
 
     def note(self, kernel: str) -> None:
         """A kernel of the last call was queued."""
@@ -89,35 +126,6 @@ def _has_nvtx() -> bool:
     return True
 
 
-class Running:
-    """A call that is under way; made by CallLog.call."""
-
-    def __init__(self, log: CallLog, call: Call, nvtx: bool) -> None:
-        self._log, self._call, self._nvtx = log, call, nvtx
-        self._ranges: ExitStack | None = None
-
-    def __enter__(self) -> None:
-        # The flag spares a microsecond a call when nobody profiles; without it the range is always made.
-        profiled = getattr(torch.autograd.profiler, "_is_profiler_enabled", True)
-        if profiled or self._nvtx:
-            self._ranges = ExitStack()
-            label = f"uccl_ep.{self._call.name} {self._call.number}"
-            if profiled:
-                self._ranges.enter_context(torch.profiler.record_function(label))
-            if self._nvtx:
-                self._ranges.enter_context(torch.cuda.nvtx.range(label))
-        self._call.begin_ns = time.monotonic_ns()
-        self._log.calls.append(self._call)
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._call.end_ns = time.monotonic_ns()
-        self._call.error = kind.__name__ if kind else ""
-        if self._ranges is not None:
-            self._ranges.__exit__(kind, error, trace)
-
-
 def recorded(name: str) -> Callable[[_Function], _Function]:
     """Decorates a method of Buffer: its calls are recorded under `name` while the Buffer has a recorder."""
 
@@ -127,8 +135,14 @@ def recorded(name: str) -> Callable[[_Function], _Function]:
             log = log_of(getattr(self, "runtime", None))
             if log is None:
                 return method(self, *args, **kwargs)
-            with log.call(name, (*args, *kwargs.values())):
-                return method(self, *args, **kwargs)
+            running = log.begin(name, (*args, *kwargs.values()))
+            try:
+                result = method(self, *args, **kwargs)
+            except BaseException as error:
+                log.end(running, error)
+                raise
+            log.end(running)
+            return result
 
         return cast(_Function, recording)
 
