@@ -6,6 +6,7 @@ file(GLOB_RECURSE proxy_sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/proxy/*.
 list(FILTER proxy_sources EXCLUDE REGEX "/proxy/(bindings|simulation)/")
 add_library(uccl_proxy STATIC ${proxy_sources})
 target_link_libraries(uccl_proxy PUBLIC uccl_options)
+uccl_precompile(uccl_proxy)
 
 file(GLOB_RECURSE kernel_sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/kernels/*.cpp)
 set(cpu_kernel_sources ${kernel_sources})
@@ -40,5 +41,6 @@ add_library(uccl_cpu_kernels STATIC ${cpu_kernel_sources})
 target_link_libraries(uccl_cpu_kernels PUBLIC uccl_kernel_options PRIVATE uccl_kernels_wave1)
 
 file(GLOB simulation_sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/proxy/simulation/*.cpp)
-add_library(uccl_simulation STATIC ${simulation_sources})
+add_library(uccl_simulation STATIC EXCLUDE_FROM_ALL ${simulation_sources})
 target_link_libraries(uccl_simulation PUBLIC uccl_proxy uccl_kernels_wave32)
+uccl_precompile(uccl_simulation)

@@ -10,6 +10,7 @@
 #   install.sh roots      what a clean Debian root is made with, for tests/docker: debootstrap
 #   install.sh proofs      build, and what `make prove` takes: spin, clang with libFuzzer, ip and tc
 #   install.sh bench       build, and what `make bench` counts instructions with: valgrind
+#   install.sh cache       build, and ccache, so that CI compiles what several builds share once
 #   install.sh rdma        build, and what `make test-rdma` takes: QEMU, busybox, user-space RDMA with pyverbs, perftest
 #   install.sh package [EXTRA]   uccl-ep itself with that extra (cuda13, cuda12, rocm) into a new environment PREFIX
 # PYTHON (python3), PREFIX (/opt/uccl-ep), PIP_ARGS (arguments to pip) and WHEEL (a wheel to install instead of the
@@ -66,6 +67,11 @@ for_bench() {
   need valgrind valgrind
 }
 
+for_cache() {
+  for_build
+  need ccache ccache
+}
+
 for_rdma() {
   local pair
   for_build
@@ -113,13 +119,14 @@ case "${1:-build}" in
     ;;
   proofs) for_proofs ;;
   bench) for_bench ;;
+  cache) for_cache ;;
   rdma) for_rdma ;;
   package)
     package "${2:-}"
     exit
     ;;
   *)
-    echo "install.sh $1: allowed are build, run, verbs, efa, hosts, pictures, roots, proofs, bench, rdma, package; see the top of this file" >&2
+    echo "install.sh $1: allowed are build, run, verbs, efa, hosts, pictures, roots, proofs, bench, cache, rdma, package; see the top of this file" >&2
     exit 2
     ;;
 esac

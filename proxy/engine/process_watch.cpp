@@ -3,7 +3,6 @@
 
 #include <errno.h>
 #include <fcntl.h>
-#include <poll.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -65,12 +64,20 @@ void ProcessWatch::open_all() {
   }
 }
 
+void ProcessWatch::list_polled() {
+  polled_.clear();
+  polled_.reserve(watched_.size() + 1);
+  for (const Watched& w : watched_) polled_.push_back({w.fd, POLLIN, 0});
+  polled_.push_back({wake_fd_, POLLIN, 0});
+}
+
 void ProcessWatch::start() {
   if (thread_.joinable()) return;
   open_all();
   if (watched_.empty()) return;
   wake_fd_ = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
   if (wake_fd_ < 0) throw std::system_error(errno, std::generic_category(), "eventfd for the process watch");
+  list_polled();
   thread_ = std::thread([this] { run(); });
   pthread_setname_np(thread_.native_handle(), "uccl-watch");
 }
@@ -101,18 +108,15 @@ void ProcessWatch::check(Watched& w, bool signalled) {
 }
 
 void ProcessWatch::run() {
-  std::vector<pollfd> fds;
   bool periodic = false;
   for (const Watched& w : watched_) periodic |= w.fd < 0;
-  for (const Watched& w : watched_) fds.push_back({w.fd, POLLIN, 0});
-  fds.push_back({wake_fd_, POLLIN, 0});
   for (;;) {
     for (std::size_t i = 0; i < watched_.size(); ++i) {
-      check(watched_[i], fds[i].revents != 0);
-      if (watched_[i].ended) fds[i].fd = -1;  // poll() ignores it: an ended process stays readable for ever
+      check(watched_[i], polled_[i].revents != 0);
+      if (watched_[i].ended) polled_[i].fd = -1;  // poll() ignores it: an ended process stays readable for ever
     }
-    if (fds.back().revents != 0) return;
-    if (poll(fds.data(), fds.size(), periodic ? kPeriodMs : -1) < 0 && errno != EINTR) return;
+    if (polled_.back().revents != 0) return;
+    if (poll(polled_.data(), polled_.size(), periodic ? kPeriodMs : -1) < 0 && errno != EINTR) return;
   }
 }
 

@@ -2,6 +2,8 @@
 // loop pays nothing and a death is known within milliseconds. Where pidfd_open is not permitted (old kernels, old
 // container profiles) it reads /proc/<pid>/stat every 100 ms instead.
 #pragma once
+#include <poll.h>
+
 #include <functional>
 #include <thread>
 #include <vector>
@@ -33,6 +35,7 @@ class ProcessWatch {
     bool ended;
   };
   void open_all();
+  void list_polled();
   void run();
   void check(Watched& w, bool signalled);
 
@@ -40,6 +43,7 @@ class ProcessWatch {
   OnExit on_exit_;
   bool use_pidfd_;
   std::vector<Watched> watched_;
+  std::vector<pollfd> polled_;  // of each in watched_, then wake_fd_; made by start(): the thread allocates nothing
   int wake_fd_ = -1;
   std::thread thread_;
 };
