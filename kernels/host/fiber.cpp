@@ -11,23 +11,20 @@ namespace {
 
 constexpr u64 kKeptStacks = 512;  // 128 MiB of addresses; what was touched of it stays resident
 
-StackPool& stacks() {
-  static StackPool pool(Fiber::kStackBytes, kKeptStacks);
-  return pool;
-}
+StackPool stacks(Fiber::kStackBytes, kKeptStacks);  // made before there are threads: see runtime.cpp
 
 thread_local Fiber* running = nullptr;
 
 }  // namespace
 
 Fiber::Fiber(std::function<void()> body)
-    : body_(std::move(body)), stack_(stacks().take()), tsan_fiber_(tsan_create_fiber()) {
+    : body_(std::move(body)), stack_(stacks.take()), tsan_fiber_(tsan_create_fiber()) {
   stack_pointer_ = make_fiber(stack_ + kStackBytes - 64, main);
 }
 
 Fiber::~Fiber() {
   tsan_destroy_fiber(tsan_fiber_);
-  stacks().give(stack_);
+  stacks.give(stack_);
 }
 
 void Fiber::resume() {

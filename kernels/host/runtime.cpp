@@ -32,10 +32,9 @@ namespace {
 constexpr u64 kKeptSlabs = 256;  // 0.5 GiB of addresses for wave32; what was touched of it stays resident, 8 KiB a lane
 constexpr mask_t kAllLanes = kWarp == 1 ? 1 : static_cast<mask_t>(~static_cast<mask_t>(0));
 
-StackPool& stacks() {
-  static StackPool pool(static_cast<u64>(kWarp) * kStackBytes, kKeptSlabs);
-  return pool;
-}
+// Made before there are threads. Were it made by the first launch, others would see that in a guard which this file, being
+// compiled without ThreadSanitizer, does not show it.
+StackPool stacks(static_cast<u64>(kWarp) * kStackBytes, kKeptSlabs);
 
 mask_t bit(u32 lane) { return static_cast<mask_t>(static_cast<mask_t>(1) << lane); }
 
@@ -82,10 +81,10 @@ struct Warp {
   u8* slab;
   Lane lanes[kWarp];
 
-  Warp() : tsan_fiber(tsan_create_fiber()), slab(nullptr) { slab = stacks().take(); }
+  Warp() : tsan_fiber(tsan_create_fiber()), slab(nullptr) { slab = stacks.take(); }
   ~Warp() {
     tsan_destroy_fiber(tsan_fiber);
-    stacks().give(slab);
+    stacks.give(slab);
   }
   StackBounds stack(const Lane& lane) const {
     return {slab + static_cast<u64>(lane.view.lane) * kStackBytes, kStackBytes};
@@ -393,7 +392,7 @@ void launch(const LaunchConfig& config, const std::function<void()>& lane_body) 
   if (state.error) std::rethrow_exception(state.error);
 }
 
-u64 pooled_stack_bytes() { return stacks().kept_bytes(); }
+u64 pooled_stack_bytes() { return stacks.kept_bytes(); }
 
 }  // namespace UCCL_SIMT_WIDTH
 }  // namespace uccl::simt
