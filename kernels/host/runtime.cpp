@@ -200,7 +200,9 @@ std::unique_ptr<Block> make_block(Worker* worker, u32 index) {
 }
 
 // What a worker does after a pass in which nothing came of any spin: pause, then yield, then nap. Ranks share cores,
-// and a spinning one would keep the rank that it waits for from running.
+// and a spinning one would keep the rank that it waits for from running. Linux yields only within a group of its scheduler:
+// ranks that are sessions of their own, as torchrun starts them, get a core from each other by naps alone (autogroup).
+// Napping after 50 us instead of 1 ms, two cores: 8 such ranks 1.2 times, 4 on two nodes over tcp 1.5 times as fast.
 class IdleBackoff {
  public:
   void reset() {
@@ -223,7 +225,7 @@ class IdleBackoff {
 
  private:
   static constexpr u64 kPausedPasses = 32, kPassesPerLook = 16;
-  static constexpr u64 kNapAfterNs = 1'000'000, kFirstNapNs = 20'000, kLongestNapNs = 100'000;
+  static constexpr u64 kNapAfterNs = 50'000, kFirstNapNs = 20'000, kLongestNapNs = 100'000;
   u64 passes_ = 0, idle_since_ns_ = 0, nap_ns_ = 0;
 };
 
