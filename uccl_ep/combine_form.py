@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from uccl_ep.low_latency_formats import CombineFormat
 from uccl_ep.settings import Settings
 from uccl_ep.topology import Topology
 
@@ -50,10 +51,14 @@ def room_for_sums(settings: Settings, topology: Topology) -> CombineForm:
     return CombineForm(True, f"{_SETTING}={settings.low_latency_combine}")
 
 
-def form_of_call(buffers: CombineForm, logfmt: bool) -> CombineForm:
-    """The form of one call of a Buffer whose calls have the form `buffers` unless something speaks against it."""
-    if buffers.reduces and logfmt:
-        return replace(buffers, reduces=False, reason="use_logfmt: an encoded row cannot be added to")
+def form_of_call(buffers: CombineForm, rows: CombineFormat) -> CombineForm:
+    """The form of one call of a Buffer whose calls have the form `buffers` unless something speaks against it.
+
+    Args:
+        rows: how they travel.
+    """
+    if buffers.reduces and rows is not CombineFormat.BF16:
+        return replace(buffers, reduces=False, reason=f"{rows.keyword}: an encoded row cannot be added to")
     return buffers
 
 

@@ -11,7 +11,7 @@ import torch
 from uccl_ep import _native
 from uccl_ep.device import Device
 from uccl_ep.errors import InvalidArgument, NotSupported, refuse
-from uccl_ep.low_latency_formats import Format, ReceivedRows
+from uccl_ep.low_latency_formats import CombineFormat, Format, ReceivedRows
 from uccl_ep.low_latency_handle import Handle, OwnedInt, planes_of
 from uccl_ep.low_latency_overlap import Overlap
 from uccl_ep.low_latency_prototypes import Prototypes
@@ -21,8 +21,6 @@ from uccl_ep.sizes import format_bytes
 
 _WARPS = 4
 _SEND_BLOCKS = 8  # of a combine that nothing is computed beside
-_LOGFMT_CHANNELS = 512  # a unit of the encoding
-_MAX_LOGFMT_UNITS = 64
 _BATCH_BYTES = 1 << 18  # rows that a warp stages before it sends
 
 Tensor = torch.Tensor
@@ -285,7 +283,7 @@ class LowLatency:
         topk_weights: Tensor,
         handle: Handle,
         out: Tensor,
-        logfmt: bool,
+        form: CombineFormat,
         zero_copy: bool,
         wait_stats: Tensor | None,
         overlap: Overlap | None = None,
@@ -298,8 +296,7 @@ class LowLatency:
         """
         device, hidden = self._device, handle[3]
         planes = planes_of(handle)
-        if logfmt and (hidden % _LOGFMT_CHANNELS or hidden > _LOGFMT_CHANNELS * _MAX_LOGFMT_UNITS):
-            refuse("use_logfmt", logfmt, f"hidden a multiple of 512 up to {512 * _MAX_LOGFMT_UNITS}, not {hidden}")
+        plain = form is CombineFormat.BF16
         tokens, topk = topk_idx.shape
         if topk > self._max_topk:
             self._sums.refuse_topk(topk, self._max_topk)
@@ -307,10 +304,10 @@ class LowLatency:
         epoch = self._combines.next("low_latency_combine")
         self._begin()
         word = device.empty(2, dtype=torch.int64)
-        reduces = self._sums.form_of(logfmt).reduces
+        reduces = self._sums.form_of(form).reduces
         args = _native.CombineSendArgs(self._prototypes.combine_send)
         args.epoch, args.reduces = word.data_ptr(), int(reduces)
-        args.x, args.row_stride, args.logfmt = x.data_ptr(), hidden, int(logfmt)
+        args.x, args.row_stride, args.format = x.data_ptr(), hidden, int(form)
         args.src_info, args.layout_range = planes, handle[1].data_ptr()
         if reduces:
             args.num_tokens, args.topk = tokens, topk
@@ -321,11 +318,11 @@ class LowLatency:
             args.x, args.row_stride = rows.data_ptr() + begin, registered.stride
             args.zero_copy_offset = registered.offset
         overwritten = out.untyped_storage().data_ptr() == rows.untyped_storage().data_ptr()
-        own_rows = args.x if (stays or zero_copy) and not logfmt and not overwritten else 0
+        own_rows = args.x if (stays or zero_copy) and plain and not overwritten else 0
         own_stride = args.row_stride
         args.own_stay = int(own_rows != 0)
         readable = self._session.regions.zero_copy_rows
-        if readable and not logfmt:
+        if readable and plain:
             stay = zero_copy and own_rows != 0
             args.node_rows = _native.NODE_ROWS_STAY if stay else _native.NODE_ROWS_COPIED_AND_MARKED
             args.x_at = begin if stay else 0
@@ -349,7 +346,7 @@ class LowLatency:
             take.out, take.topk_idx, take.weights = out.data_ptr(), topk_idx.data_ptr(), topk_weights.data_ptr()
             take.wait_stats = 0 if wait_stats is None else wait_stats.data_ptr()
             take.num_tokens, take.topk = tokens, topk
-            take.logfmt, take.zero_copy = int(logfmt), int(zero_copy)
+            take.format, take.zero_copy = int(form), int(zero_copy)
             take.own_rows, take.own_stride, take.registered = own_rows, own_stride, readable
             device.launch(_native.low_latency_combine_recv, take, device.grid(max(1, tokens), _WARPS))
 

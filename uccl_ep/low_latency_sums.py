@@ -12,6 +12,7 @@ from uccl_ep import _native
 from uccl_ep.combine_form import CombineForm, by_model, form_of_call, room_for_sums
 from uccl_ep.device import Device
 from uccl_ep.errors import refuse
+from uccl_ep.low_latency_formats import CombineFormat
 from uccl_ep.memory import low_latency_layout
 from uccl_ep.session import Session
 
@@ -60,9 +61,9 @@ class Sums:
             self._session.show((f"combine {form.name}", "; ".join((form.reason, *form.over))))
         self._form = self._session.combine_form = form
 
-    def form_of(self, logfmt: bool) -> CombineForm:
-        """The form of the next call."""
-        return form_of_call(self._form, logfmt)
+    def form_of(self, rows: CombineFormat) -> CombineForm:
+        """The form of the next call, whose rows travel like this."""
+        return form_of_call(self._form, rows)
 
     def refuse_topk(self, topk: int, most: int) -> NoReturn:
         """Raises InvalidArgument: tokens name more experts than memory is laid out for."""

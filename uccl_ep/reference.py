@@ -18,11 +18,11 @@ from uccl_ep.errors import refuse
 from uccl_ep.reference_cases import CaseShape as CaseShape
 from uccl_ep.reference_cases import RandomCase as RandomCase
 from uccl_ep.reference_cases import random_case as random_case
+from uccl_ep.reference_formats import as_received, fused_multiply_add
 from uccl_ep.reference_formats import calc_diff as calc_diff
 from uccl_ep.reference_formats import cast_fp8 as cast_fp8
 from uccl_ep.reference_formats import column_major as column_major
 from uccl_ep.reference_formats import dequantise as dequantise
-from uccl_ep.reference_formats import fused_multiply_add
 from uccl_ep.reference_formats import hash_tensor as hash_tensor
 from uccl_ep.reference_formats import logfmt_decode as logfmt_decode
 from uccl_ep.reference_formats import logfmt_encode as logfmt_encode
@@ -358,6 +358,7 @@ def low_latency_combine(
     received: Sequence[LowLatencyReceived],
     masked: Masks = None,
     use_logfmt: bool = False,
+    use_fp8: bool = False,
 ) -> list[Tensor]:
     """Low-latency combine of all ranks: bf16 [T, H] each.
 
@@ -370,7 +371,7 @@ def low_latency_combine(
         topk_idx, masked: as in dispatch.
         topk_weights: f32 [T, K] per rank.
         received: what dispatch returned, in any row order that DeepEP's contract allows.
-        use_logfmt: rows cross the network in logfmt-10.
+        use_logfmt: rows travel in logfmt-10. use_fp8: they do as e4m3 with a scale per 128 channels.
 
     Raises:
         InvalidArgument: a token names an expert that it was not sent to.
@@ -379,22 +380,20 @@ def low_latency_combine(
     result = []
     for source in range(num_ranks):
         ids, weights = topk_idx[source].long(), topk_weights[source].float()
-        num_tokens = ids.shape[0]
-        table = torch.cat([slots_of(handle, source, num_tokens) for handle in received])
+        table = torch.cat([slots_of(handle, source, ids.shape[0]) for handle in received])
         reachable = torch.tensor([_connected(masked, source, r) for r in range(num_ranks)]).repeat_interleave(local)
-        acc = torch.zeros(num_tokens, x[0].shape[-1])
+        acc = torch.zeros(ids.shape[0], x[0].shape[-1])
         for k in range(ids.shape[1]):
             valid = (ids[:, k] >= 0) & (ids[:, k] < num_ranks * local)
             token = (valid & reachable[ids[:, k].clamp(0, num_ranks * local - 1)]).nonzero().flatten()
             expert = ids[token, k]
-            slot = table[expert, token]
-            if bool((slot < 0).any()):
+            if bool(((slot := table[expert, token]) < 0).any()):
                 refuse(f"topk_idx[{source}]", ids, "the ids that were dispatched", "A named expert has no row.")
             rows = torch.empty(token.numel(), x[0].shape[-1], dtype=torch.bfloat16)
             for rank in range(num_ranks):
                 here = expert // local == rank
                 rows[here] = x[rank][expert[here] % local, slot[here]]
-            values = logfmt_decode(logfmt_encode(rows)) if use_logfmt else rows.float()
+            values = as_received(rows, use_logfmt, use_fp8)
             acc[token] = fused_multiply_add(values, weights[token, k].unsqueeze(1).expand_as(values), acc[token])
         result.append(acc.bfloat16())
     return result

@@ -62,12 +62,17 @@ def cast_fp8(x: Tensor, round_scale: bool = False, use_ue8m0: bool = False) -> t
     return q, scale_inv
 
 
-def dequantise(q: Tensor, scales: Tensor) -> Tensor:
-    """bf16 [..., H] from float8 [..., H] and scales f32 [..., H/128] or int32 [..., H/512] of any strides."""
+def fp8_values(q: Tensor, scales: Tensor) -> Tensor:
+    """f32 [..., H] from float8 [..., H] and scales f32 [..., H/128] or int32 [..., H/512] of any strides."""
     if scales.dtype == torch.int32:
         scales = (scales.contiguous().view(torch.uint8).int() << 23).view(torch.float32)
     blocks = torch.unflatten(q.float(), -1, (-1, BLOCK))
-    return (blocks * scales.unsqueeze(-1)).flatten(-2).bfloat16()
+    return (blocks * scales.unsqueeze(-1)).flatten(-2)
+
+
+def dequantise(q: Tensor, scales: Tensor) -> Tensor:
+    """The same, rounded to bf16."""
+    return fp8_values(q, scales).bfloat16()
 
 
 def column_major(scales: Tensor) -> Tensor:
@@ -191,6 +196,13 @@ def logfmt_decode(rows: LogfmtRows) -> Tensor:
     value = torch.where(rows.negative, -value, value).float()
     unit = rows.plain.shape[-1] // rows.encoded.shape[-1]
     return torch.where(rows.encoded.repeat_interleave(unit, -1), value, rows.plain.float())
+
+
+def as_received(rows: Tensor, use_logfmt: bool, use_fp8: bool) -> Tensor:
+    """f32 [..., H]: what bf16 rows of a low-latency combine are when they have travelled."""
+    if use_logfmt:
+        return logfmt_decode(logfmt_encode(rows))
+    return fp8_values(*cast_fp8(rows)) if use_fp8 else rows.float()
 
 
 def _logfmt_range(amin: Tensor, amax: Tensor) -> tuple[Tensor, Tensor, Tensor]:

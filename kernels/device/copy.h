@@ -108,6 +108,16 @@ DEV void reduce_rows(u16* out, const u16* const* rows, const float* weights, u32
 #endif
 }
 
+// out = bf16(sum of e4m3 * scale_inv * weights[i]), as reduce_rows sums; what `quantize_row` gave lies in a row, and its
+// scales right behind it. `hidden` is a multiple of 128.
+DEV void reduce_rows_fp8(u16* out, const u8* const* rows, const float* weights, u32 count, u32 hidden) {
+#ifdef UCCL_SIMT_HOST
+  if (lane() == 0) host::reduce_rows_fp8(host::Fp8ReduceArgs{out, rows, weights, count, hidden});
+#else
+  lanes::reduce_rows_fp8(lanes::Fp8ReduceArgs{out, rows, weights, count, hidden});
+#endif
+}
+
 // reduce_rows without weights, to where a call leaves about `total_bytes` in all (copy_row_out).
 DEV void reduce_rows_out(u16* out, const u16* const* rows, u32 count, u32 hidden, const RowBias& bias,
                          u64 total_bytes) {
@@ -131,6 +141,7 @@ using simt::pack_ue8m0;
 using simt::quantize_row;
 using simt::quantize_row_ue8m0;
 using simt::reduce_rows;
+using simt::reduce_rows_fp8;
 using simt::reduce_rows_out;
 using simt::RowBias;
 using simt::zero_row;

@@ -114,4 +114,31 @@ DEV void reduce_rows(const ReduceArgs& a) {
   }
 }
 
+// Rows of fp8: e4m3 [hidden], then a float for each 128 channels, by which they are multiplied.
+struct Fp8ReduceArgs {
+  u16* out;
+  const u8* const* rows;
+  const float* weights;
+  u32 count;
+  u32 hidden;
+};
+
+DEV void reduce_rows_fp8(const Fp8ReduceArgs& a) {
+  for (u32 unit = lane(); unit < a.hidden / 16; unit += kWarp) {
+    float acc[16] = {0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0};
+    for (u32 r = 0; r < a.count; ++r) {
+      const u128 codes = ld_nc(reinterpret_cast<const u128*>(a.rows[r]) + unit);
+      const float scale_inv = reinterpret_cast<const float*>(a.rows[r] + a.hidden)[unit * 16 / kScaleGroup];
+      const float w = a.weights[r];
+      UCCL_UNROLL
+      for (u32 i = 0; i < 8; ++i) {
+        acc[i] = fma_(e4m3_to_f(static_cast<u8>(codes.lo >> 8 * i)) * scale_inv, w, acc[i]);
+        acc[8 + i] = fma_(e4m3_to_f(static_cast<u8>(codes.hi >> 8 * i)) * scale_inv, w, acc[8 + i]);
+      }
+    }
+    st_na(reinterpret_cast<u128*>(a.out) + 2 * unit, pack_bf16(acc));
+    st_na(reinterpret_cast<u128*>(a.out) + 2 * unit + 1, pack_bf16(acc + 8));
+  }
+}
+
 }  // namespace uccl::simt::lanes

@@ -76,5 +76,6 @@ void quantize_row_ue8m0(const u16* x, u8* out, u32* packed, u32 hidden) {
 }
 
 void reduce_rows(const ReduceArgs& args) { table().reduce(args); }
+void reduce_rows_fp8(const Fp8ReduceArgs& args) { table().reduce_fp8(args); }
 
 }  // namespace uccl::simt::host

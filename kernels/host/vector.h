@@ -23,8 +23,18 @@ struct ReduceArgs {
   bool past_caches = false;  // out is not read soon (copy_out.h); 16-byte aligned then
 };
 
+// Rows of fp8: e4m3 [hidden], then a float for each 128 channels, by which they are multiplied.
+struct Fp8ReduceArgs {
+  u16* out;
+  const u8* const* rows;
+  const float* weights;
+  u32 count;
+  u32 hidden;  // a multiple of 128
+};
+
 void quantize_row(const u16* x, u8* out, float* scale_inv, u32 hidden, bool round_scale);
 void quantize_row_ue8m0(const u16* x, u8* out, u32* packed, u32 hidden);
 void reduce_rows(const ReduceArgs& args);
+void reduce_rows_fp8(const Fp8ReduceArgs& args);
 
 }  // namespace uccl::simt::host

@@ -66,6 +66,19 @@ struct V {
     const __m128i words = narrow(_mm256_blendv_epi8(value, _mm256_set1_epi32(0x7f), nan));
     _mm_storel_epi64(reinterpret_cast<__m128i*>(p), _mm_packus_epi16(words, words));
   }
+  // e4m3_to_f of fp8.h: subnormals are so many 512ths.
+  VECTOR_FN F load_e4m3(const u8* p) {
+    const __m256i codes = _mm256_cvtepu8_epi32(_mm_loadl_epi64(reinterpret_cast<const __m128i*>(p)));
+    const __m256i magnitude = _mm256_and_si256(codes, _mm256_set1_epi32(0x7f));
+    const __m256i normal = _mm256_add_epi32(_mm256_slli_epi32(magnitude, 20), _mm256_set1_epi32(120 << 23));
+    const __m256i subnormal =
+        _mm256_castps_si256(_mm256_mul_ps(_mm256_cvtepi32_ps(magnitude), _mm256_set1_ps(1.f / 512.f)));
+    const __m256i small = _mm256_cmpgt_epi32(_mm256_set1_epi32(8), magnitude);
+    const __m256i nan = _mm256_cmpeq_epi32(magnitude, _mm256_set1_epi32(0x7f));
+    const __m256i value =
+        _mm256_blendv_epi8(_mm256_blendv_epi8(normal, subnormal, small), _mm256_set1_epi32(0x7fc00000), nan);
+    return _mm256_castsi256_ps(_mm256_or_si256(value, _mm256_slli_epi32(_mm256_srli_epi32(codes, 7), 31)));
+  }
 };
 
 }  // namespace
@@ -75,7 +88,7 @@ struct V {
 
 namespace uccl::simt::host {
 const VectorTable* avx2_table() {
-  static constexpr VectorTable kTable{quantize_group, reduce_whole};
+  static constexpr VectorTable kTable{quantize_group, reduce_whole, reduce_fp8};
   return &kTable;
 }
 }  // namespace uccl::simt::host

@@ -67,6 +67,19 @@ struct V {
     _mm_storeu_si128(reinterpret_cast<__m128i*>(p),
                      _mm512_cvtepi32_epi8(_mm512_mask_mov_epi32(value, nan, _mm512_set1_epi32(0x7f))));
   }
+  // e4m3_to_f of fp8.h: subnormals are so many 512ths.
+  VECTOR_FN F load_e4m3(const u8* p) {
+    const __m512i codes = _mm512_cvtepu8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p)));
+    const __m512i magnitude = _mm512_and_si512(codes, _mm512_set1_epi32(0x7f));
+    const __m512i normal = _mm512_add_epi32(_mm512_slli_epi32(magnitude, 20), _mm512_set1_epi32(120 << 23));
+    const __m512i subnormal =
+        _mm512_castps_si512(_mm512_mul_ps(_mm512_cvtepi32_ps(magnitude), _mm512_set1_ps(1.f / 512.f)));
+    const __mmask16 small = _mm512_cmplt_epi32_mask(magnitude, _mm512_set1_epi32(8));
+    const __mmask16 nan = _mm512_cmpeq_epi32_mask(magnitude, _mm512_set1_epi32(0x7f));
+    const __m512i value =
+        _mm512_mask_mov_epi32(_mm512_mask_mov_epi32(normal, small, subnormal), nan, _mm512_set1_epi32(0x7fc00000));
+    return _mm512_castsi512_ps(_mm512_or_si512(value, _mm512_slli_epi32(_mm512_srli_epi32(codes, 7), 31)));
+  }
 };
 
 }  // namespace
@@ -76,7 +89,7 @@ struct V {
 
 namespace uccl::simt::host {
 const VectorTable* avx512_table() {
-  static constexpr VectorTable kTable{quantize_group, reduce_whole};
+  static constexpr VectorTable kTable{quantize_group, reduce_whole, reduce_fp8};
   return &kTable;
 }
 }  // namespace uccl::simt::host

@@ -1,7 +1,8 @@
 // The row helpers written once over a vector type; vector_<level>.cpp includes this after it has defined
 //   VECTOR_FN   `static inline` and the target attribute of its instructions
 //   V           kLanes floats; load (bf16 to float), round (float to bf16), put and put_past (what round gave, through
-//               the caches and past them), finish (what was put past them), store_e4m3, set, zero, abs, max, add, mul,
+//               the caches and past them), finish (what was put past them), store_e4m3, load_e4m3,
+//               set, zero, abs, max, add, mul,
 //               fma, largest (of the lanes)
 // Everything here is static, so that no code of one level is merged with that of another.
 //
@@ -64,6 +65,25 @@ VECTOR_FN void reduce_row(const ReduceArgs& a) {
   for (; c + V::kLanes <= a.hidden; c += V::kLanes) reduce_columns<1, kPast>(a, c);
   if (c < a.hidden) reduce_tail(a, c);
   if constexpr (kPast) V::finish();
+}
+
+// Columns [first, first + 32) of fp8 rows: a quarter of a scale group.
+VECTOR_FN void reduce_fp8_columns(const Fp8ReduceArgs& a, u32 first) {
+  constexpr u32 kVectors = 32 / V::kLanes;
+  V::F acc[kVectors];
+  for (u32 i = 0; i < kVectors; ++i) acc[i] = V::zero();
+  for (u32 r = 0; r < a.count; ++r) {
+    const u8* const row = a.rows[r] + first;
+    __builtin_prefetch(row + kAheadBytes);
+    const V::F scale = V::set(reinterpret_cast<const float*>(a.rows[r] + a.hidden)[first / kScaleGroup]);
+    const V::F w = V::set(a.weights[r]);
+    for (u32 i = 0; i < kVectors; ++i) acc[i] = V::fma(V::mul(V::load_e4m3(row + i * V::kLanes), scale), w, acc[i]);
+  }
+  for (u32 i = 0; i < kVectors; ++i) V::put(a.out + first + i * V::kLanes, V::round(acc[i]));
+}
+
+VECTOR_FN void reduce_fp8(const Fp8ReduceArgs& a) {
+  for (u32 c = 0; c < a.hidden; c += 32) reduce_fp8_columns(a, c);
 }
 
 VECTOR_FN void reduce_whole(const ReduceArgs& a) {

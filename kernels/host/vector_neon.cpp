@@ -52,6 +52,18 @@ struct V {
     const uint8x8_t bytes = vmovn_u16(vcombine_u16(words, words));
     vst1_lane_u32(reinterpret_cast<u32*>(p), vreinterpret_u32_u8(bytes), 0);
   }
+  // e4m3_to_f of fp8.h: subnormals are so many 512ths.
+  VECTOR_FN F load_e4m3(const u8* p) {
+    u32 four;
+    __builtin_memcpy(&four, p, sizeof four);
+    const uint32x4_t codes = vmovl_u16(vget_low_u16(vmovl_u8(vcreate_u8(four))));
+    const uint32x4_t magnitude = vandq_u32(codes, vdupq_n_u32(0x7f));
+    const uint32x4_t normal = vaddq_u32(vshlq_n_u32(magnitude, 20), vdupq_n_u32(120u << 23));
+    const uint32x4_t subnormal = vreinterpretq_u32_f32(vmulq_f32(vcvtq_f32_u32(magnitude), vdupq_n_f32(1.f / 512.f)));
+    const uint32x4_t finite = vbslq_u32(vcltq_u32(magnitude, vdupq_n_u32(8)), subnormal, normal);
+    const uint32x4_t value = vbslq_u32(vceqq_u32(magnitude, vdupq_n_u32(0x7f)), vdupq_n_u32(0x7fc00000), finite);
+    return vreinterpretq_f32_u32(vorrq_u32(value, vshlq_n_u32(vshrq_n_u32(codes, 7), 31)));
+  }
 };
 
 }  // namespace
@@ -61,7 +73,7 @@ struct V {
 
 namespace uccl::simt::host {
 const VectorTable* neon_table() {
-  static constexpr VectorTable kTable{quantize_group, reduce_whole};
+  static constexpr VectorTable kTable{quantize_group, reduce_whole, reduce_fp8};
   return &kTable;
 }
 }  // namespace uccl::simt::host

@@ -28,7 +28,18 @@ u16 reduce_column(const ReduceArgs& a, u32 c) {
 
 void reduce_whole(const ReduceArgs& a) { reduce_tail(a, 0); }
 
-constexpr VectorTable kTable{quantize_group, reduce_whole};
+void reduce_fp8(const Fp8ReduceArgs& a) {
+  for (u32 c = 0; c < a.hidden; ++c) {
+    float acc = 0.f;
+    for (u32 r = 0; r < a.count; ++r) {
+      const float* const scales = reinterpret_cast<const float*>(a.rows[r] + a.hidden);
+      acc = fma_(e4m3_to_f(a.rows[r][c]) * scales[c / kScaleGroup], a.weights[r], acc);
+    }
+    a.out[c] = f_to_bf16(acc);
+  }
+}
+
+constexpr VectorTable kTable{quantize_group, reduce_whole, reduce_fp8};
 
 }  // namespace
 

@@ -7,6 +7,7 @@ namespace uccl::simt::host {
 struct VectorTable {
   void (*quantize_group)(const u16* x, u8* out, bool round_scale, float* scale_inv);  // 128 channels
   void (*reduce)(const ReduceArgs& args);
+  void (*reduce_fp8)(const Fp8ReduceArgs& args);
 };
 
 // Null where the build's processor family does not have the level; whether this CPU has it is vector.cpp's question.

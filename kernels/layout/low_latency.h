@@ -12,6 +12,8 @@
 namespace uccl {
 
 enum class RowFormat : u32 { kBf16 = 0, kFp8 = 1, kFp8Ue8m0 = 2, kNvfp4 = 3 };
+// Rows of a combine on their way to the token's owner. kFp8 rows are as dispatch's: e4m3, then their scales.
+enum class CombineFormat : u32 { kBf16 = 0, kLogfmt = 1, kFp8 = 2 };
 inline constexpr u32 kScaleChannels = 128;  // channels that share one scale
 inline constexpr u32 kNvfp4Channels = 16;  // the same in kNvfp4, where a scale is one byte
 
@@ -70,8 +72,10 @@ struct LowLatencyLayout {
   static constexpr u64 weights_bytes(u32 tokens, u32 topk) {
     return align_up(sizeof(WeightsHeader) + 6ull * tokens * topk, 16);
   }
-  // A combine row on the wire: bf16, or logfmt behind a 16-byte header and never longer than this.
+  // A combine row on the wire: bf16 or logfmt, either behind a 16-byte header, or fp8; never longer than this.
   constexpr u64 combine_row_bytes() const { return align_up(16 + 2ull * hidden, 16); }
+  // Where the row begins in its slot: bf16 behind the place of logfmt's header, so that a slot has one size.
+  static constexpr u64 row_in_slot(u32 format) { return format == static_cast<u32>(CombineFormat::kBf16) ? 16 : 0; }
 
   constexpr u64 rows_bytes() const { return align_up(max_tokens * row_bytes(hidden, RowFormat::kBf16), 128); }
   constexpr u64 routing_stride() const { return align_up(routing_bytes(max_tokens, max_topk), 128); }

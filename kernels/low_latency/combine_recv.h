@@ -16,7 +16,7 @@ struct CombineReceiveArgs {
   const float* weights;  // [num_tokens, topk]
   i64* wait_stats;  // [N] ns, added to, or null
   u32 num_tokens, topk;
-  u32 logfmt;
+  u32 format;  // CombineFormat
   u32 zero_copy;  // the sending half's rows were read where they lay: they may be overwritten when this one has run
   const u16* own_rows;  // the sending half's x where own_stay; else null
   u64 own_stride;  // elements between its rows
@@ -123,10 +123,10 @@ DEV u32 gather_rows(const CombineReceiveArgs& a, u64 epoch, u32 token, const u16
     if (use) {
       const u32 at = count + simt::popcount(taking & simt::lane_mask_lt());
       const u8* const slot = own_data(a.rank) + a.call.layout.combine_slot(epoch, first + sent);
-      rows[at] = reinterpret_cast<const u16*>(slot + (a.logfmt ? 0 : sizeof(LogfmtHeader)));
+      rows[at] = reinterpret_cast<const u16*>(slot + LowLatencyLayout::row_in_slot(a.format));
       if (mine && a.own_rows != nullptr)
         rows[at] = a.own_rows + *reinterpret_cast<const u64*>(slot) * a.own_stride;
-      else if (a.registered != nullptr && !a.logfmt)
+      else if (a.registered != nullptr && static_cast<CombineFormat>(a.format) == CombineFormat::kBf16)
         rows[at] = find_row(a, static_cast<u32>(ids[k]) / a.call.num_local_experts, slot);
       weights[at] = weight;
     }
@@ -151,6 +151,20 @@ DEV void reduce_logfmt(u16* out, const u16* const* rows, const float* weights, u
     }
 }
 
+// One warp: the sum of a token's rows.
+DEV void reduce_token(const CombineReceiveArgs& a, u16* out, const u16* const* rows, const float* weights, u32 count) {
+  const u32 hidden = a.call.layout.hidden;
+  const CombineFormat format = static_cast<CombineFormat>(a.format);
+  if (format == CombineFormat::kFp8)
+    reduce_rows_fp8(out, reinterpret_cast<const u8* const*>(rows), weights, count, hidden);
+  else if (format == CombineFormat::kBf16)
+    reduce_rows(out, rows, weights, count, hidden);
+  else if (logfmt_unit(hidden) == 1024)
+    reduce_logfmt<logfmt_chunk(1024)>(out, rows, weights, count, hidden);
+  else
+    reduce_logfmt<logfmt_chunk(512)>(out, rows, weights, count, hidden);
+}
+
 KERNEL KERNEL_BOUNDS(kMaxBlockLanes) low_latency_combine_recv(CombineReceiveArgs a) {
   CombineReceiveShared& shared = simt::smem<CombineReceiveShared>();
   const Turn turn = begin_receive(a.rank, a.call, Phase::kCombine);
@@ -162,12 +176,7 @@ KERNEL KERNEL_BOUNDS(kMaxBlockLanes) low_latency_combine_recv(CombineReceiveArgs
     for (u32 t = static_cast<u32>(simt::bid() * simt::num_warps() + simt::warp()); t < a.num_tokens; t += warps) {
       const u32 count = gather_rows(a, turn.epoch, t, rows, weights);
       u16* const out = a.out + static_cast<u64>(t) * hidden;
-      if (!a.logfmt)
-        reduce_rows(out, rows, weights, count, hidden);
-      else if (logfmt_unit(hidden) == 1024)
-        reduce_logfmt<logfmt_chunk(1024)>(out, rows, weights, count, hidden);
-      else
-        reduce_logfmt<logfmt_chunk(512)>(out, rows, weights, count, hidden);
+      reduce_token(a, out, rows, weights, count);
       simt::sync_warp();
     }
   }

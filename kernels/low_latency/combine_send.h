@@ -13,6 +13,7 @@
 // all ranks of the node map the registered memory that zero-copy rows lie in: their slot then says where.
 #pragma once
 #include "kernels/device/copy.h"
+#include "kernels/device/fp8.h"
 #include "kernels/low_latency/common.h"
 #include "kernels/low_latency/logfmt.h"
 
@@ -27,7 +28,7 @@ struct CombineSendArgs {
   u64* staging_ticket;  // [staging_rows] last use of a staging row: (ring << 56) | (ticket + 1), 0 = never
   u64 zero_copy_offset;  // flat offset of x when it lies in registered memory, else 0
   u32 row_stride;  // elements between rows of x
-  u32 logfmt;
+  u32 format;  // CombineFormat
   // Rows that are still being computed: those of local expert e from row i * signal_rows on may be read once signal
   // [e, i] has reached signal_value. Null: all rows are there.
   const u32* signals;  // [L, signals_per_expert]
@@ -71,14 +72,22 @@ struct CombineSender {
   u64 total_bytes;  // of the rows that all warps send
 };
 
+static_assert(LowLatencyLayout::row_in_slot(static_cast<u32>(CombineFormat::kBf16)) == sizeof(LogfmtHeader));
+DEV bool is_encoded(const CombineSendArgs& a) { return static_cast<CombineFormat>(a.format) != CombineFormat::kBf16; }
+
 // One warp: the row as it travels, written to `out`; returns its bytes. `total_bytes`: of what lies around it there.
 DEV u64 write_combine_row(const CombineSendArgs& a, const u16* row, u8* out, u64 total_bytes) {
   const u32 hidden = a.call.layout.hidden;
+  const CombineFormat format = static_cast<CombineFormat>(a.format);
   u64 bytes = 2ull * hidden;
-  if (a.logfmt)
+  if (format == CombineFormat::kFp8) {
+    bytes = LowLatencyLayout::row_bytes(hidden, RowFormat::kFp8);
+    quantize_row(row, out, reinterpret_cast<float*>(out + hidden), hidden, false);
+  } else if (format == CombineFormat::kLogfmt) {
     bytes = align_up(logfmt_encode(row, out, hidden), 16);
-  else
+  } else {
     copy_row_shared(out, reinterpret_cast<const u8*>(row), bytes, total_bytes);
+  }
   simt::sync_warp();
   return bytes;
 }
@@ -128,13 +137,12 @@ DEV bool send_row(const CombineSendArgs& a, const Turn& turn, u64 at, u64 plane,
     give_to_host(a, turn, at, owner, number, sender->total_bytes);
     return true;
   }
-  // A bf16 row lies behind the (unused) logfmt header's place, so a slot has one size.
   const u64 slot = layout.combine_slot(turn.epoch, number);
-  const u64 target = slot + (a.logfmt ? 0 : sizeof(LogfmtHeader));
+  const u64 target = slot + LowLatencyLayout::row_in_slot(a.format);
   const u16* row = a.x + at * a.row_stride;
   const bool local = a.rank.topology.is_local(owner);
-  if (local && !a.logfmt && mark_row(a, owner, at, slot)) return true;
-  const bool in_place = !local && a.zero_copy_offset != 0 && !a.logfmt;
+  if (local && !is_encoded(a) && mark_row(a, owner, at, slot)) return true;
+  const bool in_place = !local && a.zero_copy_offset != 0 && !is_encoded(a);
   const u32 mine = sender->staging + sender->next;
   if (!local && !in_place && !take_staging(a, turn, mine, owner)) return false;
   u64 bytes = 2ull * layout.hidden;
@@ -186,7 +194,7 @@ DEV void count_rows_that_stay(const CombineSendArgs& a, u32 owner) {
   const TopologyView& topology = a.rank.topology;
   const bool local = topology.is_local(owner);
   if (masked(a.rank, owner) || (!local && !a.call.reduces)) return;
-  const bool shared = !a.logfmt && static_cast<NodeRows>(a.node_rows) == NodeRows::kStay;
+  const bool shared = !is_encoded(a) && static_cast<NodeRows>(a.node_rows) == NodeRows::kStay;
   if (!(owner == topology.rank ? a.own_stay != 0 : shared)) return;
   const u32 rows = rows_of_owner(a, owner);
   const u32 reader = local ? owner : topology.host_of(owner, topology.cell);

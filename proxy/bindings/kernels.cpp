@@ -225,7 +225,7 @@ void register_low_latency_combine(nb::module_& m) {
   combine.def_rw("rank", &CombineSendArgs::rank).def_rw("call", &CombineSendArgs::call);
   call_fields(combine);
   combine.def_rw("zero_copy_offset", &CombineSendArgs::zero_copy_offset);
-  combine.def_rw("row_stride", &CombineSendArgs::row_stride).def_rw("logfmt", &CombineSendArgs::logfmt);
+  combine.def_rw("row_stride", &CombineSendArgs::row_stride).def_rw("format", &CombineSendArgs::format);
   address(combine, "x", &CombineSendArgs::x);
   address(combine, "src_info", &CombineSendArgs::src_info);
   address(combine, "layout_range", &CombineSendArgs::layout_range);
@@ -256,7 +256,7 @@ void register_low_latency_combine(nb::module_& m) {
   reduce.def_rw("rank", &CombineReceiveArgs::rank).def_rw("call", &CombineReceiveArgs::call);
   call_fields(reduce);
   reduce.def_rw("num_tokens", &CombineReceiveArgs::num_tokens).def_rw("topk", &CombineReceiveArgs::topk);
-  reduce.def_rw("logfmt", &CombineReceiveArgs::logfmt).def_rw("zero_copy", &CombineReceiveArgs::zero_copy);
+  reduce.def_rw("format", &CombineReceiveArgs::format).def_rw("zero_copy", &CombineReceiveArgs::zero_copy);
   address(reduce, "out", &CombineReceiveArgs::out);
   address(reduce, "topk_idx", &CombineReceiveArgs::topk_idx);
   address(reduce, "weights", &CombineReceiveArgs::weights);

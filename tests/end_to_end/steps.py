@@ -39,7 +39,7 @@ class LowLatencyStep:
     traffic: str = "mixed"
     format: str = "bf16"
     send: str = "sync"  # sync | async | hook
-    combine: str = "plain"  # plain | zero_copy | logfmt
+    combine: str = "plain"  # plain | zero_copy | logfmt | fp8
     masked: tuple[int, ...] = ()  # ranks that all others mask, and that mask all others
     torn: int = -1  # with enable_shrink: the rank that dies in this round, after it has called dispatch
 
@@ -162,8 +162,8 @@ def _low_latency(step: LowLatencyStep, ranks: int) -> LowLatencyExpected:
     received = reference.low_latency_dispatch(x, ids, step.max_tokens, experts, form, masks)
     rows = (step.local_experts, ranks * step.max_tokens, step.hidden)
     outputs = [torch.randn(rows, generator=_random(step, 1, rank)).bfloat16() for rank in range(ranks)]
-    logfmt = step.combine == "logfmt"
-    combined = reference.low_latency_combine(outputs, ids, case.topk_weights, received, masks, logfmt)
+    logfmt, fp8 = step.combine == "logfmt", step.combine == "fp8"
+    combined = reference.low_latency_combine(outputs, ids, case.topk_weights, received, masks, logfmt, fp8)
     return LowLatencyExpected(case, received, outputs, combined)
 
 

@@ -55,9 +55,9 @@ def _topk(draw: st.DrawFn) -> int:
 @st.composite
 def low_latency_steps(draw: st.DrawFn) -> LowLatencyStep:
     """Any low-latency call."""
-    combine = draw(st.sampled_from(["plain", "plain", "zero_copy", "logfmt"]))
+    combine = draw(st.sampled_from(["plain", "plain", "zero_copy", "logfmt", "fp8"]))
     row_format = draw(st.sampled_from(sorted(LOW_LATENCY_FORMATS)))
-    unit = 512 if combine == "logfmt" else 8 if row_format == "bf16" else 128
+    unit = 512 if combine == "logfmt" else 8 if row_format == "bf16" and combine != "fp8" else 128
     return LowLatencyStep(
         seed=draw(SEEDS),
         max_tokens=draw(st.sampled_from([1, 5, 12, 40])),

@@ -44,7 +44,7 @@ def buffer_for(group: Any, platform: Platform, steps: Sequence[Step], ranks_per_
 def some_low_latency(seed: int, sends: Sequence[str] = ("sync", "async", "hook")) -> LowLatencyStep:
     """A step that is the same on every rank."""
     r = random.Random(seed)
-    combine = r.choice(("plain", "plain", "zero_copy", "logfmt"))
+    combine = r.choice(("plain", "plain", "zero_copy", "logfmt", "fp8"))
     return LowLatencyStep(
         seed,
         max_tokens=r.choice((1, 7, 16)),
@@ -129,6 +129,7 @@ def low_latency_parts(buffer: Buffer, platform: Platform, step: LowLatencyStep) 
         here.put(due.case.topk_weights[rank]),
         handle,
         use_logfmt=step.combine == "logfmt",
+        use_fp8=step.combine == "fp8",
         zero_copy=step.combine == "zero_copy",
         **how,
     )

@@ -247,6 +247,7 @@ def test_api_fuzz_low_latency_dispatch(ranks: Ranks, changed: dict[str, Any]) ->
         topk_weights=WEIGHTS,
         handle=st.none(),
         use_logfmt=st.just(False),
+        use_fp8=st.just(False),
         zero_copy=st.just(False),
         out=near(TOKENS, HIDDEN, dtypes=[torch.bfloat16]),
         combine_wait_recv_cost_stats=near(2, dtypes=[torch.int64]),

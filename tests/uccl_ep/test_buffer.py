@@ -55,8 +55,8 @@ CONTRACT: dict[str, tuple[dict[str, Any], set[str]]] = {
             "combine_wait_recv_cost_stats": None,
         },
         {
-            "overlap", "src_signals", "src_signal_expect_value", "packed_recv_count", "comp_signal", "block_m",
-            "threshold", "num_sms",
+            "use_fp8", "overlap", "src_signals", "src_signal_expect_value", "packed_recv_count", "comp_signal",
+            "block_m", "threshold", "num_sms",
         },
     ),
     "get_low_latency_rdma_size_hint": (

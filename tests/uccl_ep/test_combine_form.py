@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from uccl_ep.combine_form import FORMS, CombineForm, by_model, form_of_call, room_for_sums
+from uccl_ep.low_latency_formats import CombineFormat
 from uccl_ep.settings import Settings, describe
 from uccl_ep.topology import split_into_nodes
 
@@ -30,12 +31,14 @@ def test_combine_form_room_is_made_where_rows_can_be_summed() -> None:
         assert not apart.reduces and "enable_shrink" in apart.reason
 
 
-def test_combine_form_of_a_call_with_logfmt_is_direct() -> None:
-    node = CombineForm(True, "asked for")
-    assert form_of_call(node, False) == node
-    assert not form_of_call(node, True).reduces and "logfmt" in form_of_call(node, True).reason
-    direct = CombineForm(False, "asked for")
-    assert form_of_call(direct, True) == form_of_call(direct, False) == direct
+def test_combine_form_of_a_call_with_encoded_rows_is_direct() -> None:
+    node, direct = CombineForm(True, "asked for"), CombineForm(False, "asked for")
+    assert form_of_call(node, CombineFormat.BF16) == node
+    assert form_of_call(direct, CombineFormat.BF16) == direct
+    for rows, keyword in ((CombineFormat.LOGFMT, "use_logfmt"), (CombineFormat.FP8, "use_fp8")):
+        form = form_of_call(node, rows)
+        assert not form.reduces and keyword in form.reason
+        assert form_of_call(direct, rows) == direct
 
 
 @pytest.mark.parametrize("family, expected", [("verbs", True), ("efa", True), ("tcp", True)])

@@ -84,6 +84,7 @@ def test_low_latency_api_refusals_name_argument_value_and_allowed(variables: Any
                 (give_back(combine_wait_recv_cost_stats=torch.zeros(2)), ["combine_wait_recv", "torch.int64"]),
                 (give_back(zero_copy=True, use_logfmt=True), ["zero_copy=True", "False with use_logfmt=True"]),
                 (give_back(use_logfmt=True), ["use_logfmt=True", "multiple of 512", "not 256"]),
+                (give_back(use_fp8=1.5), ["use_fp8=1.5", "True or False"]),
                 (give_back(handle=clone), ["handle: its src_info is not the tensor", "as it came"]),
                 (give_back(handle=handle[:4]), ["handle='tuple'", "low_latency_dispatch of this Buffer"]),
                 (give_back(**both), ["async_finish and return_recv_hook"]),

@@ -197,6 +197,19 @@ def test_low_latency_combine_in_logfmt_decodes_before_the_weight() -> None:
     assert any(not torch.equal(a, b) for a, b in zip(got, plain, strict=True))
 
 
+def test_low_latency_combine_in_fp8_decodes_before_the_weight() -> None:
+    case = random_case(3, CaseShape(2, 4, 1, 384, 6), "uniform")
+    received = low_latency_dispatch(case.x, case.topk_idx, 6, 4)
+    rows = [r.recv_x for r in received]
+    got = low_latency_combine(rows, case.topk_idx, case.topk_weights, received, use_fp8=True)
+    for rank, own in enumerate(case.x):
+        blocks = own.float().unflatten(1, (3, 128))
+        amax = blocks.abs().amax(2, keepdim=True)
+        codes = (blocks * (448 / amax.double()).float()).to(torch.float8_e4m3fn).float()
+        values = (codes * (amax * torch.tensor(1 / 448, dtype=torch.float32))).flatten(1)
+        assert torch.equal(got[rank], (values * case.topk_weights[rank]).bfloat16())
+
+
 def test_both_modes_deliver_the_same_rows() -> None:
     case = random_case(4, CaseShape(4, 4, 2, 128, 9), "uniform")  # one expert a rank: the same rows per rank
     inputs = [

@@ -37,7 +37,7 @@ void narrow_rounds(const WorldShape& shape, const LowLatencyCase& c, u64 rounds)
 
 TEST(cpu_low_latency_gives_the_same_rows_at_one_lane) {
   for (const auto& node_of : std::vector<std::vector<u32>>{{0}, {0, 0, 0}, {0, 0, 1, 1}})
-    for (const bool logfmt : {false, true}) {
+    for (const CombineFormat back : {CombineFormat::kBf16, CombineFormat::kLogfmt, CombineFormat::kFp8}) {
       WorldShape shape;
       shape.node_of = node_of;
       shape.max_tokens = 13;
@@ -45,8 +45,8 @@ TEST(cpu_low_latency_gives_the_same_rows_at_one_lane) {
       shape.hidden = 512;
       LowLatencyCase c;
       c.num_experts = 40 * shape.num_ranks();  // more than a search has neighbours
-      c.logfmt = logfmt;
-      c.format = logfmt ? RowFormat::kFp8 : RowFormat::kBf16;
+      c.back = back;
+      c.format = back == CombineFormat::kLogfmt ? RowFormat::kFp8 : RowFormat::kBf16;
       c.shape = LaunchShape{2, 3, 1, 7};
       narrow_rounds(shape, c, 8);
     }

@@ -142,6 +142,46 @@ TEST(copy_reduce_is_the_same_in_lanes_at_every_vector_level_and_by_hand) {
   }
 }
 
+TEST(copy_reduce_of_fp8_rows_is_the_same_in_lanes_at_every_vector_level_and_by_hand) {
+  Random random(17);
+  for (int round = 0; round < 40; ++round) {
+    const u32 hidden = 128 * (1 + below(random, round < 30 ? 5 : 60)), count = below(random, 10);
+    std::vector<Row<float>> rows(count, Row<float>(hidden / 4 + hidden / 128));  // e4m3, then scales
+    std::vector<const u8*> pointers;
+    std::vector<float> weights;
+    for (Row<float>& row : rows) {
+      u8* const codes = reinterpret_cast<u8*>(row.data());
+      if (round % 2) {
+        for (u32 i = 0; i < hidden; ++i) codes[i] = static_cast<u8>(random());  // NaN and subnormals among them
+        for (u32 g = 0; g < hidden / 128; ++g)
+          row[hidden / 4 + g] = std::uniform_real_distribution<float>(0, 2)(random);
+      } else {
+        Row<u16> x(hidden);
+        for (u32 i = 0; i < hidden; ++i) x[i] = plain_bf16(random);
+        on_warp([&] { quantize_row(x.data(), codes, row.data() + hidden / 4, hidden, false); });
+      }
+      pointers.push_back(codes);
+      weights.push_back(std::uniform_real_distribution<float>(0.f, 1.f)(random));
+    }
+    Row<u16> by_hand(hidden), by_lanes(hidden);
+    for (u32 c = 0; c < hidden; ++c) {
+      float acc = 0.f;
+      for (u32 r = 0; r < count; ++r) {
+        const float value = e4m3_to_f(pointers[r][c]) * rows[r][hidden / 4 + c / 128];
+        acc = std::fma(value, weights[r], acc);
+      }
+      by_hand[c] = f_to_bf16(acc);
+    }
+    on_warp([&] { lanes::reduce_rows_fp8({by_lanes.data(), pointers.data(), weights.data(), count, hidden}); });
+    CHECK(by_lanes == by_hand);
+    at_every_level([&] {
+      Row<u16> by_vector(hidden);
+      on_warp([&] { reduce_rows_fp8(by_vector.data(), pointers.data(), weights.data(), count, hidden); });
+      CHECK(by_vector == by_hand);
+    });
+  }
+}
+
 TEST(copy_moves_and_zeroes_exactly_the_row) {
   Random random(8);
   for (int round = 0; round < 40; ++round) {

@@ -37,6 +37,7 @@ struct V {
   }
   VECTOR_FN void finish() { put_past_and_not_finished = 0; }
   VECTOR_FN void store_e4m3(u8* p, F v);
+  VECTOR_FN F load_e4m3(const u8* p);
 };
 
 }  // namespace
@@ -50,13 +51,15 @@ namespace {
 void V::store_e4m3(u8* p, F v) {
   p[0] = static_cast<u8>(e4m3_software(v.a)), p[1] = static_cast<u8>(e4m3_software(v.b));
 }
+V::F V::load_e4m3(const u8* p) { return {e4m3_to_f(p[0]), e4m3_to_f(p[1])}; }
 
 }  // namespace
 
 TEST(vector_body_over_two_floats_equals_scalar) {
-  const VectorTable table{quantize_group, reduce_whole};
+  const VectorTable table{quantize_group, reduce_whole, reduce_fp8};
   compare_quantize(table, 26);
   compare_reduce(table, 27);
+  for (u64 seed = 28; seed < 40; ++seed) compare_reduce_fp8(table, seed);
   CHECK_EQ(put_past_and_not_finished, 0u);
 }
 

@@ -40,4 +40,23 @@ TEST(vector_scalar_reduces_in_fp32_with_a_fused_multiply_add) {
   }
 }
 
+TEST(vector_scalar_reduces_fp8_rows_scaled_before_the_weight) {
+  // 2^-9 (the least e4m3), -448, 1.5 and 1; the second group has a scale of its own.
+  constexpr u8 kCodes[] = {0x01, 0xfe, 0x3c, 0x38};
+  constexpr float kValues[] = {1.f / 512.f, -448.f, 1.5f, 1.f};
+  const u32 hidden = 256;
+  std::vector<float> row(hidden / 4 + 2);
+  u8* const codes = reinterpret_cast<u8*>(row.data());
+  for (u32 i = 0; i < hidden; ++i) codes[i] = kCodes[i % 4];
+  row[hidden / 4] = 0.75f, row[hidden / 4 + 1] = 3.f;
+  const u8* rows[] = {codes, codes};
+  const float weights[] = {1.f / 3.f, 0.25f};
+  std::vector<u16> out(hidden);
+  scalar_table()->reduce_fp8({out.data(), rows, weights, 2, hidden});
+  for (u32 c = 0; c < hidden; ++c) {
+    const float value = kValues[c % 4] * (c < 128 ? 0.75f : 3.f);
+    CHECK_EQ(out[c], f_to_bf16(std::fma(value, weights[1], value * weights[0])));
+  }
+}
+
 }  // namespace uccl::simt::host

@@ -52,6 +52,28 @@ inline void compare_reduce(const VectorTable& table, u64 seed) {
   }
 }
 
+// All codes of e4m3, NaN among them.
+inline void compare_reduce_fp8(const VectorTable& table, u64 seed) {
+  Random random(seed);
+  for (u32 hidden = 128; hidden <= 512; hidden += 128) {
+    const u32 count = below(random, 6), row_bytes = hidden + hidden / 128 * 4;
+    std::vector<std::vector<float>> rows(count, std::vector<float>(row_bytes / 4));  // for their alignment
+    std::vector<const u8*> pointers;
+    std::vector<float> weights;
+    for (auto& row : rows) {
+      u8* const codes = reinterpret_cast<u8*>(row.data());
+      for (u32 i = 0; i < hidden; ++i) codes[i] = static_cast<u8>(hidden == 128 ? 2 * i + count : random());
+      for (u32 g = 0; g < hidden / 128; ++g) row[hidden / 4 + g] = std::uniform_real_distribution<float>(0, 3)(random);
+      pointers.push_back(codes);
+      weights.push_back(std::uniform_real_distribution<float>(-1.f, 1.f)(random));
+    }
+    std::vector<u16> out(hidden + 40, 0xaaaa), expect(hidden + 40, 0xaaaa);
+    table.reduce_fp8(Fp8ReduceArgs{out.data(), pointers.data(), weights.data(), count, hidden});
+    scalar_table()->reduce_fp8(Fp8ReduceArgs{expect.data(), pointers.data(), weights.data(), count, hidden});
+    CHECK(out == expect);
+  }
+}
+
 // For levels that this CPU may not have: then it must be refused, and there is nothing to compare.
 inline void compare_level(VectorLevel level, const VectorTable* table, u64 seed) {
   const VectorLevel before = vector_level();
@@ -63,6 +85,7 @@ inline void compare_level(VectorLevel level, const VectorTable* table, u64 seed)
   CHECK(table != nullptr);
   compare_quantize(*table, seed);
   compare_reduce(*table, seed);
+  for (u64 i = 0; i < 20; ++i) compare_reduce_fp8(*table, seed + i);
 }
 
 }  // namespace uccl::simt::host

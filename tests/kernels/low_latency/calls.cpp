@@ -136,10 +136,10 @@ void LowLatencyRank::combine_send(const Received& from, const u16* x, const Toke
   a.layout_range = from.layout_range.data();
   a.staging_ticket = staging_tickets_.data();
   a.row_stride = row_stride();
-  a.logfmt = case_.logfmt;
-  a.own_stay = case_.own_stay && !case_.logfmt;
+  a.format = static_cast<u32>(case_.back);
+  a.own_stay = case_.own_stay && case_.back == CombineFormat::kBf16;
   own_rows_open_.push_back(a.own_stay ? a.x : nullptr);
-  if (case_.in_place && !case_.logfmt) {
+  if (case_.in_place && case_.back == CombineFormat::kBf16) {
     const bool stays = case_.zero_copy && a.own_stay != 0 && mix(case_.seed ^ num_combines_ << 16 ^ rank_) % 4 != 0;
     a.node_rows = static_cast<u32>(stays ? NodeRows::kStay : NodeRows::kCopiedAndMarked);
     a.x_at = reinterpret_cast<u64>(a.x);
@@ -191,7 +191,7 @@ void LowLatencyRank::combine_recv(const TokenInput& input, Poisoned<u16>* out) {
   a.wait_stats = wait_stats.data();
   a.num_tokens = input.num_tokens;
   a.topk = input.topk;
-  a.logfmt = case_.logfmt;
+  a.format = static_cast<u32>(case_.back);
   a.zero_copy = case_.zero_copy;
   a.own_rows = own_rows_open_.front();
   a.own_stride = row_stride();

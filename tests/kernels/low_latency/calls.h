@@ -14,10 +14,11 @@ struct LowLatencyCase {
   u64 seed = 1;
   u32 num_experts = 8;
   RowFormat format = RowFormat::kBf16;
-  bool round_scale = false, logfmt = false, zero_copy = false;
+  bool round_scale = false, zero_copy = false;
+  CombineFormat back = CombineFormat::kBf16;  // how rows of combine travel
   bool reduces = false;  // in the node; the world's shape has room for it
   bool in_place = false;  // zero-copy rows are read where they are by their node; the world has room for three sets
-  bool own_stay = true;  // rows of a rank's own tokens are read where they are, unless in logfmt
+  bool own_stay = true;  // rows of a rank's own tokens are read where they are, unless encoded
   u32 batch = 4;  // tokens that a warp stages before it sends
   float global_scale = 16.0f;  // of kNvfp4
   bool steady = false;  // as many tokens and as large a top-k in every round

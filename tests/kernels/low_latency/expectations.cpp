@@ -184,6 +184,19 @@ void fill_combine_rows(const World& world, const LowLatencyCase& c, u64 round, c
     }
 }
 
+// What a row becomes on its way as fp8.
+std::vector<float> fp8_round_trip(const std::vector<u16>& row) {
+  std::vector<float> values(row.size());
+  for (u64 first = 0; first < row.size(); first += kScaleGroup) {
+    float amax = 0;
+    for (u64 i = 0; i < kScaleGroup; ++i) amax = std::max(amax, std::fabs(bf16_value(row[first + i])));
+    const Fp8Scale s = fp8_scale(amax, false);
+    for (u64 i = first; i < first + kScaleGroup; ++i)
+      values[i] = e4m3_to_f(static_cast<u8>(simt::e4m3_software(bf16_value(row[i]) * s.scale))) * s.scale_inv;
+  }
+  return values;
+}
+
 // sum += weight * row, of one selection in a source's input.
 void add_row(const World& world, const LowLatencyCase& c, u64 round, const TokenInput& in, const Selection& s,
              std::vector<float>* sum) {
@@ -191,9 +204,11 @@ void add_row(const World& world, const LowLatencyCase& c, u64 round, const Token
   const u64 at = u64{s.token} * in.topk + s.k;
   const std::vector<u16> row =
       row_of(hidden, combine_key(c, round, static_cast<u32>(in.topk_idx[at]), s.source, s.token));
-  const std::vector<float> values = c.logfmt ? logfmt_round_trip(row) : std::vector<float>();
-  for (u32 h = 0; h < hidden; ++h)
-    (*sum)[h] = std::fma(c.logfmt ? values[h] : bf16_value(row[h]), in.weights[at], (*sum)[h]);
+  std::vector<float> values(hidden);
+  for (u32 h = 0; h < hidden; ++h) values[h] = bf16_value(row[h]);
+  if (c.back == CombineFormat::kLogfmt) values = logfmt_round_trip(row);
+  if (c.back == CombineFormat::kFp8) values = fp8_round_trip(row);
+  for (u32 h = 0; h < hidden; ++h) (*sum)[h] = std::fma(values[h], in.weights[at], (*sum)[h]);
 }
 
 void check_combined(const World& world, const LowLatencyCase& c, u64 round, u32 me, const Poisoned<u16>& got,

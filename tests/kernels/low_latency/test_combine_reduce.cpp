@@ -108,7 +108,7 @@ TEST(low_latency_combine_reduce_and_direct_calls_take_turns) {
       LowLatencyRank rank(world, me, c);
       for (u64 round = 0; round < 20; ++round) {
         c.reduces = mix(seed + round) % 3 != 0;  // some direct calls in a row, and some reduced ones
-        c.logfmt = !c.reduces && round % 2;
+        c.back = static_cast<CombineFormat>(c.reduces ? 0 : round % 3);
         rank.which() = c;
         low_latency_round(world, rank, c, round, me);
       }

@@ -137,12 +137,12 @@ TEST(low_latency_combine_send_overlaps_with_what_computes_its_rows) {
 }
 
 TEST(low_latency_combine_send_overlaps_in_every_form_of_rows) {
-  for (const bool zero_copy : {false, true}) {
+  for (const CombineFormat back : {CombineFormat::kBf16, CombineFormat::kLogfmt, CombineFormat::kFp8}) {
     WorldShape shape = shape_of({0, 1, 1}, 512);
     LowLatencyCase c;
     c.num_experts = 6;
-    c.zero_copy = zero_copy;
-    c.logfmt = !zero_copy;
+    c.zero_copy = back == CombineFormat::kBf16;
+    c.back = back;
     c.shape.grid = 2;
     shape.zero_copy_bytes = 2 * align_up(6ull * shape.max_tokens * (512 + 16) * 2, 128);
     overlapped_rounds(shape, c, 4);
@@ -277,21 +277,36 @@ TEST(low_latency_combine_send_rows_that_stay) {
       }
 }
 
-TEST(low_latency_combine_send_logfmt_sends_less) {
-  u64 written[2] = {0, 0};
-  for (const bool logfmt : {false, true}) {
+TEST(low_latency_combine_send_encoded_rows_are_shorter) {
+  u64 written[3] = {0, 0, 0};
+  for (const CombineFormat back : {CombineFormat::kBf16, CombineFormat::kLogfmt, CombineFormat::kFp8}) {
     WorldShape shape = shape_of({0, 1, 1}, 1024);
     LowLatencyCase c;
     c.num_experts = 6;
-    c.logfmt = logfmt;
+    c.back = back;
     World world(shape);
     world.run([&](u32 me) {
       LowLatencyRank rank(world, me, c);
       for (u64 round = 0; round < 5; ++round) low_latency_round(world, rank, c, round, me);
     });
-    written[logfmt] = bytes_written(world);
+    written[static_cast<u32>(back)] = bytes_written(world);
   }
-  CHECK(written[1] < written[0]);
+  CHECK(written[1] < written[0] && written[2] < written[1]);
+}
+
+TEST(low_latency_combine_send_fp8_rows_over_many_rounds) {
+  u64 seed = 60;
+  for (const u32 hidden : {128u, 384u, 1152u})
+    for (const auto& nodes : {std::vector<u32>{0, 0, 0}, {0, 1, 2}, {0, 0, 1}, {0, 0, 1, 1, 1}}) {
+      WorldShape shape = shape_of(nodes, hidden);
+      shape.shuffle_seed = ++seed;
+      LowLatencyCase c;
+      c.seed = seed;
+      c.num_experts = 2 * shape.num_ranks();
+      c.back = CombineFormat::kFp8;
+      c.shape.grid = 1 + static_cast<u32>(seed % 3);
+      low_latency_rounds(shape, c, 6);
+    }
 }
 
 TEST(low_latency_combine_send_logfmt_units_of_512) {
@@ -299,7 +314,7 @@ TEST(low_latency_combine_send_logfmt_units_of_512) {
   shape.shuffle_seed = 9;
   LowLatencyCase c;
   c.num_experts = 4;
-  c.logfmt = true;
+  c.back = CombineFormat::kLogfmt;
   c.shape.grid = 2;
   low_latency_rounds(shape, c, 4);
 }

@@ -48,9 +48,9 @@ def count_bytes(
     row_format: Annotated[
         str, typer.Option("--format", help="Dispatch rows: bf16, fp8, fp8-ue8m0.", rich_help_panel=_COUNTED)
     ] = "fp8",
-    logfmt: Annotated[
-        bool, typer.Option("--logfmt", help="Our low-latency combine in logfmt-10.", rich_help_panel=_COUNTED)
-    ] = False,
+    combine_format: Annotated[
+        str, typer.Option(help="Rows of our low-latency combine: bf16, logfmt, fp8.", rich_help_panel=_COUNTED)
+    ] = "bf16",
     network: Annotated[
         str, typer.Option(help="What the choice is made for: cx7, efa or tcp.", rich_help_panel=_COUNTED)
     ] = "cx7",
@@ -89,7 +89,7 @@ def count_bytes(
         topk=topk,
         experts=experts,
         row_format=row_format,
-        logfmt=logfmt,
+        combine_format=combine_format,
         network=network,
         seed=seed,
     )

@@ -36,7 +36,7 @@ class CompareOptions:
     topk: int = 8
     experts: int = 256  # at least; more where ranks are more, or where they could not be shared equally
     row_format: str = "fp8"
-    logfmt: bool = False
+    combine_format: str = "bf16"  # of ours, low latency
     network: str = "cx7"
     seed: int = 0
 
@@ -51,6 +51,7 @@ class CompareOptions:
             ("--routing", self.routings, KINDS),
             ("--network", (self.network,), tuple(NETWORKS)),
             ("--format", (self.row_format,), ("bf16", "fp8", "fp8-ue8m0")),
+            ("--combine-format", (self.combine_format,), wire.COMBINE_FORMATS),
         )
         for name, given, allowed in choices:
             for value in given:
@@ -117,7 +118,7 @@ def _row(options: CompareOptions, mode: str, cluster: Cluster, kind: str) -> dic
         "messages_ratio": _ratio(per_token, "messages", DEFAULT_FORM),
     }
     if mode == "low-latency":
-        call = ours.LowLatencyCall(options.hidden, options.row_format, options.logfmt)
+        call = ours.LowLatencyCall(options.hidden, options.row_format, options.combine_format)
         row["bytes_ratio_node"] = _ratio(per_token, "bytes", "node")
         row["messages_ratio_node"] = _ratio(per_token, "messages", "node")
         network = NETWORKS[options.network]
@@ -126,7 +127,7 @@ def _row(options: CompareOptions, mode: str, cluster: Cluster, kind: str) -> dic
 
 
 def _low_latency(options: CompareOptions, demand: Demand) -> dict[str, Traffic]:
-    call = ours.LowLatencyCall(options.hidden, options.row_format, options.logfmt)
+    call = ours.LowLatencyCall(options.hidden, options.row_format, options.combine_format)
     return {
         "dispatch": ours.low_latency_dispatch(demand, call),
         "combine": ours.low_latency_combine(demand, call, "direct"),

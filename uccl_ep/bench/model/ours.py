@@ -27,17 +27,17 @@ class LowLatencyCall:
 
     Attributes:
         row_format: of dispatch rows, one of wire.FORMATS.
-        logfmt: combine rows travel in logfmt-10, all units encoded: the least that they can take.
+        combine_format: of combine rows, one of wire.COMBINE_FORMATS.
     """
 
     hidden: int
     row_format: str = "fp8"
-    logfmt: bool = False
+    combine_format: str = "bf16"
 
     @property
     def combine_bytes(self) -> int:
         """Bytes of a combine row."""
-        return wire.logfmt_row_bytes(self.hidden) if self.logfmt else 2 * self.hidden
+        return wire.combine_row_bytes(self.hidden, self.combine_format)
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,9 @@ from uccl_ep.sizes import round_up
 FORMATS = ("bf16", "fp8", "fp8-ue8m0", "nvfp4")
 """Of low-latency dispatch rows, in the order of RowFormat."""
 
+COMBINE_FORMATS = ("bf16", "logfmt", "fp8")
+"""Of low-latency combine rows, in the order of CombineFormat."""
+
 EXPECT_BYTES = 32
 """ExpectHeader (proxy/wire/control.h): how many writes to expect, and what its sender has finished reading."""
 
@@ -52,9 +55,19 @@ def batch_tokens(hidden: int, row_format: str) -> int:
     return max(1, min(WARP, _BATCH_BYTES // row_bytes(hidden, row_format)))
 
 
-def logfmt_row_bytes(hidden: int) -> int:
-    """A combine row in logfmt-10 when every unit can be encoded: the least it can be (kernels/low_latency/logfmt.h)."""
-    return round_up(16 + hidden // 128 * 4 + hidden * 10 // 8, 16)
+def combine_row_bytes(hidden: int, combine_format: str) -> int:
+    """A low-latency combine row.
+
+    In logfmt-10 when every unit can be encoded: the least it can be (kernels/low_latency/logfmt.h).
+
+    Raises:
+        InvalidArgument: the format is none of COMBINE_FORMATS.
+    """
+    if combine_format == "logfmt":
+        return round_up(16 + hidden // 128 * 4 + hidden * 10 // 8, 16)
+    if combine_format not in COMBINE_FORMATS:
+        refuse("combine_format", combine_format, " | ".join(COMBINE_FORMATS))
+    return row_bytes(hidden, combine_format)
 
 
 def weights_bytes(tokens: int, topk: int) -> int:

@@ -43,11 +43,12 @@ def test_model_bytes_options_arrive(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("uccl_ep.bench.model.compare.compare", record)
     run("bytes", "--json")
     words = "bytes --ranks 16 --ranks 32 --ranks-per-node 4 --mode throughput --routing skewed --tokens 7 --json "
-    words += "--throughput-tokens 9 --hidden 1024 --topk 2 --experts 64 --format bf16 --logfmt --network efa --seed 3"
+    words += "--throughput-tokens 9 --hidden 1024 --topk 2 --experts 64 --format bf16 --network efa --seed 3"
+    words += " --combine-format fp8"
     run(*words.split())
     assert asked[0] == CompareOptions()
     assert asked[1] == CompareOptions(
-        (16, 32), 4, ("throughput",), ("skewed",), 7, 9, 1024, 2, 64, "bf16", True, "efa", 3
+        (16, 32), 4, ("throughput",), ("skewed",), 7, 9, 1024, 2, 64, "bf16", "fp8", "efa", 3
     )
 
 

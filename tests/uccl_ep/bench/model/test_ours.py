@@ -163,8 +163,8 @@ def test_model_combine_of_nodes_by_hand() -> None:
     assert node.of("rows").num_bytes.sum() == 256
     assert node.of("weights").by_flow()["weights"] == {"writes": 4, "bytes": 48 + 3 * 16}
     assert node.of("expect headers").writes.sum() == 8
-    logfmt = ours.LowLatencyCall(512, logfmt=True)
-    assert logfmt.combine_bytes == 16 + 16 + 640
+    assert ours.LowLatencyCall(512, combine_format="logfmt").combine_bytes == 16 + 16 + 640
+    assert ours.LowLatencyCall(512, combine_format="fp8").combine_bytes == 512 + 16
 
 
 def test_model_combine_refuses_other_forms() -> None:

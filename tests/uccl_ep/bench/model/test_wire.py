@@ -40,7 +40,10 @@ def test_wire_constants_are_the_kernels() -> None:
     assert (wire.WARP, wire.MOST_CHANNELS) == (_native.WARP, _native.MAX_CHANNELS)
     layout = _native.LowLatencyLayout()
     layout.hidden = 7168
-    assert wire.logfmt_row_bytes(7168) == 9200 < layout.combine_row_bytes()
+    sizes = [wire.combine_row_bytes(7168, form) for form in wire.COMBINE_FORMATS]
+    assert sizes == [14336, 9200, 7168 + 56 * 4] and max(sizes) < layout.combine_row_bytes()
+    with pytest.raises(InvalidArgument, match="combine_format.*bf16 . logfmt . fp8"):
+        wire.combine_row_bytes(7168, "fp4")
 
 
 def test_wire_batches_and_blocks() -> None:
