@@ -1,9 +1,8 @@
 // The row helpers written once over a vector type; vector_<level>.cpp includes this after it has defined
 //   VECTOR_FN   `static inline` and the target attribute of its instructions
 //   V           kLanes floats; load (bf16 to float), round (float to bf16), put and put_past (what round gave, through
-//               the caches and past them), finish (what was put past them), store_e4m3, load_e4m3,
-//               set, zero, abs, max, add, mul,
-//               fma, largest (of the lanes)
+//               the caches and past them), finish (what was put past them), store_e4m3, load_e4m3, set, zero, abs,
+//               max, add, mul, fma, largest (of the lanes)
 // Everything here is static, so that no code of one level is merged with that of another.
 //
 // The compiler may unroll and reorder; it may not change a rounding (no -ffast-math, -ffp-contract=off).

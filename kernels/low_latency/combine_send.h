@@ -146,10 +146,10 @@ DEV bool send_row(const CombineSendArgs& a, const Turn& turn, u64 at, u64 plane,
   const u32 mine = sender->staging + sender->next;
   if (!local && !in_place && !take_staging(a, turn, mine, owner)) return false;
   u64 bytes = 2ull * layout.hidden;
-  if (local)
-    bytes = write_combine_row(a, row, data_of(a.rank, owner) + target, sender->total_bytes);
-  else if (!in_place)
-    bytes = write_combine_row(a, row, own_data(a.rank) + layout.staging(mine), 0);  // the network reads it soon
+  if (!in_place) {  // in one place, for the sake of registers; the network reads what is staged soon
+    u8* const out = local ? data_of(a.rank, owner) + target : own_data(a.rank) + layout.staging(mine);
+    bytes = write_combine_row(a, row, out, local ? sender->total_bytes : 0);
+  }
   if (!local) {
     Command m;
     m.op = Op::kWrite;
