@@ -176,7 +176,7 @@ class CpuDevice:
         self._held: deque[tuple[_native.Event, object]] = deque()
         self._open = False  # a kernel was launched and its end not asked for
         self._blocks = settings.host_blocks
-        self._threads = settings.host_threads
+        self._threads = settings.host_threads or 1  # 0 is worked out by make_device
         self._results = OutputPool(arena)
 
     def empty(self, *shape: int, dtype: torch.dtype) -> torch.Tensor:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import importlib
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from uccl_ep.cores import cores_allowed, kernel_threads
 from uccl_ep.device import CpuDevice, Device
 from uccl_ep.errors import NotSupported, refuse
 
@@ -62,7 +63,11 @@ def choose_device(argument: str | None, environment: str) -> Choice:
 def make_device(choice: Choice, session: Session) -> Device:
     """The device of a session's rank."""
     if choice.driver is None:
-        return CpuDevice(session.settings, session.check, session.note, session.regions.arena)
+        settings = session.settings
+        if settings.host_threads == 0:
+            ranks = session.hosts.count(session.hosts[session.rank])
+            settings = replace(settings, host_threads=kernel_threads(cores_allowed(), ranks, settings.proxy_threads))
+        return CpuDevice(settings, session.check, session.note, session.regions.arena)
     from uccl_ep.gpu.device import GpuDevice
 
     return GpuDevice(choice.driver, choice.kernels, session)

@@ -309,7 +309,12 @@ VARIABLES: tuple[Variable, ...] = (
         _cpu_list,
     ),
     _integer("HOST_BLOCKS", 0, 65535, "Blocks of each kernel that runs on the CPU; 0: choose."),
-    _integer("HOST_THREADS", 1, 1024, "Worker threads of each kernel that runs on the CPU."),
+    _integer(
+        "HOST_THREADS",
+        0,
+        1024,
+        "Worker threads of each kernel that runs on the CPU; 0: the rank's share of what affinity and cgroup allow.",
+    ),
     Variable(
         PREFIX + "DEVICE",
         "device",

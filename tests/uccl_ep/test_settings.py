@@ -76,7 +76,7 @@ BAD = [
     ("PIN_CPUS", "3-1"),
     ("PIN_CPUS", "1,,2"),
     ("HOST_BLOCKS", "0x10"),
-    ("HOST_THREADS", "0"),
+    ("HOST_THREADS", "-1"),
     ("DEVICE", "rocm"),
     ("EXPLAIN", "maybe"),
     ("SHUFFLE_SEED", "18446744073709551616"),
