@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from uccl_ep.low_latency_formats import CombineFormat
+from uccl_ep.combine_rows import CombineFormat
 from uccl_ep.settings import Settings
 from uccl_ep.topology import Topology
 

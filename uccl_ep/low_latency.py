@@ -9,9 +9,10 @@ from typing import Any, NamedTuple
 import torch
 
 from uccl_ep import _native
+from uccl_ep.combine_rows import CombineFormat
 from uccl_ep.device import Device
 from uccl_ep.errors import InvalidArgument, NotSupported, refuse
-from uccl_ep.low_latency_formats import CombineFormat, Format, ReceivedRows
+from uccl_ep.low_latency_formats import Format, ReceivedRows
 from uccl_ep.low_latency_handle import Handle, OwnedInt, planes_of
 from uccl_ep.low_latency_overlap import Overlap
 from uccl_ep.low_latency_prototypes import Prototypes

@@ -10,20 +10,12 @@ import torch
 from uccl_ep import _native, checks
 from uccl_ep.broken_off import KeptUntilRun, kept_until_run
 from uccl_ep.collective import Collective
+from uccl_ep.combine_rows import combine_format
 from uccl_ep.device import Device, EventHandle
 from uccl_ep.errors import InvalidArgument, NotSupported, refuse
 from uccl_ep.events import EventOverlap
 from uccl_ep.low_latency import LowLatency
-from uccl_ep.low_latency_formats import (
-    BF16,
-    FP8,
-    FP8_UE8M0,
-    NVFP4,
-    NVFP4_UNIT,
-    Format,
-    combine_format,
-    global_scale_of,
-)
+from uccl_ep.low_latency_formats import BF16, FP8, FP8_UE8M0, NVFP4, NVFP4_UNIT, Format, global_scale_of
 from uccl_ep.low_latency_handle import Handle as LowLatencyHandle
 from uccl_ep.low_latency_handle import check_handle
 from uccl_ep.low_latency_overlap import OverlapArguments

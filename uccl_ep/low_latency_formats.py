@@ -1,9 +1,8 @@
-"""Row formats of low latency: what kernels are told and write into, and the views that callers get."""
+"""Row formats of a low-latency dispatch: what kernels are told and write into, and the views that callers get."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import IntEnum
 from typing import Any
 
 import torch
@@ -15,42 +14,6 @@ Tensor = torch.Tensor
 BF16, FP8, FP8_UE8M0, NVFP4 = range(4)  # RowFormat of kernels/layout/low_latency.h
 NVFP4_UNIT = 64  # channels whose NVFP4 scales fill a word
 TILE_ROWS = 128  # rows whose NVFP4 scales lie together
-_FP8_UNIT = 128  # channels that share an FP8 scale
-_LOGFMT_UNIT, _MAX_LOGFMT_UNITS = 512, 64  # channels that are encoded together or not at all, and how often
-
-
-class CombineFormat(IntEnum):
-    """How rows of a combine travel: CombineFormat of kernels/layout/low_latency.h."""
-
-    BF16 = 0
-    LOGFMT = 1
-    FP8 = 2
-
-    @property
-    def keyword(self) -> str:
-        """What low_latency_combine calls it."""
-        return f"use_{self.name.lower()}"
-
-
-def combine_format(use_logfmt: bool, use_fp8: bool, zero_copy: bool, hidden: int) -> CombineFormat:
-    """What a combine's keywords ask for.
-
-    Raises:
-        InvalidArgument: both formats, one with zero_copy, or rows that it cannot hold.
-    """
-    if use_logfmt and use_fp8:
-        refuse("use_logfmt and use_fp8", "both True", "one of them")
-    form = CombineFormat.LOGFMT if use_logfmt else CombineFormat.FP8 if use_fp8 else CombineFormat.BF16
-    if form is CombineFormat.BF16:
-        return form
-    if zero_copy:
-        refuse("zero_copy", True, f"False with {form.keyword}=True")
-    if use_fp8 and hidden % _FP8_UNIT:
-        refuse("use_fp8", True, f"hidden a multiple of {_FP8_UNIT}, not {hidden}")
-    if use_logfmt and (hidden % _LOGFMT_UNIT or hidden > _LOGFMT_UNIT * _MAX_LOGFMT_UNITS):
-        most = _LOGFMT_UNIT * _MAX_LOGFMT_UNITS
-        refuse("use_logfmt", True, f"hidden a multiple of {_LOGFMT_UNIT} up to {most}, not {hidden}")
-    return form
 
 
 @dataclass(frozen=True)

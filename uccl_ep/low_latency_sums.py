@@ -10,9 +10,9 @@ import torch
 
 from uccl_ep import _native
 from uccl_ep.combine_form import CombineForm, by_model, form_of_call, room_for_sums
+from uccl_ep.combine_rows import CombineFormat
 from uccl_ep.device import Device
 from uccl_ep.errors import refuse
-from uccl_ep.low_latency_formats import CombineFormat
 from uccl_ep.memory import low_latency_layout
 from uccl_ep.session import Session
 

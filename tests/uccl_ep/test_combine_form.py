@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from uccl_ep.combine_form import FORMS, CombineForm, by_model, form_of_call, room_for_sums
-from uccl_ep.low_latency_formats import CombineFormat
+from uccl_ep.combine_rows import CombineFormat
 from uccl_ep.settings import Settings, describe
 from uccl_ep.topology import split_into_nodes
 

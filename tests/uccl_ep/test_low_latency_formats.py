@@ -1,5 +1,4 @@
-"""NVFP4 rows as callers see them: shapes, strides and bytes against the reference cast; FP8 rows of combine; what is
-refused."""
+"""NVFP4 rows as callers see them: shapes, strides and bytes against the reference cast; and what is refused."""
 
 from __future__ import annotations
 
@@ -11,16 +10,7 @@ import torch
 
 from tests.uccl_ep.ranks import assert_refused, case, expert_rows, low_latency, reference_of, same
 from uccl_ep import Buffer, ThreadGroup, reference, run_ranks
-from uccl_ep.low_latency_formats import (
-    BF16,
-    FP8,
-    FP8_UE8M0,
-    NVFP4,
-    CombineFormat,
-    ReceivedRows,
-    combine_format,
-    global_scale_of,
-)
+from uccl_ep.low_latency_formats import BF16, FP8, FP8_UE8M0, NVFP4, ReceivedRows, global_scale_of
 from uccl_ep.reference import RandomCase
 from uccl_ep.reference_formats import cast_nvfp4, dequantise_nvfp4, unswizzle_nvfp4
 
@@ -175,54 +165,3 @@ def test_low_latency_formats_memory_of_each() -> None:
         assert [part.data_ptr() for part in parts] == [t.data_ptr() for t in (rows.x, rows.scales) if t is not None]
     assert global_scale_of(torch.full((2, 2), 5.0), look=True).numel() == 4
     assert global_scale_of(torch.tensor([1.0, 2.0]), look=False).numel() == 2  # on a GPU nobody looks
-
-
-@pytest.mark.parametrize("per_node", [1, 2, 4])
-@pytest.mark.parametrize("way", ["hook", "now"])
-def test_low_latency_formats_fp8_combine_is_the_reference_cast(variables: Any, per_node: int, way: str) -> None:
-    """Rows of all ranks are cast, wherever they are, so that results do not depend on who shares a node."""
-    variables(RANKS_PER_NODE=per_node, TRANSPORT="loopback")
-    c = case(41 + per_node, "mixed" if way == "now" else "some_unused", num_ranks=4, hidden=384, max_tokens=20)
-    c.topk_idx[:] = [torch.where(ids >= c.shape.num_experts, -1, ids) for ids in c.topk_idx]
-    rows = [expert_rows(r, c.shape) for r in range(4)]
-    given = (rows, c.topk_idx, c.topk_weights, reference_of(c))
-    coded, plain = (reference.low_latency_combine(*given, use_fp8=fp8) for fp8 in (True, False))
-    assert all(reference.calc_diff(a, b) < 1e-3 for a, b in zip(coded, plain, strict=True) if a.numel())
-
-    def body(group: ThreadGroup) -> list[int]:
-        rank, sent = group.rank(), []
-        with low_latency(group, c.shape) as buffer:
-            for turn in range(4):
-                handle = send(buffer, c, torch.ones(1), use_nvfp4=False)[2]
-                buffer.barrier()
-                before = int(buffer.stats()["proxy"]["write_bytes"])
-                out, _, hook = buffer.low_latency_combine(
-                    rows[rank], c.topk_idx[rank], c.topk_weights[rank], handle,
-                    use_fp8=turn % 2 == 1, return_recv_hook=way == "hook",
-                )  # fmt: skip
-                if hook is not None:
-                    hook()
-                assert same(out, (coded if turn % 2 else plain)[rank]), turn
-                buffer.barrier()
-                sent.append(int(buffer.stats()["proxy"]["write_bytes"]) - before)
-        return sent
-
-    sent = torch.tensor(run_ranks(4, body)).sum(0).tolist()
-    assert sent[0] == sent[2] and sent[1] == sent[3]
-    assert sent[1] < 0.62 * sent[0] if per_node < 4 else sent[0] == 0
-
-
-def test_low_latency_formats_of_combine() -> None:
-    assert combine_format(False, False, True, 8) is CombineFormat.BF16
-    assert combine_format(True, False, False, 1536) is CombineFormat.LOGFMT
-    assert combine_format(False, True, False, 1 << 18) is CombineFormat.FP8
-    table: list[tuple[tuple[bool, bool, bool, int], list[object]]] = [
-        ((True, True, False, 512), ["use_logfmt and use_fp8", "both True", "one of them"]),
-        ((True, False, True, 512), ["zero_copy=True", "False with use_logfmt=True"]),
-        ((False, True, True, 512), ["zero_copy=True", "False with use_fp8=True"]),
-        ((False, True, False, 200), ["use_fp8=True", "a multiple of 128", "not 200"]),
-        ((True, False, False, 256), ["use_logfmt=True", "a multiple of 512 up to 32768", "not 256"]),
-        ((True, False, False, 1 << 16), ["use_logfmt=True", "up to 32768", "not 65536"]),
-    ]
-    for asked, words in table:
-        assert_refused(lambda asked=asked: combine_format(*asked), words)

@@ -1,0 +1,44 @@
+"""How rows of a low-latency combine travel: what kernels are told, and what callers may ask for. Loads no torch."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+from uccl_ep.errors import refuse
+
+_FP8_UNIT = 128  # channels that share a scale
+_LOGFMT_UNIT, _MAX_LOGFMT_UNITS = 512, 64  # channels that are encoded together or not at all, and how often
+
+
+class CombineFormat(IntEnum):
+    """How rows of a combine travel: CombineFormat of kernels/layout/low_latency.h."""
+
+    BF16 = 0
+    LOGFMT = 1
+    FP8 = 2
+
+    @property
+    def keyword(self) -> str:
+        """What low_latency_combine calls it."""
+        return f"use_{self.name.lower()}"
+
+
+def combine_format(use_logfmt: bool, use_fp8: bool, zero_copy: bool, hidden: int) -> CombineFormat:
+    """What a combine's keywords ask for.
+
+    Raises:
+        InvalidArgument: both formats, one with zero_copy, or rows that it cannot hold.
+    """
+    if use_logfmt and use_fp8:
+        refuse("use_logfmt and use_fp8", "both True", "one of them")
+    form = CombineFormat.LOGFMT if use_logfmt else CombineFormat.FP8 if use_fp8 else CombineFormat.BF16
+    if form is CombineFormat.BF16:
+        return form
+    if zero_copy:
+        refuse("zero_copy", True, f"False with {form.keyword}=True")
+    if use_fp8 and hidden % _FP8_UNIT:
+        refuse("use_fp8", True, f"hidden a multiple of {_FP8_UNIT}, not {hidden}")
+    if use_logfmt and (hidden % _LOGFMT_UNIT or hidden > _LOGFMT_UNIT * _MAX_LOGFMT_UNITS):
+        most = _LOGFMT_UNIT * _MAX_LOGFMT_UNITS
+        refuse("use_logfmt", True, f"hidden a multiple of {_LOGFMT_UNIT} up to {most}, not {hidden}")
+    return form
