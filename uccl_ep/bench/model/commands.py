@@ -49,7 +49,12 @@ def count_bytes(
         str, typer.Option("--format", help="Dispatch rows: bf16, fp8, fp8-ue8m0.", rich_help_panel=_COUNTED)
     ] = "fp8",
     combine_format: Annotated[
-        str, typer.Option(help="Rows of our low-latency combine: bf16, logfmt, fp8.", rich_help_panel=_COUNTED)
+        str,
+        typer.Option(
+            help="Rows of our low-latency combine: bf16, logfmt or fp8. The last two go directly; by node they are "
+            "counted too, but not built.",
+            rich_help_panel=_COUNTED,
+        ),
     ] = "bf16",
     network: Annotated[
         str, typer.Option(help="What the choice is made for: cx7, efa or tcp.", rich_help_panel=_COUNTED)
