@@ -245,6 +245,23 @@ class Buffer(LowLatencyApi, ThroughputApi, MaskApi, RecoveryApi):
         _ = self._session  # refuses a Buffer that has been destroyed
         return self._device.empty(num_rows, hidden, dtype=dtype)
 
+    def set_call_tag(self, tag: int) -> None:
+        """Names the step that calls from now on belong to, so that ranks which are in different steps refuse the call.
+
+        Calls are matched by their number and compared by shape, dtype and the dispatch that they answer. A rank that left
+        out a whole step (dispatch and combine) has the same shapes as the others and is only noticed by its tag. Ours, not
+        DeepEP's; captured graphs keep the tag of their capture.
+
+        Args:
+            tag: 0 to 2**32 - 1, the same on all ranks in the same step, such as the number of the iteration.
+
+        Raises:
+            InvalidArgument: not an int in that range.
+        """
+        tag = checks.whole("tag", tag, 0, (1 << 32) - 1)
+        self._session.context.tag = tag
+        self._low_latency.refresh_context()
+
     def memory_bill(self) -> MemoryBill:
         """What this rank has allocated, by purpose; print it."""
         return self._session.bill()

@@ -26,20 +26,38 @@ _PHASES = (
     "combine (sums in the node)",
     "combine (receive of sums)",
 )
-# What a mismatch is about, by the record's channel field (kernels/throughput/counts.h; the last and top-k also
-# kernels/low_latency/combine_reduce.h).
-_COUNTED = (
-    "number of channels (Config.num_sms // 2)",
-    "number of experts",
-    "top-k",
-    "row bytes (hidden size times element size)",
-    "scale bytes of a row",
-    "presence of topk_idx",
-    "presence of topk_weights",
-    "rows received against num_worst_tokens",
-    "most tokens of a rank (num_max_dispatch_tokens_per_rank)",
+# Of a throughput row, by the number that travels with a call (ThroughputShape in proxy/wire/identity.h).
+_DTYPES = (
+    "another dtype",
+    *"uint8 int8 uint16 int16 uint32 int32 uint64 int64 bool float16 bfloat16 float32 float64".split(),
+    *"float8_e4m3fn float8_e5m2 float8_e4m3fnuz float8_e5m2fnuz float8_e8m0fnu float4_e2m1fn_x2".split(),
+    *"complex32 complex64 complex128".split(),
 )
+_CALLS = ("no call", "low_latency_dispatch", "low_latency_combine", "dispatch with a handle", "combine")
+# MismatchField (proxy/wire/identity.h): what it is, and names of its values where numbers would not say them.
+_FIELDS: tuple[tuple[str, Sequence[str]], ...] = (
+    ("number of channels (Config.num_sms // 2)", ()),
+    ("number of experts", ()),
+    ("top-k", ()),
+    ("row bytes (hidden size times element size)", ()),
+    ("scale bytes of a row", ()),
+    ("presence of topk_idx", ()),
+    ("presence of topk_weights", ()),
+    ("rows received against num_worst_tokens", ()),
+    ("most tokens of a rank (num_max_dispatch_tokens_per_rank)", ()),
+    ("hidden size", ()),
+    ("row format (use_fp8, use_ue8m0, use_nvfp4, use_logfmt)", ()),
+    ("form of combine (UCCL_EP_LOW_LATENCY_COMBINE, or a row format that has no sums in the node)", ("direct", "node")),
+    ("call", _CALLS),
+    ("dispatch that the handle is of (counted from 1)", ()),
+    ("tag of the step (Buffer.set_call_tag)", ()),
+    ("dtype of x", _DTYPES),
+)
+# Row formats by WaitPhase: of dispatch, and (any other) of combine.
+_DISPATCH_FORMATS, _COMBINE_FORMATS = ("bf16", "fp8", "fp8 with ue8m0", "nvfp4"), ("bf16", "logfmt", "fp8")
+_ROW_FORMAT = 10
 _NONE = 0xFFFFFFFF
+DISPATCH_RECEIVE = 3  # WaitPhase
 BARRIER = 7  # WaitPhase
 COMPUTE_SIGNAL = 11  # WaitPhase
 # The Phase (proxy/wire/immediate.h) whose progress word tells of a WaitPhase; barriers have that of kSpare.
@@ -113,6 +131,22 @@ def phase_name(phase: int) -> str:
     return _PHASES[phase] if phase < len(_PHASES) else f"phase {phase}"
 
 
+def dtype_code(dtype: object) -> int:
+    """The number by which ranks compare the dtype of rows."""
+    name = str(dtype).removeprefix("torch.")
+    return _DTYPES.index(name) if name in _DTYPES else 0
+
+
+def _difference(fault: Mapping[str, int]) -> tuple[str, str, str]:
+    """(what, this rank's value, the peer's) of a mismatch."""
+    field = fault["channel"]
+    what, names = _FIELDS[field] if field < len(_FIELDS) else (f"field {field}", ())
+    if field == _ROW_FORMAT:
+        names = _DISPATCH_FORMATS if fault["phase"] == DISPATCH_RECEIVE else _COMBINE_FORMATS
+    here, there = (names[value] if value < len(names) else str(value) for value in (fault["expected"], fault["seen"]))
+    return what, here, there
+
+
 def error_of(
     fault: Mapping[str, int], rank: int, hostnames: Sequence[str], evidence: Evidence | None = None
 ) -> UcclEpError:
@@ -156,11 +190,8 @@ def error_of(
         reason = "it has given up this call itself, before its rows were read where they lie; its own error says why"
         return PeerLost(rank=rank, peer=peer, host=host, phase=phase, reason=reason)
     if kind == MISMATCH:
-        channel = fault["channel"]
-        what = _COUNTED[channel] if channel < len(_COUNTED) else "hidden size or row format"
-        return SettingsMismatch(
-            f"rank {rank} and {who} disagree in {phase}: {what} is {fault['expected']} here and {fault['seen']} there"
-        )
+        what, here, there = _difference(fault)
+        return SettingsMismatch(f"rank {rank} and {who} disagree in {phase}: {what} is {here} here and {there} there")
     if kind == RING_FULL:
         return UcclEpError(
             f"rank {rank}: a command ring towards {who} stayed full until the deadline "

@@ -163,6 +163,11 @@ class LowLatency:
         self._sums.use(form)
         self._recorded = shape if capturing else self._recorded
 
+    def refresh_context(self) -> None:
+        """The session's context has changed: calls from now on have it."""
+        if self._shape is not None:
+            self._prototypes.lay_out(self._layout, self._shape[2])
+
     def leave_shape(self, barrier: Callable[[], None]) -> None:
         """After a receiving half: when the sizes are not those of this Buffer's graphs, all ranks wait for each other,
         so that a replay finds the region unused."""
@@ -243,7 +248,8 @@ class LowLatency:
         count = device.empty(local, dtype=torch.int32)
         # Three planes: token, slot at its source, source rank. The handle shows the first; combine finds the others
         # behind it in the same storage, so that a handle put together again from its parts still works.
-        src_info = device.empty(3, local, rows, dtype=torch.int32)
+        # Behind the planes the kernel leaves the dispatch's number, which combine shows to the other ranks.
+        src_info = device.empty(3 * local * rows + 1, dtype=torch.int32)
         layout_range = device.empty(local, ranks, dtype=torch.int64)
         given = (x, topk_idx, form.global_scale, cumulative_stats, wait_stats)
 

@@ -51,7 +51,7 @@ def check_handle(handle: Any, num_ranks: int, owner: object = None) -> tuple[int
 
 
 def planes_of(handle: Handle) -> int:
-    """Address of the three int32 planes [3, L, P] whose first is a handle's src_info.
+    """Address of the three int32 planes [3, L, P] whose first is a handle's src_info; the dispatch's number is behind them.
 
     Raises:
         InvalidArgument: src_info is a copy, without what lies behind the original.
@@ -59,7 +59,7 @@ def planes_of(handle: Handle) -> int:
     src_info = handle[0]
     count = src_info.numel()
     base = src_info.untyped_storage()
-    whole = src_info.is_contiguous() and src_info.storage_offset() == 0 and base.nbytes() >= 12 * count
+    whole = src_info.is_contiguous() and src_info.storage_offset() == 0 and base.nbytes() >= 12 * count + 4
     if not whole or not handle[1].is_contiguous():
         raise InvalidArgument(
             "handle: its src_info is not the tensor that low_latency_dispatch returned (a copy lacks the source slots "

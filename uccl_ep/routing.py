@@ -35,6 +35,7 @@ class Routing:
     rank_prefix: Tensor  # [N, N] on one node, else [N]
     expert_counts: Tensor | HostWords  # [L]
     recv_total: Tensor | HostWords  # [1]
+    number: Tensor  # [1] of the count exchange; ranks compare it in each call with this routing
     recv_src_idx: Tensor  # [rows]
     num_rows: int  # rows of the outputs (worst case when there was no CPU sync)
     owner: object  # of the Buffer that made it

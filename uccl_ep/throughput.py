@@ -11,6 +11,7 @@ import torch
 from uccl_ep import _native
 from uccl_ep.device import Device
 from uccl_ep.errors import InvalidArgument, NotSupported, refuse
+from uccl_ep.faults import dtype_code
 from uccl_ep.routing import Routing
 from uccl_ep.session import Session
 from uccl_ep.sizes import format_bytes
@@ -62,9 +63,10 @@ class Throughput:
         self._session, self._device = session, device
         self._owner = object()
         self._epoch = device.zeros(1, dtype=torch.int64)
+        self._identities = device.zeros(_native.IDENTITY_STATE_BYTES // 8, dtype=torch.int64)
         self._settled = device.zeros(_native.SETTLED_GEOMETRY_BYTES // 4, dtype=torch.int32)
         self._geometry: dict[str, Any] = {"dispatch": None, "combine": None}
-        self.calls = 0  # dispatches that counted
+        self.calls = 0  # dispatches and combines
         self._masked_at: dict[int, int] = {}  # by rank: `calls` when the caller masked it
         self._recorded = False  # calls of this rank are in graphs, which run without passing here
 
@@ -153,7 +155,9 @@ class Throughput:
         return _native.StreamGeometry.make(unit, channels, row_bytes)
 
     def _call(self, routing: Routing, shape: Any, geometry: Any, direction: str) -> Any:
+        self.calls += 1
         call = _native.ThroughputCall()
+        call.number, call.identities = routing.number.data_ptr(), self._identities.data_ptr()
         call.layout = self._session.plan.throughput
         call.geometry, call.shape = geometry, shape
         call.num_local_experts = routing.num_local_experts
@@ -185,7 +189,6 @@ class Throughput:
         """Queues the count exchange; the routing's tables are filled when it has run."""
         device, topology = self._device, self._session.topology
         ranks, nodes, readers = topology.num_ranks, topology.num_nodes, max(topology.sizes)
-        self.calls += 1
         # What a kernel masks later must not change whom tokens go to: others have been told how many there are.
         taken = device.empty(*in_rank.shape, dtype=torch.bool) if self._session.shrink else in_rank
         # The handle's combine sends bf16 rows over the same channels; they may be larger than these.
@@ -208,6 +211,7 @@ class Throughput:
             rank_prefix=device.empty(*((ranks, ranks) if nodes == 1 else (ranks,)), dtype=torch.int32),
             expert_counts=device.pinned(local, torch.int32) if known else device.empty(local, dtype=torch.int32),
             recv_total=device.pinned(1, torch.int32) if known else device.empty(1, dtype=torch.int32),
+            number=device.empty(1, dtype=torch.int32),
             recv_src_idx=device.empty(0, dtype=torch.int32),
             num_rows=options.num_worst_tokens,
             owner=self._owner,
@@ -220,16 +224,23 @@ class Throughput:
         args.taken = taken.data_ptr() if self._session.shrink else 0
         for name in (
             "channel_prefix node_rows recv_tokens recv_begin stream_rows reducer_tokens rank_prefix expert_counts "
-            "recv_total"
+            "recv_total number"
         ).split():
             setattr(args, name, getattr(routing, name).data_ptr())
         device.launch(_native.throughput_counts, args, device.shape(1, _WARPS))
         return routing
 
     def dispatch(
-        self, rows: Rows, topk_idx: Tensor | None, topk_weights: Tensor | None, shape: Any, routing: Routing, pad: bool
+        self,
+        rows: Rows,
+        topk_idx: Tensor | None,
+        topk_weights: Tensor | None,
+        shape: Any,
+        routing: Routing,
+        pad: bool = False,
+        again: bool = False,
     ) -> Dispatched:
-        """Queues the data kernel for a routing whose `num_rows` is known."""
+        """Queues the data kernel for a routing whose `num_rows` is known; `again`: no counts were exchanged for it."""
         device = self._device
         geometry = self._cut(routing.channels, shape.bytes(), self._session.topology.num_ranks)
         if geometry.num_slots == 0:
@@ -245,11 +256,13 @@ class Throughput:
         if topk_weights is not None:
             recv_weights = device.empty(routing.num_rows, topk_weights.shape[1], dtype=torch.float32)
         recv_src_idx = device.empty(routing.num_rows, dtype=torch.int32)
-        if routing.recv_src_idx.numel() == 0:  # a cached call finds the same ones again; the handle keeps its own
+        if not again:  # a cached call finds the same ones again; the handle keeps its own
             routing.recv_src_idx = recv_src_idx
+        call = self._call(routing, shape, geometry, "dispatch")
+        call.identify = int(again)  # the others have just been told with the counts
 
         args = _native.DispatchArgs()
-        args.rank, args.call = self._session.context, self._call(routing, shape, geometry, "dispatch")
+        args.rank, args.call = self._session.context, call
         args.x, args.recv_x = rows.x.data_ptr(), recv_x.data_ptr()
         if rows.scales is not None and recv_scales is not None:
             args.scales, args.recv_scales = rows.scales.data_ptr(), recv_scales.data_ptr()
@@ -290,7 +303,7 @@ class Throughput:
             )
         hidden = x.shape[1]
         shape = _native.RowShape()
-        shape.payload_bytes = hidden * 2
+        shape.payload_bytes, shape.dtype = hidden * 2, dtype_code(x.dtype)
         if topk_weights is not None:
             shape.topk, shape.has_weights = topk_weights.shape[1], 1
         geometry = self._cut(routing.channels, shape.bytes(), topology.num_ranks * (topology.num_ranks - 1))

@@ -13,6 +13,7 @@ from uccl_ep.config import Config
 from uccl_ep.device import Device, EventHandle
 from uccl_ep.errors import refuse
 from uccl_ep.events import EventOverlap
+from uccl_ep.faults import dtype_code
 from uccl_ep.recorder.calls import recorded
 from uccl_ep.routing import ThroughputHandle
 from uccl_ep.session import Session
@@ -187,7 +188,7 @@ class ThroughputApi:
             refuse("topk_idx and topk_weights", "given with a handle", "None in a cached call")
         if rows.x.shape[0] != routing.num_tokens:
             refuse("x", tuple(rows.x.shape), f"{routing.num_tokens} rows, as the handle's dispatch had")
-        d = self._throughput.dispatch(rows, None, None, _row_shape(rows, 0), routing, pad=False)
+        d = self._throughput.dispatch(rows, None, None, _row_shape(rows, 0), routing, again=True)
         return _payload(d), None, None, None, None, self._end(async_finish, d.keep)
 
     def _checked_topk(
@@ -306,7 +307,7 @@ class ThroughputApi:
 
 def _row_shape(rows: Rows, topk: int) -> Any:
     shape = _native.RowShape()
-    shape.payload_bytes = rows.payload_bytes
+    shape.payload_bytes, shape.dtype = rows.payload_bytes, dtype_code(rows.x.dtype)
     shape.scale_bytes = 0 if rows.scales is None else rows.scales.shape[1] * 4
     shape.topk, shape.has_ids, shape.has_weights = topk, int(topk > 0), int(topk > 0)
     return shape

@@ -13,6 +13,24 @@ DEV u8* own_control(const RankContext& c) { return c.control[c.topology.local]; 
 DEV u8* data_of(const RankContext& c, u32 local_rank) { return c.data[c.topology.local_of[local_rank]]; }
 DEV u8* control_of(const RankContext& c, u32 local_rank) { return c.control[c.topology.local_of[local_rank]]; }
 
+// ---- identities (wire/identity.h) --------------------------------------------------------------------------------
+
+DEV CallIdentity* own_identity(const RankContext& c, Phase phase, u64 epoch) {
+  return reinterpret_cast<CallIdentity*>(own_data(c) + c.signals.identity(phase, epoch));
+}
+
+// One lane: what another rank of the group wrote of its call, which an acquired flag has made readable, is this rank's
+// call too. Else the fault that is recorded says in what they differ.
+DEV bool same_call(const WaitContext& wait, WaitPhase phase, u32 peer, const CallIdentity& mine,
+                   const CallIdentity* theirs) {
+  const CallIdentity seen{simt::ld_relaxed_sys(&theirs->shape), simt::ld_relaxed_sys(&theirs->origin)};
+  IdentityDifference difference;
+  if (!first_difference(mine, seen, &difference)) return true;
+  record_fault(wait, WaitSite{phase, peer, static_cast<u32>(difference.what), difference.mine}, FaultKind::kMismatch,
+               difference.theirs);
+  return false;
+}
+
 DEV WaitContext wait_context(const RankContext& c) {
   u8* control = own_control(c);
   return begin_wait(

@@ -6,6 +6,7 @@
 // Combine keeps one row per (token, k) at the token's owner, stored there by load/store or by a write. Where it is
 // reduced in the node first (combine_reduce.h), a host also keeps one per (token, k) of each source that it stands for.
 #pragma once
+#include "wire/control.h"
 #include "wire/limits.h"
 #include "wire/types.h"
 
@@ -28,12 +29,12 @@ struct Nvfp4Scales {
 };
 
 // In front of the top-k ids (i16, row-major [num_tokens, topk]) of a routing block: -1 where nothing is routed, or where
-// the token has named that expert before.
+// the token has named that expert before. What the call is stands in its CallIdentity.
 struct alignas(16) RoutingHeader {
-  u32 num_tokens, hidden, num_experts;
-  u16 topk, format;
+  u32 num_tokens, topk;
+  u64 unused;
 };
-static_assert(sizeof(RoutingHeader) == 16 && kMaxTopk < 1u << 16);
+static_assert(sizeof(RoutingHeader) == 16);
 
 // In front of what a host needs to sum a source's rows: float32 [num_tokens, topk] weights, then i16 ids of the same
 // shape, as the caller gave them, or -1 where they name no expert.
@@ -44,6 +45,7 @@ struct alignas(16) WeightsHeader {
 static_assert(sizeof(WeightsHeader) == 16);
 
 struct LowLatencyLayout {
+  static constexpr u64 kHeaderBytes = sizeof(ExpectHeader);
   u32 max_tokens = 0;  // M, tokens a rank and call
   u32 hidden = 0;
   u32 max_topk = 0;
@@ -83,7 +85,9 @@ struct LowLatencyLayout {
   constexpr u64 slots_bytes() const {
     return align_up(static_cast<u64>(max_tokens) * max_topk * combine_row_bytes(), 128);
   }
-  constexpr u64 headers_bytes() const { return align_up(static_cast<u64>(num_ranks) * (reduces ? 5 : 3) * 32, 128); }
+  constexpr u64 headers_bytes() const {
+    return align_up(static_cast<u64>(num_ranks) * (reduces ? 5 : 3) * kHeaderBytes, 128);
+  }
   // Rows of one source that its host sums, and the source's weights.
   constexpr u64 weights_stride() const { return align_up(weights_bytes(max_tokens, max_topk), 128); }
   constexpr u64 reduction_bytes() const {
@@ -108,7 +112,7 @@ struct LowLatencyLayout {
   // reduce, weights (3) and sums (4).
   constexpr u64 header(u64 epoch, u32 kind, u32 peer) const {
     return set(epoch) + (1 + num_hosted) * source_bytes() + slots_bytes() +
-           (static_cast<u64>(kind) * num_ranks + peer) * 32;
+           (static_cast<u64>(kind) * num_ranks + peer) * kHeaderBytes;
   }
   constexpr u64 staged_weights(u64 epoch) const { return header(epoch, 0, 0) + headers_bytes(); }
   constexpr u64 hosted_weights(u64 epoch, u32 slot) const {

@@ -17,6 +17,8 @@ struct RankContext {
   u32* mask;           // [num_ranks], 1 = left out
   u64* peer_stats;     // [num_ranks][kPeerStats], see PeerStat
   u64 timeout_ns;
+  u32 tag;             // what the caller calls the step that it is in (CallIdentity), 0 = nothing
+  u32 unused;
   u64 control_offset;  // where the control segment starts in the flat offset space
   SignalLayout signals;
   ControlLayout control_layout;

@@ -1,6 +1,8 @@
 // The words at the start of a rank's data region that kernels of its node write and wait on. (What proxies write is in
-// wire/control.h.) One writer each, only growing, 8 bytes.
+// wire/control.h.) One writer each, only growing, 8 bytes
+// (but for identities).
 #pragma once
+#include "wire/identity.h"
 #include "wire/immediate.h"
 #include "wire/limits.h"
 #include "wire/types.h"
@@ -37,7 +39,12 @@ struct SignalLayout {
   }
   // Round of the node's own barrier that this rank has entered.
   constexpr u64 barrier() const { return sent_begin() + (kNumDirections + 1) * streams() * 8; }
-  constexpr u64 bytes() const { return align_up(barrier() + 64, 4096); }
+  // The identity of this rank's call, for ranks of its node: released by the flag of the same phase and epoch. No shape
+  // of a call moves it, so that what another shape has left is never taken for it. Two sets, by epoch parity.
+  constexpr u64 identity(Phase phase, u64 epoch) const {
+    return align_up(barrier() + 64, 64) + (static_cast<u64>(phase) * 2 + (epoch & 1)) * sizeof(CallIdentity);
+  }
+  constexpr u64 bytes() const { return align_up(identity(static_cast<Phase>(kNumPhases), 0), 4096); }
 
   u32 max_readers = 1;  // largest node
 

@@ -10,6 +10,7 @@
 // Rings are cut from *units* of equal size (one unit per source or cell), each shared out among the channels of the
 // call. A chunk's number never resets, so late credits and writes of an older call cannot be taken for new ones.
 #pragma once
+#include "wire/control.h"
 #include "wire/limits.h"
 #include "wire/types.h"
 
@@ -38,6 +39,7 @@ struct RowShape {
   u32 topk = 0;  // 0: no ids, no weights
   u32 has_ids = 0;
   u32 has_weights = 0;
+  u32 dtype = 0;  // of the payload, by a number that all ranks have alike; moves no byte
 
   constexpr u64 scales() const { return sizeof(RowHeader) + payload_bytes; }
   constexpr u64 weights() const { return scales() + scale_bytes; }
@@ -92,7 +94,10 @@ struct StreamGeometry {
 struct alignas(16) CountsHeader {
   u32 num_channels, num_local_experts, num_readers, topk;
   u32 payload_bytes, scale_bytes, has_ids, has_weights;
+  u64 epoch;  // of the exchange
+  u32 dtype, tag;
 };
+static_assert(sizeof(CountsHeader) == 48);
 
 struct ThroughputLayout {
   u64 base = 0;  // where this part starts in the data region
@@ -114,7 +119,7 @@ struct ThroughputLayout {
   constexpr u64 num_units() const { return 1 + remote_cells() + num_hosted + num_ranks + num_hosted + remote_cells(); }
   // Two sets of counts, by epoch: outgoing per cell, and hosted; then expect headers per cell.
   constexpr u64 counts_set_bytes() const {
-    return (num_cells + num_hosted) * counts_bytes() + align_up(num_cells * 32ull, 128);
+    return (num_cells + num_hosted) * counts_bytes() + align_up(num_cells * sizeof(ExpectHeader), 128);
   }
   constexpr u64 bytes() const { return 2 * counts_set_bytes() + num_units() * unit_bytes; }
 
@@ -124,7 +129,7 @@ struct ThroughputLayout {
     return counts_set(epoch) + (num_cells + slot) * counts_bytes();
   }
   constexpr u64 counts_expect(u64 epoch, u32 cell) const {
-    return counts_set(epoch) + (num_cells + num_hosted) * counts_bytes() + cell * 32ull;
+    return counts_set(epoch) + (num_cells + num_hosted) * counts_bytes() + cell * sizeof(ExpectHeader);
   }
 
   constexpr u64 units() const { return base + 2 * counts_set_bytes(); }

@@ -41,36 +41,65 @@ DEV bool await_rings(const CombineReceiveArgs& a, const Turn& turn) {
   return true;
 }
 
-// What says that everything of a rank is here: its flag, null where it sends nothing, and what to wait for.
+// What says that everything of a rank is here: its flag, null where it sends nothing, and what to wait for; of another
+// node's rank also its ExpectHeader.
 struct Awaited {
   const u64* flag;
   WaitSite site;
+  const ExpectHeader* announced;
 };
 DEV Awaited awaited(const CombineReceiveArgs& a, const Turn& turn, u32 r) {
   const TopologyView& topology = a.rank.topology;
   WaitSite site{WaitPhase::kCombineReceive, r, ~0u, turn.epoch};
-  if (topology.is_local(r)) return Awaited{word(own_data(a.rank), a.rank.signals.flag(Phase::kCombine, r)), site};
+  if (topology.is_local(r))
+    return Awaited{word(own_data(a.rank), a.rank.signals.flag(Phase::kCombine, r)), site, nullptr};
   // Of a node that sums its rows only this rank's host there sends.
   if (a.call.reduces && (topology.is_absent(r) || topology.host_of(topology.rank, topology.cell_of[r]) != r))
-    return Awaited{nullptr, site};
+    return Awaited{nullptr, site, nullptr};
   if (a.call.reduces) site.phase = WaitPhase::kCombineSums;
   site.expected = turn.number;
   const Phase phase = a.call.reduces ? Phase::kReduced : Phase::kCombine;
-  return Awaited{word(own_control(a.rank), a.rank.control_layout.flag(phase, r)), site};
+  u8* const control = own_control(a.rank);
+  return Awaited{word(control, a.rank.control_layout.flag(phase, r)), site,
+                 announced_by(a.rank, control, phase, turn.number, r)};
 }
 
-// Whole block: everything that any rank sent for this epoch is here, or that rank is masked.
+// Lane 0 of a warp, where sums of a node come from its hosts only: what the other ranks of other nodes are called with
+// comes by itself. Before sums are waited for, which a host in another call does not send. Ranks that this one stands for
+// are left out: their weights say it, and have been compared by the sum.
+DEV bool compare_calls(const CombineReceiveArgs& a, const Turn& turn) {
+  const TopologyView& topology = a.rank.topology;
+  u8* const control = own_control(a.rank);
+  for (u32 r = simt::warp(); r < topology.num_ranks; r += simt::num_warps()) {
+    if (topology.is_local(r) || topology.is_absent(r) || topology.host_of(r, topology.cell) == topology.rank) continue;
+    const u64* const flag = word(control, a.rank.control_layout.flag(Phase::kWeights, r));
+    const WaitSite site{WaitPhase::kCombineWeights, r, kNoChannel, turn.number};
+    bool absent;
+    if (!wait_for_flag(a.rank, turn.wait, site, flag, turn.number, &absent)) return false;
+    const ExpectHeader* const announced = announced_by(a.rank, control, Phase::kWeights, turn.number, r);
+    if (!absent && !in_same_call(a.rank, turn, Phase::kCombine, site, announced)) return false;
+  }
+  return true;
+}
+
+// Whole block: everything that any rank sent for this epoch is here, or that rank is masked. One block of the launch
+// compares calls: a difference ends the call of all.
 DEV bool await_combine(const CombineReceiveArgs& a, const Turn& turn, u32* shared_ok) {
   if (simt::tid() == 0) simt::st_release_gpu(shared_ok, 1u);
   simt::sync_block();
   const bool network_reads = a.zero_copy && a.rank.topology.num_nodes > 1 && !a.call.reduces;
   if (network_reads && simt::bid() == 0 && simt::lane() == 0 && !await_rings(a, turn))
     simt::st_release_gpu(shared_ok, 0u);
+  if (a.call.reduces && simt::bid() == 0 && simt::lane() == 0 && !compare_calls(a, turn))
+    simt::st_release_gpu(shared_ok, 0u);
   if (simt::lane() == 0)
     for (u32 r = simt::warp(); r < a.rank.topology.num_ranks; r += simt::num_warps()) {
       const Awaited from = awaited(a, turn, r);
       if (from.flag == nullptr) continue;
-      if (!wait_and_count(a.rank, turn.wait, from.site, from.flag, a.wait_stats)) simt::st_release_gpu(shared_ok, 0u);
+      if (!wait_and_count(a.rank, turn.wait, from.site, from.flag, a.wait_stats) ||
+          !(simt::bid() != 0 || masked(a.rank, r) ||
+            in_same_call(a.rank, turn, Phase::kCombine, from.site, from.announced)))
+        simt::st_release_gpu(shared_ok, 0u);
     }
   simt::sync_block();
   const bool ok = simt::ld_acquire_gpu(shared_ok) != 0;

@@ -39,31 +39,51 @@ DEV bool await_contributors(const CombineReduceArgs& a, const Turn& turn, u32* s
       const u32 r = a.rank.topology.mates[i];
       const u64* flag = word(own_data(a.rank), a.rank.signals.flag(Phase::kCombine, r));
       const WaitSite site{WaitPhase::kCombineReduce, r, ~0u, turn.epoch};
-      if (!wait_and_count(a.rank, turn.wait, site, flag, a.wait_stats)) simt::st_release_gpu(shared_ok, 0u);
+      if (!wait_and_count(a.rank, turn.wait, site, flag, a.wait_stats) ||
+          !(simt::bid() != 0 || masked(a.rank, r) || in_same_call(a.rank, turn, Phase::kCombine, site, nullptr)))
+        simt::st_release_gpu(shared_ok, 0u);
     }
   simt::sync_block();
   return simt::ld_acquire_gpu(shared_ok) != 0;
 }
 
-// One lane: a source's block holds no more than there is room for. `channel` says which number is not
-// (_COUNTED in uccl_ep/faults.py).
-DEV bool check_weights(const CombineReduceArgs& a, const Turn& turn, u32 source) {
-  const u32 slot = a.rank.topology.hosted_slot(source, a.rank.topology.cell);
-  const u8* block = own_data(a.rank) + a.call.layout.hosted_weights(turn.epoch, slot);
-  const WeightsHeader& header = *reinterpret_cast<const WeightsHeader*>(block);
-  const u32 theirs[] = {header.topk, header.num_tokens};
-  const u32 most[] = {a.call.layout.max_topk, a.call.layout.max_tokens};
-  const u32 what[] = {2, 8};
-  for (u32 i = 0; i < 2; ++i) {
-    if (theirs[i] <= most[i]) continue;
-    record_fault(turn.wait, WaitSite{WaitPhase::kCombineWeights, source, what[i], most[i]}, FaultKind::kMismatch,
-                 theirs[i]);
-    return false;
-  }
-  return true;
+// What a source says of its tokens; of no more than there is room for, whatever its block says.
+struct WeightedIds {
+  u32 num_tokens, topk;
+  const float* weights;
+  const short* ids;
+};
+DEV const WeightsHeader* weights_header(const CombineReduceArgs& a, u64 epoch, u32 slot) {
+  return reinterpret_cast<const WeightsHeader*>(own_data(a.rank) + a.call.layout.hosted_weights(epoch, slot));
+}
+DEV WeightedIds weights_of(const CombineReduceArgs& a, u64 epoch, u32 slot) {
+  const WeightsHeader* header = weights_header(a, epoch, slot);
+  const u32 tokens = simt::ld_relaxed_sys(&header->num_tokens), topk = simt::ld_relaxed_sys(&header->topk);
+  const u32 count = tokens <= a.call.layout.max_tokens && topk <= a.call.layout.max_topk ? tokens : 0;
+  const float* weights = reinterpret_cast<const float*>(header + 1);
+  return WeightedIds{count, topk, weights, reinterpret_cast<const short*>(weights + static_cast<u64>(count) * topk)};
 }
 
-// One warp: what the source says of its tokens is here. Every warp waits; one of the launch counts how long.
+// One lane: a source is in the same call, and its block holds no more than there is room for.
+DEV bool check_weights(const CombineReduceArgs& a, const Turn& turn, u32 source) {
+  WaitSite site{WaitPhase::kCombineWeights, source, kNoChannel, turn.number};
+  const ExpectHeader* announced = announced_by(a.rank, own_control(a.rank), Phase::kWeights, turn.number, source);
+  if (!in_same_call(a.rank, turn, Phase::kCombine, site, announced)) return false;
+  const u32 slot = a.rank.topology.hosted_slot(source, a.rank.topology.cell);
+  const WeightsHeader& header = *weights_header(a, turn.epoch, slot);
+  const auto fits = [&](MismatchField what, u32 most, u32 theirs) {
+    if (theirs <= most) return true;
+    site.channel = static_cast<u32>(what);
+    site.expected = most;
+    record_fault(turn.wait, site, FaultKind::kMismatch, theirs);
+    return false;
+  };
+  return fits(MismatchField::kTopk, a.call.layout.max_topk, simt::ld_relaxed_sys(&header.topk)) &&
+         fits(MismatchField::kMaxTokens, a.call.layout.max_tokens, simt::ld_relaxed_sys(&header.num_tokens));
+}
+
+// One warp: what the source says of its tokens is here. Every warp waits; one of the launch counts how long, and one
+// compares calls: a difference ends the call of all.
 DEV bool await_weights(const CombineReduceArgs& a, const Turn& turn, u32 source) {
   bool ok = true;
   if (simt::lane() == 0) {
@@ -72,22 +92,9 @@ DEV bool await_weights(const CombineReduceArgs& a, const Turn& turn, u32 source)
     bool absent;
     ok = simt::warp() == 0 ? wait_and_count(a.rank, turn.wait, site, flag, a.wait_stats)
                            : wait_for_flag(a.rank, turn.wait, site, flag, turn.number, &absent);
-    ok = ok && check_weights(a, turn, source);
+    if (ok && simt::bid() == 0 && simt::warp() == 0) ok = check_weights(a, turn, source);
   }
   return warp_agree(ok);
-}
-
-struct WeightedIds {
-  u32 num_tokens, topk;
-  const float* weights;
-  const short* ids;
-};
-DEV WeightedIds weights_of(const CombineReduceArgs& a, u64 epoch, u32 slot) {
-  const u8* block = own_data(a.rank) + a.call.layout.hosted_weights(epoch, slot);
-  const WeightsHeader& header = *reinterpret_cast<const WeightsHeader*>(block);
-  const float* weights = reinterpret_cast<const float*>(block + sizeof(WeightsHeader));
-  const u64 count = static_cast<u64>(header.num_tokens) * header.topk;
-  return WeightedIds{header.num_tokens, header.topk, weights, reinterpret_cast<const short*>(weights + count)};
 }
 
 // One lane: a row of local rank `rank`'s, in the slot or where the slot says that it stays.
@@ -108,8 +115,8 @@ DEV TokenRows rows_of_token(const CombineReduceArgs& a, const WeightedIds& of, c
   TokenRows found{0, 0};
   for (u32 base = 0; base < of.topk; base += simt::kWarp) {
     const u32 k = base + simt::lane();
-    const bool use =
-        k < of.topk && ids[k] >= 0 && a.rank.topology.is_local(static_cast<u32>(ids[k]) / a.call.num_local_experts);
+    const bool use = k < of.topk && ids[k] >= 0 && static_cast<u32>(ids[k]) < a.call.num_experts &&
+                     a.rank.topology.is_local(static_cast<u32>(ids[k]) / a.call.num_local_experts);
     const simt::mask_t taking = simt::ballot(use);
     if (use) {
       u32 sent = 0;
@@ -185,7 +192,9 @@ KERNEL KERNEL_BOUNDS(kMaxBlockLanes) low_latency_combine_reduce(CombineReduceArg
     if (!stands_for(topology, s)) continue;
     const u32 writes = simt::ld_acquire_gpu(&a.num_writes[s]);
     simt::st_release_gpu(&a.num_writes[s], 0u);
-    send_expect(a.rank, turn, a.call, Announcement{Phase::kReduced, s, turn.number, writes, 4});
+    send_expect(
+        a.rank, turn, a.call,
+        Announcement{Phase::kReduced, s, turn.number, writes, 4, *own_identity(a.rank, Phase::kCombine, turn.epoch)});
   }
 }
 

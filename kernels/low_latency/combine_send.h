@@ -23,7 +23,7 @@ struct CombineSendArgs {
   RankContext rank;
   LowLatencyCall call;
   const u16* x;  // bf16 [L, P, row_stride]
-  const i32* src_info;  // [3, L, P] of the dispatch
+  const i32* src_info;  // [3, L, P] of the dispatch, and its number behind them
   const i64* layout_range;  // [L, N] of the dispatch
   u64* staging_ticket;  // [staging_rows] last use of a staging row: (ring << 56) | (ticket + 1), 0 = never
   u64 zero_copy_offset;  // flat offset of x when it lies in registered memory, else 0
@@ -182,10 +182,16 @@ DEV u32 rows_of_owner(const CombineSendArgs& a, u32 owner) {
   return simt::warp_sum(rows);
 }
 
+DEV CallIdentity combine_identity(const CombineSendArgs& a) {
+  const u64 plane = a.call.num_local_experts * static_cast<u64>(a.rank.topology.num_ranks) * a.call.layout.max_tokens;
+  return identity_of(a.rank, a.call, CallKind::kLowLatencyCombine, a.format, static_cast<u32>(a.src_info[3 * plane]));
+}
+
 // One warp tells a remote owner how many rows it was sent.
 DEV void send_combine_count(const CombineSendArgs& a, const Turn& turn, u32 owner) {
   const u32 rows = rows_of_owner(a, owner);
-  if (simt::lane() == 0) send_expect(a.rank, turn, a.call, Announcement{Phase::kCombine, owner, turn.number, rows, 1});
+  if (simt::lane() == 0)
+    send_expect(a.rank, turn, a.call, Announcement{Phase::kCombine, owner, turn.number, rows, 1, combine_identity(a)});
 }
 
 // One warp counts the rows of an owner that stay where they are, if they do: as sent to who reads them there. Each row by
@@ -227,9 +233,17 @@ DEV void send_weights(const CombineSendArgs& a, const Turn& turn) {
     m.remote_offset = layout.hosted_weights(turn.epoch, topology.hosted_slot(topology.rank, n));
     m.bytes = LowLatencyLayout::weights_bytes(a.num_tokens, a.topk);
     if (push(ring_to(a.rank, m.peer), m, turn.wait) == kNoTicket ||
-        send_expect(a.rank, turn, a.call, Announcement{Phase::kWeights, m.peer, turn.number, 1, 3}) == kNoTicket)
+        send_expect(a.rank, turn, a.call,
+                    Announcement{Phase::kWeights, m.peer, turn.number, 1, 3, combine_identity(a)}) == kNoTicket)
       fail_launch(a.call.ticket);
   }
+}
+
+// One warp tells a rank of another node, in place of rows, which call this is. This rank's hosts hear it with its weights.
+DEV void send_identity(const CombineSendArgs& a, const Turn& turn, u32 r) {
+  const TopologyView& topology = a.rank.topology;
+  if (simt::lane() != 0 || topology.host_of(topology.rank, topology.cell_of[r]) == r) return;
+  send_expect(a.rank, turn, a.call, Announcement{Phase::kWeights, r, turn.number, 0, 3, combine_identity(a)});
 }
 
 // One warp: row `i` of expert `e` has been computed. `*known` is the last signal that this warp has seen to be there.
@@ -290,11 +304,14 @@ KERNEL KERNEL_BOUNDS(kMaxBlockLanes) low_latency_combine_send(CombineSendArgs a)
     const u32 warps = static_cast<u32>(simt::nbid() * simt::num_warps());
     const u32 warp = static_cast<u32>(simt::bid() * simt::num_warps() + simt::warp());
     for (u32 r = warp; r < topology.num_ranks; r += warps)
-      if (!a.call.reduces && !topology.is_local(r) && !masked(a.rank, r)) send_combine_count(a, turn, r);
+      if (!topology.is_local(r) && !masked(a.rank, r))
+        a.call.reduces ? send_identity(a, turn, r) : send_combine_count(a, turn, r);
     send_all_rows(a, turn, warp, warps);
     for (u32 r = warp; r < topology.num_ranks; r += warps) count_rows_that_stay(a, r);
   }
   if (!last_block(a.call.ticket, &shared.last)) return;
+  if (simt::tid() == 0) *own_identity(a.rank, Phase::kCombine, turn.epoch) = combine_identity(a);
+  simt::sync_block();
   for (u32 i = simt::tid(); i < topology.local_size; i += simt::ntid())
     simt::st_release_sys(word(a.rank.data[i], a.rank.signals.flag(Phase::kCombine, topology.rank)), turn.epoch);
   if (simt::tid() == 0) end_send(a.call, Phase::kCombine, turn);

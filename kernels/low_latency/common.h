@@ -71,6 +71,31 @@ struct Turn {
   u64 announcement;  // number of an extra message that tells them, 0 = none is due
 };
 
+// What every rank of a call must have been called with. `format`: RowFormat, or a combine's CombineFormat.
+DEV CallIdentity identity_of(const RankContext& c, const LowLatencyCall& call, CallKind kind, u32 format,
+                             u32 answered) {
+  using S = LowLatencyShape;
+  return CallIdentity{S::call().put(static_cast<u64>(kind)) | S::max_tokens().put(call.layout.max_tokens) |
+                          S::hidden().put(call.layout.hidden) | S::experts().put(call.num_experts) |
+                          S::format().put(format) | S::form().put(call.reduces),
+                      CallIdentity::origin_of(answered, c.tag)};
+}
+
+// One lane: site.peer, whose flag has been acquired, is in the same call as this rank. `announced`: the ExpectHeader of a
+// rank of another node; one of this node has its identity beside its flag.
+DEV bool in_same_call(const RankContext& c, const Turn& turn, Phase phase, const WaitSite& site,
+                      const ExpectHeader* announced) {
+  const CallIdentity* const theirs =
+      c.topology.is_local(site.peer)
+          ? reinterpret_cast<const CallIdentity*>(data_of(c, site.peer) + c.signals.identity(phase, turn.epoch))
+          : &announced->identity;
+  return same_call(turn.wait, site.phase, site.peer, *own_identity(c, phase, turn.epoch), theirs);
+}
+// What `source` announced of its call number `number`, where the control segment `control` has it.
+DEV const ExpectHeader* announced_by(const RankContext& c, u8* control, Phase phase, u64 number, u32 source) {
+  return reinterpret_cast<const ExpectHeader*>(control + c.control_layout.expect(phase, number, source));
+}
+
 DEV PhaseEpochs& epochs_of(const LowLatencyCall& call, Phase phase) {
   return phase == Phase::kDispatch ? call.state->dispatch : call.state->combine;
 }
@@ -202,12 +227,13 @@ struct Announcement {
   u32 peer;
   u64 epoch, num_writes;
   u32 header;  // LowLatencyLayout::header's kind: where the outgoing ExpectHeader is kept
+  CallIdentity identity{};
 };
 // Writes the ExpectHeader into the outgoing area and sends it. One lane; returns its ticket, or kNoTicket.
 DEV u64 send_expect(const RankContext& c, const Turn& turn, const LowLatencyCall& call, const Announcement& a) {
   const u64 from = call.layout.header(a.epoch, a.header, a.peer);
   *reinterpret_cast<ExpectHeader*>(own_data(c) + from) =
-      ExpectHeader{a.epoch, a.num_writes, turn.consumed_dispatch, turn.consumed_combine};
+      ExpectHeader{a.epoch, a.num_writes, turn.consumed_dispatch, turn.consumed_combine, a.identity};
   Command m;
   m.op = Op::kCount;
   m.peer = a.peer;

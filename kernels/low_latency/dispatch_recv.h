@@ -13,44 +13,60 @@ struct DispatchReceiveArgs {
   u8* recv_x;            // [L, P, row payload]; P = num_ranks * max_tokens
   u8* recv_scales;       // null for bf16; 4-byte words [L, words, P] (column-major scales), or as Nvfp4Scales says
   i32* recv_count;       // [L]
-  i32* src_info;         // [3, L, P]: source token | slot at the source (token * topk + k) | source rank
-  i64* layout_range;     // [L, N]: begin << 32 | count
-  i32* cumulative_stats; // [L], added to, or null
-  i64* wait_stats;       // [N] ns waited for each source, added to, or null
-  u32* counts;           // [N, L] workspace
-  u32 format;            // RowFormat
+  i32* src_info;  // [3, L, P]: source token | slot at the source (token * topk + k) | source rank; behind it the
+  // dispatch's number, which the combine that answers it shows to other ranks
+  i64* layout_range;  // [L, N]: begin << 32 | count
+  i32* cumulative_stats;  // [L], added to, or null
+  i64* wait_stats;  // [N] ns waited for each source, added to, or null
+  u32* counts;  // [N, L] workspace
+  u32 format;  // RowFormat
   u32 unused;
 };
 struct DispatchReceiveShared {
   u32 last;
 };
 
-// Where a source's rows and routing block are readable on this node.
+// A source's routing block on this node, with no more ids than there is room for.
 struct SourceView {
-  const u8* rows;
-  const RoutingHeader* header;
   const short* ids;
+  u32 num_ids, topk;
+  bool fits;  // false: no rank in the same call writes such a block
 };
-DEV SourceView source_view(const DispatchReceiveArgs& a, u64 epoch, u32 source) {
-  const LowLatencyLayout& layout = a.call.layout;
-  const TopologyView& topology = a.rank.topology;
+// The memory of this node that has a source's rows and routing block, as offsets of `base`.
+struct SourcePlace {
   const u8* base;
   u64 rows, routing;
-  if (topology.is_local(source)) {
-    base = data_of(a.rank, source);
-    rows = layout.staged_rows(epoch);
-    routing = layout.staged_routing(epoch);
-  } else {
-    base = data_of(a.rank, topology.host_of(source, topology.cell));
-    const u32 slot = topology.hosted_slot(source, topology.cell);
-    rows = layout.hosted_rows(epoch, slot);
-    routing = layout.hosted_routing(epoch, slot);
-  }
-  const RoutingHeader* header = reinterpret_cast<const RoutingHeader*>(base + routing);
-  return SourceView{base + rows, header, reinterpret_cast<const short*>(header + 1)};
+};
+DEV SourcePlace source_place(const DispatchReceiveArgs& a, u64 epoch, u32 source) {
+  const LowLatencyLayout& layout = a.call.layout;
+  const TopologyView& topology = a.rank.topology;
+  if (topology.is_local(source))
+    return SourcePlace{data_of(a.rank, source), layout.staged_rows(epoch), layout.staged_routing(epoch)};
+  const u32 slot = topology.hosted_slot(source, topology.cell);
+  return SourcePlace{data_of(a.rank, topology.host_of(source, topology.cell)), layout.hosted_rows(epoch, slot),
+                     layout.hosted_routing(epoch, slot)};
+}
+DEV const u8* rows_of(const DispatchReceiveArgs& a, u64 epoch, u32 source) {
+  const SourcePlace place = source_place(a, epoch, source);
+  return place.base + place.rows;
+}
+DEV SourceView source_view(const DispatchReceiveArgs& a, u64 epoch, u32 source) {
+  const SourcePlace place = source_place(a, epoch, source);
+  const RoutingHeader* header = reinterpret_cast<const RoutingHeader*>(place.base + place.routing);
+  const u32 tokens = simt::ld_relaxed_sys(&header->num_tokens), topk = simt::ld_relaxed_sys(&header->topk);
+  const bool fits = tokens <= a.call.layout.max_tokens && topk <= a.call.layout.max_topk;
+  return SourceView{reinterpret_cast<const short*>(header + 1), fits ? tokens * topk : 0, topk, fits};
 }
 
-// One warp waits for a source and checks that it speaks of the same shapes.
+// What a source of another node announced, at its host here; not looked at where the source is local.
+DEV const ExpectHeader* announced_dispatch(const DispatchReceiveArgs& a, const Turn& turn, u32 source) {
+  const TopologyView& topology = a.rank.topology;
+  if (topology.is_local(source)) return nullptr;
+  u8* const control = control_of(a.rank, topology.host_of(source, topology.cell));
+  return announced_by(a.rank, control, Phase::kDispatch, turn.epoch, source);
+}
+
+// One warp waits for a source and checks that it is in the same call.
 DEV bool await_source(const DispatchReceiveArgs& a, const Turn& turn, u32 source, bool* absent) {
   bool ok = true, gone = false;
   if (simt::lane() == 0) {
@@ -62,14 +78,9 @@ DEV bool await_source(const DispatchReceiveArgs& a, const Turn& turn, u32 source
     if (a.wait_stats != nullptr && source != a.rank.topology.rank)
       simt::add_sys(reinterpret_cast<u64*>(&a.wait_stats[source]), waited);
     if (ok && !gone) {
-      const RoutingHeader& h = *source_view(a, turn.epoch, source).header;
-      const u32 theirs[] = {h.hidden, h.format, h.num_experts};
-      const u32 mine[] = {a.call.layout.hidden, a.format, a.call.num_experts};
-      for (u32 i = 0; ok && i < 3; ++i) {
-        if (theirs[i] == mine[i]) continue;
-        // `channel` says when it is the experts, by the number that the count exchange has for them (counts.h).
-        const WaitSite what{WaitPhase::kDispatchReceive, source, i == 2 ? 1u : kNoChannel, mine[i]};
-        record_fault(turn.wait, what, FaultKind::kMismatch, theirs[i]);
+      ok = in_same_call(a.rank, turn, Phase::kDispatch, site, announced_dispatch(a, turn, source));
+      if (ok && !source_view(a, turn.epoch, source).fits) {
+        record_fault(turn.wait, site, FaultKind::kBadArrival, 0);
         ok = false;
       }
     }
@@ -90,6 +101,11 @@ DEV ExpertGroup expert_group(const DispatchReceiveArgs& a, u32 group) {
 // A local expert that this lane counts for.
 DEV u32 expert_of_lane(u32 group, u32 i) { return group * kMatchWidth + i * simt::kWarp + simt::lane(); }
 
+// int32 words of one plane of src_info.
+DEV u64 plane_of(const DispatchReceiveArgs& a) {
+  return a.call.num_local_experts * static_cast<u64>(a.rank.topology.num_ranks) * a.call.layout.max_tokens;
+}
+
 // Phase 1: rows of each (source, local expert). Units of one source and kMatchWidth experts go round the warps. A token
 // names an expert once: its source left repetitions out of the routing block.
 DEV bool count_rows(const DispatchReceiveArgs& a, const Turn& turn, u32 warp, u32 warps) {
@@ -102,10 +118,17 @@ DEV bool count_rows(const DispatchReceiveArgs& a, const Turn& turn, u32 warp, u3
     if (!absent) {
       const SourceView v = source_view(a, turn.epoch, source);
       const ExpertGroup g = expert_group(a, group);
-      count_matches(v.ids, v.header->num_tokens * v.header->topk, g.first, g.width, n);
+      count_matches(v.ids, v.num_ids, g.first, g.width, n);
     }
-    for (u32 i = 0; i < kMatchesPerLane; ++i)
+    bool fits = true;
+    for (u32 i = 0; i < kMatchesPerLane; ++i) {
+      fits = fits && n[i] <= a.call.layout.max_tokens;
       if (const u32 e = expert_of_lane(group, i); e < experts) a.counts[source * experts + e] = n[i];
+    }
+    if (simt::ballot(!fits) == 0) continue;
+    const WaitSite site{WaitPhase::kDispatchReceive, source, kNoChannel, turn.epoch};
+    if (simt::lane() == 0) record_fault(turn.wait, site, FaultKind::kBadArrival, 1);  // tokens name an expert once
+    return false;
   }
   return true;
 }
@@ -137,9 +160,10 @@ DEV void place_rows(const DispatchReceiveArgs& a, const Turn& turn, u32 warp, u3
     if (simt::ballot(n != 0) == 0) continue;  // also when the source is absent and its routing block nonsense
     const SourceView v = source_view(a, turn.epoch, source);
     const ExpertGroup g = expert_group(a, group);
-    const u32 topk = v.header->topk;
+    const u32 topk = v.topk;
     i32* const rows = a.src_info + group * kMatchWidth * stride;
-    for_each_match(v.ids, v.header->num_tokens * topk, g.first, g.width, begin, [=](u32 j, u32 at, u32 slot) {
+    for_each_match(v.ids, v.num_ids, g.first, g.width, begin, [=](u32 j, u32 at, u32 slot) {
+      if (at >= stride) return;  // more than were counted: somebody writes what was read already
       i32* out = rows + j * stride + at;
       out[0] = static_cast<i32>(slot / topk);
       out[plane] = static_cast<i32>(slot);
@@ -167,8 +191,7 @@ DEV void copy_rows(const DispatchReceiveArgs& a, const Turn& turn, u32 warp, u32
     const u32 n = static_cast<u32>(a.recv_count[e]);
     for (u32 i = (warp + warps - dealt % warps) % warps; i < n; i += warps) {
       const u64 at = e * stride + i;
-      const u8* from =
-          source_view(a, turn.epoch, static_cast<u32>(a.src_info[2 * plane + at])).rows + a.src_info[at] * row;
+      const u8* from = rows_of(a, turn.epoch, static_cast<u32>(a.src_info[2 * plane + at])) + a.src_info[at] * row;
       copy_row_out(a.recv_x + at * payload, from, payload, total);
       for (u32 w = static_cast<u32>(simt::lane()); w < words; w += simt::kWarp)
         scales[e * tile + (swizzled ? Nvfp4Scales::at(i, w, words) : w * stride + i)] =
@@ -197,7 +220,9 @@ KERNEL KERNEL_BOUNDS(kMaxBlockLanes) low_latency_dispatch_recv(DispatchReceiveAr
                  rows * LowLatencyLayout::row_bytes(a.call.layout.hidden, static_cast<RowFormat>(a.format)));
       }
   }
-  if (last_block(a.call.ticket, &shared.last)) end_receive(a.rank, a.call, Phase::kDispatch, turn);
+  if (!last_block(a.call.ticket, &shared.last)) return;
+  if (simt::tid() == 0) a.src_info[3 * plane_of(a)] = static_cast<i32>(turn.epoch);
+  end_receive(a.rank, a.call, Phase::kDispatch, turn);
 }
 
 }  // namespace uccl

@@ -89,9 +89,7 @@ DEV void send_runs(const DispatchSendArgs& a, const Turn& turn, u32 first, u32 c
 // receivers find each of its rows once.
 DEV void stage_routing(const DispatchSendArgs& a, u64 epoch) {
   u8* block = own_data(a.rank) + a.call.layout.staged_routing(epoch);
-  if (simt::tid() == 0)
-    *reinterpret_cast<RoutingHeader*>(block) = RoutingHeader{a.num_tokens, a.call.layout.hidden, a.call.num_experts,
-                                                             static_cast<u16>(a.topk), static_cast<u16>(a.format)};
+  if (simt::tid() == 0) *reinterpret_cast<RoutingHeader*>(block) = RoutingHeader{a.num_tokens, a.topk, 0};
   short* ids = reinterpret_cast<short*>(block + sizeof(RoutingHeader));
   for (u64 i = simt::tid(); i < static_cast<u64>(a.num_tokens) * a.topk; i += simt::ntid()) {
     const i64 e = a.topk_idx[i];
@@ -105,6 +103,7 @@ DEV void stage_routing(const DispatchSendArgs& a, u64 epoch) {
 DEV void finish_dispatch(const DispatchSendArgs& a, const Turn& turn) {
   const TopologyView& topology = a.rank.topology;
   const LowLatencyLayout& layout = a.call.layout;
+  const CallIdentity identity = identity_of(a.rank, a.call, CallKind::kLowLatencyDispatch, a.format, 0);
   // One lane of each warp: pushing lanes of one warp could wait for each other where lanes run in lockstep.
   for (u32 n = simt::warp(); simt::lane() == 0 && n < topology.num_cells; n += simt::num_warps()) {
     if (!topology.is_remote(n)) continue;
@@ -120,9 +119,10 @@ DEV void finish_dispatch(const DispatchSendArgs& a, const Turn& turn) {
     m.remote_offset = layout.hosted_routing(turn.epoch, topology.hosted_slot(topology.rank, n));
     m.bytes = LowLatencyLayout::routing_bytes(a.num_tokens, a.topk);
     if (push(ring_to(a.rank, host), m, turn.wait) == kNoTicket) continue;
-    send_expect(a.rank, turn, a.call, Announcement{Phase::kDispatch, host, turn.epoch, runs + 1ull, 0});
+    send_expect(a.rank, turn, a.call, Announcement{Phase::kDispatch, host, turn.epoch, runs + 1ull, 0, identity});
   }
   if (simt::tid() != 0) return;
+  *own_identity(a.rank, Phase::kDispatch, turn.epoch) = identity;
   simt::st_release_sys(word(own_data(a.rank), a.rank.signals.flag(Phase::kDispatch, topology.rank)), turn.epoch);
   end_send(a.call, Phase::kDispatch, turn);
 }

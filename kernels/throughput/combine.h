@@ -7,6 +7,7 @@
 // order, rounded. With a cell a rank, other nodes' rows are thus added one by one as they are.
 #pragma once
 #include "kernels/throughput/contribute.h"
+#include "kernels/throughput/identify.h"
 
 namespace uccl {
 
@@ -175,6 +176,7 @@ DEV void combine_own(const CombineArgs& a, const WaitContext& wait, CombineShare
     for (u32 i = simt::warp(); i < s.merge.count; i += simt::num_warps()) reduce_own(a, s, channel, s.merge.plan[i]);
     simt::sync_block();
     if (simt::tid() == 0 && !rows_stayed(a, wait, s.merge, channel)) s.merge.ok = 0;
+    simt::sync_block();
     release_contributions(s.merge);
     release_partials(a, wait, channel);
     simt::sync_block();
@@ -272,31 +274,46 @@ DEV bool combine_for(const CombineArgs& a, const WaitContext& wait, CombineShare
     for (u32 i = simt::warp(); i < s.merge.count; i += simt::num_warps()) reduce_partial(a, s, s.merge.plan[i]);
     done += s.merge.count;
     simt::sync_block();
+    const bool stayed = simt::tid() != 0 || rows_stayed(a, wait, s.merge, channel);
+    simt::sync_block();
     release_contributions(s.merge);
-    if (simt::tid() == 0 && !(rows_stayed(a, wait, s.merge, channel) && send_partials(a, wait, s, p, p.rows - done)))
-      s.merge.ok = 0;
+    if (simt::tid() == 0 && !(stayed && send_partials(a, wait, s, p, p.rows - done))) s.merge.ok = 0;
     ok = all_see_ok(s);
   }
   return ok != 0;
 }
 
+// (2), the whole block: every remote source that this rank stands for.
+DEV void combine_for_others(const CombineArgs& a, const WaitContext& wait, CombineShared& s, u32 channel) {
+  const TopologyView& t = a.rank.topology;
+  // Ascending on every rank, as the contributions are: the smallest unfinished source always has all its parts.
+  for (u32 source = 0; source < t.num_ranks; ++source)
+    if (!t.is_local(source) && !t.is_absent(source) && t.host_of(source, t.cell) == t.rank)
+      if (!combine_for(a, wait, s, channel, source)) return;
+}
+
+// (0), the whole block.
+DEV void contribute_all(const CombineArgs& a, const WaitContext& wait, u32 channel) {
+  const TopologyView& t = a.rank.topology;
+  if (channel == 0 && !identify(a.rank, a.call, CallKind::kCombine, wait)) return;
+  for (u32 s = simt::warp(); s < t.num_ranks; s += simt::num_warps()) contribute(a, wait, channel, s);
+  for (u32 s = simt::warp(); rows_stay(a) && s < t.num_ranks; s += simt::num_warps()) await_read(a, wait, channel, s);
+}
+
 KERNEL KERNEL_BOUNDS(kMaxBlockLanes) throughput_combine(CombineArgs a) {
   CombineShared& shared = simt::smem<CombineShared>();
   const WaitContext wait = wait_context(a.rank);
-  const TopologyView& t = a.rank.topology;
-  const u32 roles = t.num_nodes > 1 ? 3 : 2, channel = simt::bid() / roles, role = simt::bid() % roles;
+  const u32 roles = a.rank.topology.num_nodes > 1 ? 3 : 2, channel = simt::bid() / roles, role = simt::bid() % roles;
   if (!may_start(wait)) return;
-  if (role == 0) {
-    for (u32 s = simt::warp(); s < t.num_ranks; s += simt::num_warps()) contribute(a, wait, channel, s);
-    for (u32 s = simt::warp(); rows_stay(a) && s < t.num_ranks; s += simt::num_warps()) await_read(a, wait, channel, s);
-  } else if (role == 1) {
+  if (role == 0)
+    contribute_all(a, wait, channel);
+  else if (!await_identified(a.rank, a.call, wait))
+    return;
+  else if (role == 1)
     combine_own(a, wait, shared, channel);
-  } else {
-    // Ascending on every rank, as the contributions are: the smallest unfinished source always has all its parts.
-    for (u32 s = 0; s < t.num_ranks; ++s)
-      if (!t.is_local(s) && !t.is_absent(s) && t.host_of(s, t.cell) == t.rank)
-        if (!combine_for(a, wait, shared, channel, s)) return;
-  }
+  else
+    combine_for_others(a, wait, shared, channel);
+  end_identified(a.call);
 }
 
 }  // namespace uccl

@@ -15,6 +15,13 @@
 
 namespace uccl {
 
+// Which of a rank's calls have exchanged identities (identify.h); zeroed once.
+struct IdentityState {
+  u64 calls;  // launches that have ended
+  u64 compared;  // launches whose rows may be read: all ranks were found to be in them
+  u32 ticket, unused;
+};
+
 struct ThroughputCall {
   ThroughputLayout layout;
   StreamGeometry geometry;
@@ -27,8 +34,12 @@ struct ThroughputCall {
   const u32* recv_begin;  // [N, C] where they start in the output
   const u32* stream_rows;  // [N, C] rows of each source's stream to this rank's crowd
   const u32* reducer_tokens;  // [N, readers, C] rows per reader, for sources that this rank stands for
+  const u32* number;  // [1] of the count exchange that the routing comes from
+  IdentityState* identities;  // of this rank
   u32 num_tokens;
   u32 readers;  // stride of reducer_tokens: largest node
+  u32 identify;  // 1: a call that has exchanged no counts just before
+  u32 unused;
 };
 
 // A ring as its reader sees it.

@@ -105,14 +105,27 @@ DEV void await_read(const CombineArgs& a, const WaitContext& wait, u32 channel, 
       [&](u64 seen) { return seen >= site.expected; }, &absent);
 }
 
-// Thread 0, when all warps have read a batch: false when a rank that has contributed gave its call up by now, for then its
-// caller may have written over rows that were read where they lie. It says so before it returns to its caller.
+// One lane: a batch read rows where the rank with this index in the node keeps them.
+DEV bool read_in_place(const MergeShared& m, u32 local) {
+  for (u32 i = 0; i < m.count; ++i)
+    for (u32 j = 0; j < m.plan[i].num_rows; ++j) {
+      if (j == m.plan[i].own_row) continue;
+      const u64 place = reinterpret_cast<const RowHeader*>(m.plan[i].rows[j])->destinations;
+      if (place != 0 && RowPlace::local(place) == local) return true;
+    }
+  return false;
+}
+
+// Thread 0, when all warps have read a batch and before that is made known: false when a rank whose rows were read where
+// they lie gave its call up by now, for then its caller may have written over them. It says so before it returns to its
+// caller. Whoever knows that its rows were read has ended this call, and may give up a later one.
 DEV bool rows_stayed(const CombineArgs& a, const WaitContext& wait, const MergeShared& m, u32 channel) {
   if (a.arenas == nullptr || a.rank.shrink) return true;
   for (u32 g = 0; g < m.num_from; ++g) {
     const u32 rank = a.rank.topology.crowd_member(m.source, g);
     if (rank == a.rank.topology.rank) continue;
     if (simt::ld_acquire_sys(word(control_of(a.rank, rank), ControlLayout::kAbort)) == 0) continue;
+    if (!read_in_place(m, a.rank.topology.local_of[rank])) continue;
     record_fault(wait, WaitSite{WaitPhase::kCombineReceive, rank, channel, 0}, FaultKind::kWithdrawn, 0);
     return false;
   }

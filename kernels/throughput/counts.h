@@ -26,6 +26,7 @@ struct CountsArgs {
   u32* rank_prefix;      // [N, N] of a single node ([i][r]: tokens of ranks 0..i to r), else [N] of this rank
   u32* expert_counts;    // [L] rounded up to expert_alignment
   u32* recv_total;       // [1]
+  u32* number;  // [1] of this exchange: what the calls that its routing answers or repeats show to other ranks
 };
 struct CountsShared {
   u32 failed;
@@ -43,8 +44,8 @@ DEV void leave_out_masked(const CountsArgs& a) {
 
 // The words behind a CountsHeader.
 struct CountsBlock {
-  u32* rows;     // [C]
-  u32* tokens;   // [readers, C]
+  u32* rows;  // [C]
+  u32* tokens;  // [readers, C]
   u32* experts;  // [readers, L]
 };
 DEV CountsBlock counts_block(CountsHeader* h, u32 channels, u32 readers) {
@@ -90,9 +91,17 @@ DEV void fill_counts(const CountsArgs& a, u64 epoch) {
     CountsHeader* h = reinterpret_cast<CountsHeader*>(own_data(a.rank) + a.layout.own_counts(epoch, cell));
     const u32 size = topology.audience_size(cell);
     if (simt::tid() == 0)
-      *h = CountsHeader{a.num_channels,  a.num_local_experts,   size,
-                        a.shape.topk,    a.shape.payload_bytes, a.shape.scale_bytes,
-                        a.shape.has_ids, a.shape.has_weights};
+      *h = CountsHeader{a.num_channels,
+                        a.num_local_experts,
+                        size,
+                        a.shape.topk,
+                        a.shape.payload_bytes,
+                        a.shape.scale_bytes,
+                        a.shape.has_ids,
+                        a.shape.has_weights,
+                        epoch,
+                        a.shape.dtype,
+                        a.rank.tag};
     const CountsBlock block = counts_block(h, a.num_channels, size);
     for (u32 i = simt::tid(); i < size * a.num_local_experts; i += simt::ntid()) {
       const u32 reader = topology.audience_member(cell, i / a.num_local_experts);
@@ -163,17 +172,24 @@ DEV bool await_counts(const CountsArgs& a, const WaitContext& wait, u64 epoch, u
   if (*absent) return true;
   add_stat(a.rank, source, PeerStat::kWaitNs, simt::now_ns() - begin);
   const CountsHeader& h = *counts_of(a, epoch, source);
-  const u32 theirs[] = {h.num_channels, h.num_local_experts, h.topk,       h.payload_bytes,
-                        h.scale_bytes,  h.has_ids,           h.has_weights};
-  const u32 mine[] = {a.num_channels,      a.num_local_experts, a.shape.topk,       a.shape.payload_bytes,
-                      a.shape.scale_bytes, a.shape.has_ids,     a.shape.has_weights};
-  for (u32 i = 0; i < 7; ++i)
-    if (theirs[i] != mine[i]) {
-      // `channel` says which of the seven; Buffer turns it into words.
-      record_fault(wait, WaitSite{WaitPhase::kCounts, source, i, mine[i]}, FaultKind::kMismatch, theirs[i]);
-      return false;
-    }
-  return true;
+  if (h.epoch != epoch) {
+    record_fault(wait, WaitSite{WaitPhase::kCounts, source, kNoChannel, epoch}, FaultKind::kBadArrival, h.epoch);
+    return false;
+  }
+  const auto alike = [&](MismatchField what, u32 mine, u32 theirs) {
+    if (mine == theirs) return true;
+    const WaitSite site{WaitPhase::kCounts, source, static_cast<u32>(what), mine};
+    record_fault(wait, site, FaultKind::kMismatch, theirs);
+    return false;
+  };
+  return alike(MismatchField::kTag, a.rank.tag, h.tag) && alike(MismatchField::kDtype, a.shape.dtype, h.dtype) &&
+         alike(MismatchField::kRowBytes, a.shape.payload_bytes, h.payload_bytes) &&
+         alike(MismatchField::kScaleBytes, a.shape.scale_bytes, h.scale_bytes) &&
+         alike(MismatchField::kExperts, a.num_local_experts, h.num_local_experts) &&
+         alike(MismatchField::kTopk, a.shape.topk, h.topk) &&
+         alike(MismatchField::kHasIds, a.shape.has_ids, h.has_ids) &&
+         alike(MismatchField::kHasWeights, a.shape.has_weights, h.has_weights) &&
+         alike(MismatchField::kChannels, a.num_channels, h.num_channels);
 }
 
 // One lane per source: its part of the tables.
@@ -273,6 +289,7 @@ KERNEL KERNEL_BOUNDS(kMaxBlockLanes) throughput_counts(CountsArgs a) {
   simt::sync_block();
   if (simt::ld_acquire_gpu(&shared.failed) != 0) return;
   sum_counts(a, shared, epoch);
+  if (simt::tid() == 0) *a.number = static_cast<u32>(epoch);
   if (simt::tid() == 0) simt::st_relaxed_gpu(a.epoch, epoch);  // every thread read it before the last sync_block
 }
 

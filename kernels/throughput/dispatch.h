@@ -2,7 +2,7 @@
 // the odd one reads every source's stream to this rank's crowd and packs the rows that name this rank, by source rank
 // and then token. The rank that holds a remote source's ring also returns the credits for it.
 #pragma once
-#include "kernels/throughput/common.h"
+#include "kernels/throughput/identify.h"
 
 namespace uccl {
 
@@ -260,24 +260,38 @@ DEV void pad_tail(const DispatchArgs& a, u32 channel) {
     a.recv_topk_idx[i] = -1;
 }
 
+// The whole block.
+DEV void send_streams(const DispatchArgs& a, const WaitContext& wait, u32 channel) {
+  if (channel == 0 && a.call.identify && !identify(a.rank, a.call, CallKind::kCachedDispatch, wait)) return;
+  for (u32 n = simt::warp(); n < a.rank.topology.num_cells; n += simt::num_warps())
+    if (a.rank.topology.is_audience(n)) send_stream(a, wait, channel, n);
+}
+
+// The whole block.
+DEV void receive_streams(const DispatchArgs& a, const WaitContext& wait, u32 channel) {
+  if (a.call.identify && !await_identified(a.rank, a.call, wait)) return;
+  // Ascending on every rank: the smallest unfinished source of a class always has all its readers, so none starves.
+  for (u32 s = simt::warp(); s < a.rank.topology.num_ranks; s += simt::num_warps()) receive_stream(a, wait, channel, s);
+  if (a.pad_tail) pad_tail(a, channel);
+}
+
 KERNEL KERNEL_BOUNDS(kMaxBlockLanes) throughput_dispatch(DispatchArgs a) {
   const WaitContext wait = wait_context(a.rank);
   const u32 channel = simt::bid() / 2;
   if (!may_start(wait)) return;
   if (*a.recv_total > a.capacity) {
     if (simt::tid() == 0 && simt::bid() == 0)
-      record_fault(wait, WaitSite{WaitPhase::kDispatchReceive, a.rank.topology.rank, 7, a.capacity},
+      record_fault(wait,
+                   WaitSite{WaitPhase::kDispatchReceive, a.rank.topology.rank,
+                            static_cast<u32>(MismatchField::kReceivedRows), a.capacity},
                    FaultKind::kMismatch, *a.recv_total);
     return;
   }
-  if (simt::bid() % 2 == 0) {
-    for (u32 n = simt::warp(); n < a.rank.topology.num_cells; n += simt::num_warps())
-      if (a.rank.topology.is_audience(n)) send_stream(a, wait, channel, n);
-    return;
-  }
-  // Ascending on every rank: the smallest unfinished source of a class always has all its readers, so none starves.
-  for (u32 s = simt::warp(); s < a.rank.topology.num_ranks; s += simt::num_warps()) receive_stream(a, wait, channel, s);
-  if (a.pad_tail) pad_tail(a, channel);
+  if (simt::bid() % 2 == 0)
+    send_streams(a, wait, channel);
+  else
+    receive_streams(a, wait, channel);
+  if (a.call.identify) end_identified(a.call);
 }
 
 }  // namespace uccl

@@ -139,9 +139,10 @@ void register_streams(nb::module_& m) {
 }
 
 void register_rank(nb::module_& m) {
-  nb::class_<RankContext>(m, "RankContext").def_prop_ro("bytes", [](const RankContext& c) {
-    return nb::bytes(reinterpret_cast<const char*>(&c), sizeof c);
-  });
+  nb::class_<RankContext>(m, "RankContext")
+      .def_rw("tag", &RankContext::tag)
+      .def_prop_ro("bytes",
+                   [](const RankContext& c) { return nb::bytes(reinterpret_cast<const char*>(&c), sizeof c); });
   nb::class_<RankTablesSettings>(m, "RankTablesSettings")
       .def(nb::init<>())
       .def_rw("rank", &RankTablesSettings::rank)
@@ -276,7 +277,10 @@ void register_throughput_call(nb::module_& m) {
       .def_rw("shape", &ThroughputCall::shape)
       .def_rw("num_local_experts", &ThroughputCall::num_local_experts)
       .def_rw("num_tokens", &ThroughputCall::num_tokens)
-      .def_rw("readers", &ThroughputCall::readers);
+      .def_rw("readers", &ThroughputCall::readers)
+      .def_rw("identify", &ThroughputCall::identify);
+  address(call, "number", &ThroughputCall::number);
+  address(call, "identities", &ThroughputCall::identities);
   address(call, "is_token_in_rank", &ThroughputCall::is_token_in_rank);
   address(call, "node_rows", &ThroughputCall::node_rows);
   address(call, "recv_tokens", &ThroughputCall::recv_tokens);
@@ -323,6 +327,7 @@ void register_routing(nb::module_& m) {
   address(counts, "rank_prefix", &CountsArgs::rank_prefix);
   address(counts, "expert_counts", &CountsArgs::expert_counts);
   address(counts, "recv_total", &CountsArgs::recv_total);
+  address(counts, "number", &CountsArgs::number);
   kernel(m, "throughput_counts", cpu::throughput_counts, [](const CountsArgs&, u32) { return sizeof(CountsShared); });
 }
 
@@ -359,6 +364,7 @@ void register_streams_of_rows(nb::module_& m) {
   combine.def_rw("x_offset", &CombineArgs::x_offset).def_rw("x_in_arena", &CombineArgs::x_in_arena);
   kernel(m, "throughput_combine", cpu::throughput_combine,
          [](const CombineArgs&, u32 warps) { return CombineShared::bytes(warps); });
+  m.attr("IDENTITY_STATE_BYTES") = sizeof(IdentityState);
   m.attr("PARTIAL_STATE_BYTES") = sizeof(PartialState);
   m.attr("MAX_PARTIALS") = kMaxPartials;
 

@@ -73,6 +73,7 @@ void register_throughput(nb::module_& m) {
       .def_rw("topk", &RowShape::topk)
       .def_rw("has_ids", &RowShape::has_ids)
       .def_rw("has_weights", &RowShape::has_weights)
+      .def_rw("dtype", &RowShape::dtype)
       .def("bytes", &RowShape::bytes);
   nb::class_<StreamGeometry>(m, "StreamGeometry")
       .def(nb::init<>())

@@ -76,7 +76,7 @@ void LowLatencyRank::dispatch_recv(u64, Call& c) {
   u32* const scales = c.scales.poison(rows * (LowLatencyLayout::scale_bytes(case_.world.hidden, case_.format) / 4));
   a.recv_scales = bf16 ? nullptr : reinterpret_cast<u8*>(scales);
   a.recv_count = c.count.poison(experts / world_.num_ranks());
-  a.src_info = c.src_info.poison(3 * rows);
+  a.src_info = c.src_info.poison(3 * rows + 1);
   a.layout_range = c.layout_range.poison(experts);
   a.counts = c.counts.poison(experts);
   a.format = static_cast<u32>(case_.format);

@@ -16,7 +16,8 @@ ThroughputRank::ThroughputRank(Driver& driver, World& world, Attendance& attenda
       case_(c),
       oracle_(oracle),
       rank_(rank),
-      epoch_(c.world.age) {}
+      epoch_(c.world.age),
+      identities_{c.world.age, c.world.age, 0, 0} {}
 
 simt::LaunchConfig ThroughputRank::shape(u32 grid, u64 smem_bytes) const {
   simt::LaunchConfig config;
@@ -75,6 +76,7 @@ void ThroughputRank::counts(u64 round) {
   a.rank_prefix = r.rank_prefix.poison(world_.num_nodes == 1 ? ranks * ranks : ranks);
   a.expert_counts = r.expert_counts.poison(a.num_local_experts);
   a.recv_total = r.recv_total.poison(1);
+  a.number = r.number.poison(1);
   const std::vector<u8> left_out = attendance_.left_out_by(rank_);
   driver_.launch(rank_, Kernel::kCounts, throughput_counts, a, shape(1, sizeof(CountsShared)));
   attendance_.did(rank_, round, Deed::kCounts);
@@ -106,6 +108,8 @@ ThroughputCall ThroughputRank::call(const RowShape& row, u32 num_tokens, Directi
   c.recv_begin = r.recv_begin.data();
   c.stream_rows = r.stream_rows.data();
   c.reducer_tokens = r.reducer_tokens.data();
+  c.number = r.number.data();
+  c.identities = &identities_;
   c.num_tokens = num_tokens;
   c.readers = world_.max_readers;
   return c;
@@ -121,6 +125,7 @@ u64 ThroughputRank::dispatch(u64 round, bool again, Dispatched* out) {
   DispatchArgs a{};
   a.rank = world_.context(rank_);
   a.call = call(dispatch_shape(plan, topk), in.num_tokens, Direction::kDispatch);
+  a.call.identify = again;
   a.x = reinterpret_cast<const u8*>(in.x.data());
   a.scales = plan.scale_words != 0 ? in.scales.data() : nullptr;
   a.scale_token_stride = in.scale_token_stride;

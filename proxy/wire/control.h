@@ -4,20 +4,22 @@
 //
 // Every counter is 64 bits, only grows, and has one writer. Readers acquire what the writer released.
 #pragma once
+#include "wire/identity.h"
 #include "wire/immediate.h"
 #include "wire/limits.h"
 #include "wire/types.h"
 
 namespace uccl {
 
-// Payload of a kCount command: what the sender of (phase, epoch) wants the receiver to know. 32 bytes.
+// Payload of a kCount command: what the sender of (phase, epoch) wants the receiver to know. 48 bytes.
 struct alignas(16) ExpectHeader {
   u64 epoch;              // all 64 bits; the immediate carries the low ones
   u64 num_writes;         // kWrite commands that belong to this (phase, epoch) from this source to this receiver
   u64 consumed_dispatch;  // last low-latency dispatch epoch that the sender has finished reading
   u64 consumed_combine;   // the same for combine
+  CallIdentity identity{};  // the call that the writes belong to, as its sender was called (kernels compare it)
 };
-static_assert(sizeof(ExpectHeader) == 32);
+static_assert(sizeof(ExpectHeader) == 48);
 
 // Why a wait ended without what it waited for.
 enum class FaultKind : u32 {
@@ -26,7 +28,7 @@ enum class FaultKind : u32 {
   kPeerLost = 2,       // the peer's process or connection ended
   kRingFull = 3,       // no room in a command ring before the deadline
   kBadCommand = 4,     // a value beyond its field (seen = CommandError)
-  kMismatch = 5,       // two ranks disagree (expected, seen)
+  kMismatch = 5,       // two ranks disagree (expected, seen; the record's channel is a MismatchField)
   kTransport = 6,      // the network reported an error (seen = errno or status)
   kBadArrival = 7,     // a message that no correct peer sends
   kWithdrawn = 8,      // the peer gave its call up while its rows were read in place
@@ -117,7 +119,11 @@ struct ControlLayout {
   // Non-zero while this rank leaves `peer` out (RankContext::mask): nothing more is sent to it, and no barrier waits
   // for it. A change is released through kExclusions.
   constexpr u64 excluded(u32 peer) const { return progress(static_cast<Phase>(kNumPhases), 0) + peer * 8ull; }
-  constexpr u64 bytes() const { return align_up(excluded(num_ranks), 4096); }
+  // Where the write of (Phase::kIdentity, epoch) from src lands: a CallIdentity. Two sets, by epoch parity.
+  constexpr u64 identity(u64 epoch, u32 source) const {
+    return align_up(excluded(num_ranks), 16) + ((epoch & 1) * num_ranks + source) * sizeof(CallIdentity);
+  }
+  constexpr u64 bytes() const { return align_up(identity(0, 0) + 2ull * num_ranks * sizeof(CallIdentity), 4096); }
 
  private:
   constexpr u64 flags_end() const { return kTables + static_cast<u64>(kNumPhases) * num_ranks * 8; }

@@ -26,9 +26,10 @@ enum class Phase : u32 {
   kCounts = 2,
   kSpare = 3,
   kWeights = 4,  // what a host needs to sum an owner's rows in its node (kernels/low_latency/combine_reduce.h)
-  kReduced = 5   // those sums
+  kReduced = 5,  // those sums
+  kIdentity = 6  // who takes part in a throughput call without counts, and in which: one write, announced by nobody
 };
-inline constexpr u32 kNumPhases = 6;
+inline constexpr u32 kNumPhases = 7;
 
 // Which way a throughput stream runs.
 enum class Direction : u32 { kDispatch = 0, kCombine = 1 };

@@ -6,11 +6,13 @@ import re
 from pathlib import Path
 
 import pytest
+import torch
 
 from uccl_ep import PeerLost, PeerTimeout, SettingsMismatch, TransportError, UcclEpError, faults
 
 HOSTS = ["alpha", "beta", "gamma"]
-CONTROL_H = Path(__file__).parents[2] / "proxy" / "wire" / "control.h"
+WIRE = Path(__file__).parents[2] / "proxy" / "wire"
+CONTROL_H, IDENTITY_H = WIRE / "control.h", WIRE / "identity.h"
 
 
 def record(kind: int, **fields: int) -> dict[str, int]:
@@ -18,9 +20,9 @@ def record(kind: int, **fields: int) -> dict[str, int]:
     return {"kind": kind, **empty, **fields}
 
 
-def enumerators(name: str) -> list[str]:
-    """The names in an enum class of control.h, in order."""
-    body = re.search(rf"enum class {name} : u32 \{{(.*?)\}};", CONTROL_H.read_text(), re.DOTALL)
+def enumerators(name: str, header: Path = CONTROL_H) -> list[str]:
+    """The names in an enum class of a header, in order."""
+    body = re.search(rf"enum class {name} : u32 \{{(.*?)\}};", header.read_text(), re.DOTALL)
     assert body is not None
     without_comments = re.sub(r"//[^\n]*", "", body[1])
     return [item.split("=")[0].strip() for item in without_comments.split(",") if item.strip()]
@@ -85,18 +87,60 @@ def test_faults_peer_without_a_name(peer: int) -> None:
     assert ("an unknown rank" if peer == 0xFFFFFFFF else "rank 3 timed out") in str(error)
 
 
-COUNTED = ["channels", "experts", "top-k", "row bytes", "scale bytes", "topk_idx", "topk_weights", "num_worst_tokens"]
-COUNTED.append("num_max_dispatch_tokens_per_rank")
+FIELDS = {  # MismatchField of identity.h, in order: a word of what users read, and values that have names
+    "kChannels": ("channels", ()),
+    "kExperts": ("experts", ()),
+    "kTopk": ("top-k", ()),
+    "kRowBytes": ("row bytes", ()),
+    "kScaleBytes": ("scale bytes", ()),
+    "kHasIds": ("topk_idx", ()),
+    "kHasWeights": ("topk_weights", ()),
+    "kReceivedRows": ("num_worst_tokens", ()),
+    "kMaxTokens": ("num_max_dispatch_tokens_per_rank", ()),
+    "kHidden": ("hidden size", ()),
+    "kRowFormat": ("row format", ("bf16", "logfmt")),
+    "kCombineForm": ("form of combine", ("direct", "node")),
+    "kCall": ("call", ("no call", "low_latency_dispatch")),
+    "kOrigin": ("dispatch that the handle is of", ()),
+    "kTag": ("tag of the step", ()),
+    "kDtype": ("dtype of x", ("another dtype", "uint8")),
+}
 
 
-@pytest.mark.parametrize("channel", range(10))
+def test_faults_every_field_that_ranks_may_differ_in_has_words() -> None:
+    assert enumerators("MismatchField", IDENTITY_H) == list(FIELDS)
+
+
+@pytest.mark.parametrize("channel", range(len(FIELDS)))
 def test_faults_mismatch_names_the_quantity_and_both_values(channel: int) -> None:
-    error = faults.error_of(record(faults.MISMATCH, phase=6, channel=channel, expected=41, seen=43), 1, HOSTS)
-    assert type(error) is SettingsMismatch
-    text = str(error)
-    assert (COUNTED[channel] if channel < len(COUNTED) else "hidden size or row format") in text
-    for word in ("rank 1 and rank 2 (host gamma) disagree", "the count exchange", "41 here", "43 there"):
-        assert word in text
+    what, names = list(FIELDS.values())[channel]
+    for values in ((41, 43), (0, 1)):
+        here, there = names if names and values == (0, 1) else values
+        fault = record(faults.MISMATCH, phase=6, channel=channel, expected=values[0], seen=values[1])
+        error = faults.error_of(fault, 1, HOSTS)
+        assert type(error) is SettingsMismatch
+        for word in (what, "rank 1 and rank 2 (host gamma) disagree", "the count exchange"):
+            assert word in str(error)
+        assert f"is {here} here and {there} there" in str(error)
+
+
+def test_faults_row_formats_of_a_dispatch() -> None:
+    fault = record(faults.MISMATCH, phase=faults.DISPATCH_RECEIVE, channel=10, expected=1, seen=3)
+    assert "is fp8 here and nvfp4 there" in str(faults.error_of(fault, 1, HOSTS))
+
+
+def test_faults_dtypes_have_numbers_of_their_own() -> None:
+    dtypes = {v for v in vars(torch).values() if isinstance(v, torch.dtype) and not v.is_complex}
+    plain = {
+        d
+        for d in dtypes
+        if not any(
+            word in str(d) for word in ("qint", "quint", "bits", "int1", "int2", "int3", "int4", "int5", "int6", "int7")
+        )
+    }
+    plain |= {torch.int16, torch.int32, torch.int64, torch.uint16, torch.uint32, torch.uint64}
+    codes = {d: faults.dtype_code(d) for d in plain}
+    assert 0 not in codes.values() and len(set(codes.values())) == len(codes) and max(codes.values()) < 64
 
 
 def test_faults_full_ring() -> None:

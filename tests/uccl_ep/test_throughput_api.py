@@ -339,7 +339,7 @@ def less_topk(a: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     "what, change",
     [
-        pytest.param("row bytes", lambda a: a.update(x=a["x"].float()), id="dtype"),
+        pytest.param("dtype of x is bfloat16 here and float32 there", lambda a: a.update(x=a["x"].float()), id="dtype"),
         pytest.param("top-k is 2 here and 1 there", less_topk, id="top-k"),
         pytest.param("top-k is 2 here and 0 there", lambda a: (a.pop("topk_idx"), a.pop("topk_weights")), id="no ids"),
         pytest.param("number of channels", lambda a: a.update(config=Config(2)), id="channels"),

@@ -200,7 +200,7 @@ class Attached:
         return np.frombuffer(mapped, dtype=np.uint64)  # the map lives as long as the array
 
 
-NUM_PHASES = 6
+NUM_PHASES = 7
 """Of proxy/wire/immediate.h: dispatch, combine, counts, spare, weights, sums."""
 
 

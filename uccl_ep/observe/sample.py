@@ -14,7 +14,7 @@ from uccl_ep.observe.attach import NUM_PHASES, Attached
 
 Row = npt.NDArray[np.int64]
 
-DISPATCH, COMBINE, COUNTS, SPARE, WEIGHTS, SUMS = range(NUM_PHASES)
+DISPATCH, COMBINE, COUNTS, SPARE, WEIGHTS, SUMS, IDENTITY = range(NUM_PHASES)
 """Phases (proxy/wire/immediate.h). Flags number the calls of all but SPARE, whose words tell of barriers."""
 
 KERNEL_FIELDS = ("rows_sent", "bytes_sent", "rows_received", "bytes_received", "wait_ns")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from uccl_ep import _native
-from uccl_ep.bench.model.wire import EXPECT_BYTES, routing_bytes, weights_bytes
+from uccl_ep.bench.model.wire import EXPECT_BYTES, IDENTITY_BYTES, routing_bytes, weights_bytes
 from uccl_ep.errors import refuse
 from uccl_ep.plan.record import Traffic
 from uccl_ep.topology import Topology
@@ -142,9 +142,9 @@ def expect(load: Load, topology: Topology, gbps: float, reduces: bool = False) -
         there = sum(of != node for of, _ in places(topology))
         low = load.mode == "low_latency"
         routing = (routing_bytes(t, k) + EXPECT_BYTES) * there if low else 0
-        headers = EXPECT_BYTES * (len(nodes) - sizes[node]) if low else 0
+        headers = (EXPECT_BYTES if low else IDENTITY_BYTES) * (len(nodes) - sizes[node])
         if reduces:
-            headers = (weights_bytes(t, k) + 2 * EXPECT_BYTES) * there
+            headers += (weights_bytes(t, k) + EXPECT_BYTES) * there
         visited += p / len(nodes)
         dispatch += (t * p * row + routing) / len(nodes)
         combine += (t * (elsewhere if low and not reduces else p) * back + headers) / len(nodes)

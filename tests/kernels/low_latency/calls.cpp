@@ -37,7 +37,7 @@ Received::Received(const World& w, const LowLatencyCase& c)
       scales(c.num_experts / w.num_ranks() * received_rows(w, c) *
              (LowLatencyLayout::scale_bytes(w.shape().hidden, c.format) / 4)),
       count(c.num_experts / w.num_ranks()),
-      src_info(3ull * c.num_experts * w.shape().max_tokens),
+      src_info(3ull * c.num_experts * w.shape().max_tokens + 1),
       layout_range(c.num_experts),
       counts(c.num_experts) {}
 

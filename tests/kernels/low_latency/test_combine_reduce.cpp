@@ -40,14 +40,17 @@ const std::vector<Nodes>& all_nodes() {
   return nodes;
 }
 
-// A row for each token and node of other ranks; weights, their ExpectHeader and that of the sums that come back.
+// A row for each token and node of other ranks; weights, the ExpectHeader of the sums that come back, and one to every
+// rank of another node, which says what call it is.
 u64 expected_bytes(const World& world, const LowLatencyCase& c, u64 round) {
   const std::vector<u32>& node_of = world.shape().node_of;
   u64 bytes = 0;
   for (u32 r = 0; r < world.num_ranks(); ++r) {
     const TokenInput in = low_latency_input(world, c, round, r);
-    bytes +=
-        (world.num_nodes - 1) * (LowLatencyLayout::weights_bytes(in.num_tokens, in.topk) + 2 * sizeof(ExpectHeader));
+    u64 remote = 0;
+    for (const u32 node : node_of) remote += node != node_of[r];
+    bytes += (world.num_nodes - 1) * (LowLatencyLayout::weights_bytes(in.num_tokens, in.topk) + sizeof(ExpectHeader)) +
+             remote * sizeof(ExpectHeader);
     for (u32 t = 0; t < in.num_tokens; ++t) {
       std::set<u32> nodes{node_of[r]};
       for (u32 k = 0; k < in.topk; ++k) {

@@ -169,7 +169,10 @@ TEST(low_latency_dispatch_recv_refuses_another_shape) {
       CHECK(f.kind == FaultKind::kMismatch && f.phase == WaitPhase::kDispatchReceive);
       CHECK_EQ(f.peer, 1u);
       CHECK_EQ(f.expected, *differs == 'h' ? 128u : *differs == 'e' ? 4u : static_cast<u32>(RowFormat::kBf16));
-      CHECK_EQ(f.channel, *differs == 'e' ? 1u : ~0u);
+      const MismatchField what = *differs == 'e'   ? MismatchField::kExperts
+                                 : *differs == 'h' ? MismatchField::kHidden
+                                                   : MismatchField::kRowFormat;
+      CHECK_EQ(f.channel, static_cast<u32>(what));
       CHECK(f.seen != f.expected);
     }
 }

@@ -22,7 +22,8 @@ Routing::Routing(const World& w, const ThroughputCase& c, const RankInput& in, u
       reducer_tokens(u64{w.num_ranks()} * w.max_readers * channels),
       rank_prefix(w.num_nodes == 1 ? u64{w.num_ranks()} * w.num_ranks() : w.num_ranks()),
       expert_counts(c.num_experts / w.num_ranks()),
-      recv_total(1) {}
+      recv_total(1),
+      number(1) {}
 
 Dispatched::Dispatched(u32 row_capacity, u32 hidden, u32 scale_words, u32 topk)
     : capacity(row_capacity),
@@ -37,6 +38,7 @@ ThroughputRank::ThroughputRank(World& world, u32 rank, const ThroughputCase& c)
       rank_(rank),
       case_(c),
       epoch_(Poisoned<u64>(1).zeroed()),
+      identities_(Poisoned<IdentityState>(1).zeroed()),
       settled_(Poisoned<SettledGeometry>(kNumDirections).zeroed()) {}
 
 LaunchShape ThroughputRank::blocks(u32 grid) const { return LaunchShape{grid, case_.warps, case_.threads, case_.seed}; }
@@ -86,6 +88,7 @@ void ThroughputRank::counts(const RoundPlan& plan, const RankInput& in, Routing*
   a.rank_prefix = r->rank_prefix.data();
   a.expert_counts = r->expert_counts.data();
   a.recv_total = r->recv_total.data();
+  a.number = r->number.data();
   recording.launch(throughput_counts, a, sizeof(CountsShared), blocks(1));
 }
 
@@ -118,6 +121,8 @@ ThroughputCall ThroughputRank::call(const RowShape& shape, u32 num_tokens, const
   c.recv_begin = r.recv_begin.data();
   c.stream_rows = r.stream_rows.data();
   c.reducer_tokens = r.reducer_tokens.data();
+  c.number = r.number.data();
+  c.identities = identities_.data();
   c.num_tokens = num_tokens;
   c.readers = world_.max_readers;
   return c;
@@ -128,6 +133,7 @@ void ThroughputRank::dispatch(const RoundPlan& plan, const RankInput& in, u32 to
   DispatchArgs a{};
   a.rank = world_.context(rank_);
   a.call = call(dispatch_shape(plan, topk), in.num_tokens, r, Direction::kDispatch);
+  a.call.identify = topk == 0;
   a.x = reinterpret_cast<const u8*>(in.x.data());
   a.scales = plan.scale_words != 0 ? in.scales.data() : nullptr;
   a.scale_token_stride = in.scale_token_stride;

@@ -48,7 +48,7 @@ struct Routing {
   Poisoned<u32> tokens_per_rank, tokens_per_node, tokens_per_expert;
   Poisoned<u8> is_token_in_rank;
   Poisoned<u32> channel_prefix, node_rows, recv_tokens, recv_begin, stream_rows, reducer_tokens, rank_prefix,
-      expert_counts, recv_total;
+      expert_counts, recv_total, number;
 };
 
 struct Dispatched {
@@ -98,6 +98,7 @@ class ThroughputRank {
   ThroughputCase case_;
   u64 drains_ = 0;
   Poisoned<u64> epoch_;
+  Poisoned<IdentityState> identities_;
   Poisoned<SettledGeometry> settled_;
   std::optional<StreamGeometry> last_[kNumDirections];
 };

@@ -1,5 +1,6 @@
 // Rows that stay in their owner's arena: summed where they lie, theirs again when combine returns, refused once their owner
 // has given up.
+#include <cstring>
 #include <thread>
 
 #include "kernels/throughput/calls.h"
@@ -33,6 +34,22 @@ TEST(throughput_contribute_reads_rows_in_arenas) {
 
 // Whoever does not read rows that stay keeps their owner from returning; the owner says who it was. Who comes to read
 // them after that refuses them.
+namespace {
+
+// Rank 1 says that it is in rank 0's call, and then does nothing until that one has given up.
+void come_and_read_nothing(World& world) {
+  const RankContext& c = world.context(1);
+  const u64 flag = c.signals.flag(Phase::kIdentity, 0);
+  while (world.word(world.data(0), flag) == 0 && !world.aborted(0)) std::this_thread::yield();
+  const u64 identity = c.signals.identity(Phase::kIdentity, 1);
+  std::memcpy(world.data(1) + identity, world.data(0) + identity, sizeof(CallIdentity));
+  auto* mine = reinterpret_cast<u64*>(world.data(1) + c.signals.flag(Phase::kIdentity, 1));
+  __atomic_store_n(mine, 1ull, __ATOMIC_RELEASE);
+  while (!world.aborted(0)) std::this_thread::yield();
+}
+
+}  // namespace
+
 TEST(throughput_contribute_names_a_rank_that_does_not_read) {
   WorldShape shape;
   shape.node_of = {0, 0};
@@ -61,7 +78,7 @@ TEST(throughput_contribute_names_a_rank_that_does_not_read) {
     Dispatched got(routing.recv_total[0], plan.hidden, plan.scale_words, plan.topk);
     rank.dispatch(plan, in, plan.topk, routing, &got, false);
     check_no_fault(world, me, "dispatch");
-    while (me == 1 && !world.aborted(0)) std::this_thread::yield();
+    if (me == 1) come_and_read_nothing(world);
     Poisoned<u16> out(u64{in.num_tokens} * plan.combine_hidden);
     Poisoned<float> weights(u64{in.num_tokens} * plan.combine_topk);
     rank.combine(plan, in.num_tokens, routing,

@@ -18,7 +18,9 @@ Command random_command(std::mt19937& random, u32 num_peers) {
   c.bytes = random() % 4 * 16;
   switch (random() % 4) {
     case 0: c.op = Op::kWrite, c.key = epoch_key(Phase::kDispatch, random() % 100); break;
-    case 1: c.op = Op::kCount, c.key = epoch_key(Phase::kCombine, random() % 100), c.bytes = 32; break;
+    case 1:
+      c.op = Op::kCount, c.key = epoch_key(Phase::kCombine, random() % 100), c.bytes = sizeof(ExpectHeader);
+      break;
     case 2: c.op = Op::kSequence, c.key = stream_key(Direction::kCombine, random() % 4, random() % 1024); break;
     default: c.op = Op::kCredit, c.key = stream_key(Direction::kDispatch, random() % 4, random() % 500), c.bytes = 0;
   }

@@ -133,10 +133,11 @@ def uniform_combine(
         others = [m for m in range(len(node_sizes)) if m != n]
         sources = sum(-(-node_sizes[m] // size) for m in others)  # that a host there stands for
         hosts = len(others)  # that this rank has elsewhere
-        sends = sources * (visit[n] * row + wire.EXPECT_BYTES) + hosts * (told + wire.EXPECT_BYTES)
-        takes = sum(visit[m] for m in others) * row + hosts * wire.EXPECT_BYTES + sources * (told + wire.EXPECT_BYTES)
+        calls = (ranks - size) * wire.EXPECT_BYTES  # which call it is, to and from every rank of other nodes
+        sends = sources * (visit[n] * row + wire.EXPECT_BYTES) + hosts * told + calls
+        takes = sum(visit[m] for m in others) * row + hosts * wire.EXPECT_BYTES + sources * told + calls
         node_bytes = max(node_bytes, sends, takes)
-        node_writes = max(node_writes, sources * (visit[n] + 1) + 2 * hosts)
+        node_writes = max(node_writes, sources * (visit[n] + 1) + hosts + ranks - size)
         loads = max(loads, sources * tokens * topk * own * (size - 1) / experts * row)
     remote = ranks - min(node_sizes)
     direct = Estimate(

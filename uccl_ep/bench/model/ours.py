@@ -118,7 +118,7 @@ def low_latency_combine(demand: Demand, call: LowLatencyCall, form: str = "direc
             Flow("weights", cluster.once, cluster.once * np.asarray(weights)[:, None]),
             Flow.of_equal("rows", cluster.to_hosts(demand.rows).T, call.combine_bytes),
             # One for the weights, one for the rows that come back.
-            Flow.of_equal("expect headers", cluster.once + cluster.once.T, wire.EXPECT_BYTES),
+            Flow.of_equal("expect headers", cluster.is_remote + cluster.once.T, wire.EXPECT_BYTES),
         )
     )
 
@@ -157,14 +157,26 @@ def throughput_dispatch(demand: Demand, call: ThroughputCall, counted: bool = Tr
         counts = np.broadcast_to(each, (cluster.num_ranks, cluster.num_cells))
         flows.append(Flow("counts", cluster.once, cluster.to_hosts(counts)))
         flows.append(Flow.of_equal("expect headers", cluster.once, wire.EXPECT_BYTES))
+    else:
+        flows.append(_identities(cluster))
     return Traffic(tuple(flows))
 
 
+def _identities(cluster: Cluster) -> Flow:
+    """Of a call that exchanges no counts: every rank tells every rank of other nodes which call it is."""
+    return Flow.of_equal("identities", cluster.is_remote.astype(np.int64), wire.IDENTITY_BYTES)
+
+
 def throughput_combine(demand: Demand, call: ThroughputCall) -> Traffic:
-    """One partial sum per token and remote cell, from the source's host there; the credits go the other way."""
+    """One partial sum per token and remote cell, from the source's host there; the credits go the other way. And which
+    call it is, to every rank of other nodes."""
     chunks, rows, streams = _streams(demand, call, call.answer.num_bytes)
     return Traffic(
-        (Flow("chunks", chunks.T, rows.T * call.answer.num_bytes), Flow.of_equal("credits", streams, 0)),
+        (
+            Flow("chunks", chunks.T, rows.T * call.answer.num_bytes),
+            Flow.of_equal("credits", streams, 0),
+            _identities(demand.cluster),
+        ),
     )
 
 

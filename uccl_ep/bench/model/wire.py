@@ -16,8 +16,11 @@ FORMATS = ("bf16", "fp8", "fp8-ue8m0", "nvfp4")
 COMBINE_FORMATS = ("bf16", "logfmt", "fp8")
 """Of low-latency combine rows, in the order of CombineFormat."""
 
-EXPECT_BYTES = 32
-"""ExpectHeader (proxy/wire/control.h): how many writes to expect, and what its sender has finished reading."""
+EXPECT_BYTES = 48
+"""ExpectHeader (proxy/wire/control.h): how many writes to expect, what its sender has finished reading, which call it is."""
+
+IDENTITY_BYTES = 16
+"""CallIdentity (proxy/wire/identity.h), which a throughput call without counts sends to each rank of other nodes."""
 
 WARP = 32  # lanes: the most tokens that a warp sends together
 MOST_CHANNELS = 64
@@ -77,7 +80,7 @@ def weights_bytes(tokens: int, topk: int) -> int:
 
 def counts_bytes(channels: int, readers: int, local_experts: int) -> int:
     """What a source tells a cell before a throughput dispatch (CountsHeader and the words behind it)."""
-    return round_up(32 + 4 * (channels * (1 + readers) + readers * local_experts), 16)
+    return round_up(48 + 4 * (channels * (1 + readers) + readers * local_experts), 16)
 
 
 @dataclass(frozen=True)
