@@ -19,7 +19,7 @@ import msgpack
 from uccl_ep.errors import PeerLost, PeerTimeout, SettingsMismatch, UcclEpError
 from uccl_ep.group import Group
 
-VERSION = 3
+VERSION = 4
 MAX_BLOB_BYTES = 1 << 20
 _MOST_QUOTED = 500  # characters
 _TYPES: Mapping[str, type] = {"int": int, "str": str, "bytes": bytes, "dict[str, Any]": dict, "list[str]": list}
@@ -44,7 +44,7 @@ class Introduction:
     interface: str
     settings: dict[str, Any]
     session: int
-    secret: bytes
+    public: bytes  # of its key pair (uccl_ep.secret); empty where the secret is known already
     error: str = ""
     device: str = "cpu"  # kind of processor that its kernels run on: cpu, cuda, hip
     gpu: str = ""  # which one: the same for the same GPU in any process of the host
@@ -55,8 +55,17 @@ class Introduction:
 
 
 @dataclass(frozen=True)
+class Deal:
+    """Second exchange: the session's secret, for each rank but the first hidden from all others (uccl_ep.secret)."""
+
+    rank: int
+    boxes: bytes  # of the first rank
+    error: str = ""
+
+
+@dataclass(frozen=True)
 class Meeting:
-    """Second exchange: where a rank's memory is and how its proxy is reached."""
+    """Third exchange: where a rank's memory is and how its proxy is reached."""
 
     rank: int
     segment_pid: int
@@ -85,10 +94,10 @@ class Ready:
     notes: list[str] = field(default_factory=list)
 
 
-Blob = TypeVar("Blob", Introduction, Meeting, Ready)
+Blob = TypeVar("Blob", Introduction, Deal, Meeting, Ready)
 
 
-def pack(blob: Introduction | Meeting | Ready) -> bytes:
+def pack(blob: Introduction | Deal | Meeting | Ready) -> bytes:
     """The blob's wire form."""
     packed: bytes = msgpack.packb({"v": VERSION, "kind": type(blob).__name__, **asdict(blob)}, use_bin_type=True)
     return packed
@@ -166,7 +175,7 @@ def exchange(group: Group, blob: Blob) -> list[Blob]:
     return blobs
 
 
-def _lost(blob: Introduction | Meeting | Ready, error: Exception) -> PeerLost:
+def _lost(blob: Introduction | Deal | Meeting | Ready, error: Exception) -> PeerLost:
     """The group's failure in an exchange. What this rank itself could not do is the better reason, if there is one."""
     said = f"{type(error).__name__}: {error}"
     phase = f"start-up, exchange of {type(blob).__name__} ({said})"

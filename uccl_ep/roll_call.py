@@ -21,6 +21,7 @@ from dataclasses import dataclass
 
 from uccl_ep.accusations import Accusation, Accusations
 from uccl_ep.errors import InvalidArgument, PeerLost, PeerTimeout, UcclEpError
+from uccl_ep.proof import keyed
 from uccl_ep.switchboard import Message, Switchboard
 
 HINT_GRACE_S = 3.0  # for the sign of life of a rank that somebody has waited for in vain already
@@ -71,6 +72,7 @@ class RollCall:
         self._words = Accusations(
             rank, num_ranks, self._changed, lambda to, said: self._board.send(to, said), self._over
         )
+        self._secret = secret
         self._board = Switchboard(rank, secret, interface, self._hear, self._lose)
 
     @property
@@ -78,6 +80,10 @@ class RollCall:
         """Where this rank listens, for the others' meet()."""
         host, port = self._board.address
         return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+    def secret_of(self, session: int) -> bytes:
+        """The secret of a later session of these ranks: its number has travelled, the secret has not."""
+        return keyed(self._secret, b"session" + session.to_bytes(8, "little"))
 
     @property
     def strangers(self) -> int:

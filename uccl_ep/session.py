@@ -38,6 +38,7 @@ from uccl_ep.proxy_link import CONNECT_TIMEOUT_S, ProcessProxy, ProxyConfig, Pro
 from uccl_ep.recorder.recorder import FlightRecorder
 from uccl_ep.regions import Peer, Regions, choose_placement
 from uccl_ep.roll_call import RollCall
+from uccl_ep.secret import KeyPair, deal
 from uccl_ep.settings import PREFIX, Settings
 from uccl_ep.topology import split_into_nodes
 from uccl_ep.witness import Witness
@@ -141,15 +142,14 @@ class Session(Witness):
     # ---- start -------------------------------------------------------------------------------------------------
 
     def _connect(self, group: Group, shrink: bool) -> None:
-        """The second and third exchange. A rank that fails says so in the next one, and every rank raises the same."""
-        first = self._present[0]
+        """The last two exchanges. A rank that fails says so in the next one, and every rank raises the same."""
         error, meeting = "", None
         try:
             self._make_segments()
             if self.roll_call is None:
-                self.roll_call = RollCall(self.rank, self.num_ranks, first.secret, self._interface())
+                self.roll_call = RollCall(self.rank, self.num_ranks, self._secret, self._interface())
             self.roll_call.on_call = self._hear_call
-            self._proxy = self._make_proxy(first.session, first.secret)
+            self._proxy = self._make_proxy()
             meeting = self._meeting(self._proxy.local_address())
         except Exception as failure:
             error = f"{type(failure).__name__}: {failure}"
@@ -177,6 +177,7 @@ class Session(Witness):
     def _introduce(self, group: Group, shared: Mapping[str, Any]) -> list[Introduction]:
         if not 1 <= self.num_ranks <= _native.MAX_RANKS:
             raise InvalidArgument(f"a group of {self.num_ranks} ranks is refused: allowed is 1 to {_native.MAX_RANKS}")
+        pair, known = KeyPair(), self.roll_call
         introduction = Introduction(
             rank=self.rank,
             hostname=socket.gethostname(),
@@ -186,7 +187,7 @@ class Session(Witness):
             interface=self.settings.interface or route_address(),
             settings=dict(shared),
             session=secrets.randbits(63),
-            secret=secrets.token_bytes(32),
+            public=pair.public() if known is None else b"",
             **tell(self.settings, self._driver),
             **gpu_facts(self._driver),
             portrait=paint(self.settings).plain(),
@@ -194,6 +195,8 @@ class Session(Witness):
         introductions = exchange(group, introduction)
         self._present = [i for i in introductions if i.rank not in self.absent]
         compare_settings(self._present)
+        new = self._present[0].session
+        self._secret = deal(group, pair, self._present) if known is None else known.secret_of(new)
         return introductions
 
     def _interface(self) -> str:
@@ -226,7 +229,7 @@ class Session(Witness):
             check_group(self._present, self.rank)
         self.regions.make()
 
-    def _make_proxy(self, session: int, secret: bytes) -> ProxyLink:
+    def _make_proxy(self) -> ProxyLink:
         plan, s, regions = self.plan, self.settings, self.regions
         config = ProxyConfig(
             rank=self.rank,
@@ -240,8 +243,8 @@ class Session(Witness):
             ring_capacity=s.ring_capacity,
             counters_fd=regions.counters.fd,
             family=self.family,
-            session=session,
-            secret=secret,
+            session=self._present[0].session,
+            secret=self._secret,
             interface=self._interface(),
             max_in_flight=s.max_in_flight,
             max_in_flight_bytes=s.max_in_flight_bytes,

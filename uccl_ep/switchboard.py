@@ -1,16 +1,18 @@
 """Authenticated messages between ranks that need no group: one thread, one listening socket, one connection a peer.
 
 For when the group is what broke. A connection carries frames one way. Whoever accepts it sends a nonce first; who
-connects answers with a keyed hello of fixed size, and only then are frames read: a stranger is given no more memory
-than a hello takes, is dropped, and counted. Every frame is keyed with the connection's nonce and its number, so nothing
-can be replayed on another connection or twice on one.
+connects answers with its own nonce and a proof that it knows the secret, and sends nothing more before it has the
+acceptor's proof. Proofs are bound to both ranks, both nonces and the side that speaks, frames to a key of their
+connection and to their number, so nothing that was recorded is of use. A stranger is given no more memory than a hello
+takes, is dropped, and counted.
+
+Whoever breaks a connection ends nothing either: a connection that was lost is made again, the acceptor says how many
+frames it has, and the rest is sent once more. A rank has gone when nobody listens at its address any longer.
 """
 
 from __future__ import annotations
 
 import errno
-import hashlib
-import hmac
 import secrets
 import selectors
 import socket
@@ -23,13 +25,15 @@ from typing import Any
 
 import msgpack
 
+from uccl_ep.proof import COUNT, MAC, NONCE, RANK, Talk, compare, keyed, seal
+
 MAX_FRAME_BYTES = (1 << 20) + (1 << 12)  # a handshake blob and its envelope
-MAX_QUEUED_FRAMES = 256  # to one peer that does not read: states repeat what older ones said
+MAX_QUEUED_FRAMES = 256  # to one peer that does not read: states repeat what older ones said; sent ones, as many again
 _MAX_STRANGERS = 64  # connections without a hello at one time; the oldest gives way
 _HELLO_S = 5.0
-_NONCE, _MAC, _RANK, _LENGTH = 32, 32, 2, 4
+_LENGTH, _HELLO, _ANSWER = 4, RANK + NONCE + MAC, COUNT + MAC
 _LINGER_S = 0.3  # what close() gives messages that are still queued: a rank may end right after its last word
-_TRIES = 3  # connections that end before the hello was answered may have given way to a crowd of strangers
+_PAUSE_S = 0.05  # before a connection that ended without the peer's proof is made again: a crowd may have pushed it out
 
 Message = dict[str, Any]
 
@@ -40,22 +44,39 @@ class _Incoming:
     nonce: bytes
     since: float
     rank: int = -1  # until its hello
+    key: bytes = b""
     received: bytearray = field(default_factory=bytearray)
-    number: int = 0
 
 
 @dataclass
 class _Outgoing:
     rank: int
     sock: socket.socket
-    nonce: bytearray = field(default_factory=bytearray)
+    nonce: bytes
+    received: bytearray = field(default_factory=bytearray)  # the peer's nonce, then its answer
     connected: bool = False
+    key: bytes = b""  # once the peer has proven itself
     unsent: bytearray = field(default_factory=bytearray)
-    number: int = 0
+    number: int = 0  # of the next frame
 
-    @property
-    def greeted(self) -> bool:
-        return len(self.nonce) == _NONCE
+
+class _Sent:
+    """The last frames that a peer was sent, over all connections: it may not have got them."""
+
+    def __init__(self) -> None:
+        self.end = 0  # frames so far
+        self._last: deque[bytes] = deque(maxlen=MAX_QUEUED_FRAMES)
+
+    def add(self, body: bytes) -> None:
+        self._last.append(body)
+        self.end += 1
+
+    def since(self, number: int) -> list[bytes]:
+        """The frames from that number on. Raises OSError when they are kept no longer."""
+        missing = self.end - number
+        if not 0 <= missing <= len(self._last):
+            raise OSError(f"{missing} frames are missing")
+        return list(self._last)[len(self._last) - missing :]
 
 
 class Switchboard:
@@ -68,6 +89,10 @@ class Switchboard:
         on_message: called with (rank, message) for each frame; a ValueError, TypeError or KeyError from it drops the
             connection as a stranger's.
         on_gone: called with a rank whose process (or listener) has ended, as its host's network says.
+
+    Attributes:
+        strangers: connections that were dropped, either way, because the other side lacked the secret, was silent, or
+            said what no rank says.
     """
 
     def __init__(
@@ -79,7 +104,7 @@ class Switchboard:
         on_gone: Callable[[int], None],
     ) -> None:
         self.rank, self.strangers = rank, 0
-        self._key = hmac.new(secret, b"uccl-ep switchboard", hashlib.sha256).digest()
+        self._key = keyed(secret, b"uccl-ep switchboard")
         self._on_message, self._on_gone = on_message, on_gone
         family = socket.AF_INET6 if ":" in interface else socket.AF_INET
         self._listener = socket.create_server((interface, 0), family=family, backlog=128)
@@ -90,7 +115,9 @@ class Switchboard:
         self._lock = threading.Lock()
         self._incoming: dict[socket.socket, _Incoming] = {}
         self._outgoing: dict[int, _Outgoing] = {}
-        self._tries: dict[int, int] = {}
+        self._sent: dict[int, _Sent] = {}
+        self._taken: dict[int, int] = {}  # frames of each peer so far
+        self._again: dict[int, float] = {}  # ranks whose connection was lost, and when to make it anew
         self._bell, self._ringer = socket.socketpair()
         self._bell.setblocking(False)
         self._selector = selectors.DefaultSelector()
@@ -143,7 +170,8 @@ class Switchboard:
         try:
             while not self._closing or self._lingers():
                 waiting = any(c.rank < 0 for c in self._incoming.values())
-                for key, mask in self._selector.select(0.02 if self._closing else 1.0 if waiting else None):
+                soon = self._closing or self._again
+                for key, mask in self._selector.select(0.02 if soon else 1.0 if waiting else None):
                     key.data(key.fileobj, mask)
                 self._dial()
                 self._drop_silent_strangers()
@@ -180,7 +208,7 @@ class Switchboard:
         strangers = [c for c in self._incoming.values() if c.rank < 0]
         if len(strangers) >= _MAX_STRANGERS:
             self._drop_stranger(strangers[0])
-        connection = _Incoming(sock, secrets.token_bytes(_NONCE), time.monotonic())
+        connection = _Incoming(sock, secrets.token_bytes(NONCE), time.monotonic())
         self._incoming[sock] = connection
         self._selector.register(sock, selectors.EVENT_READ, self._read)
         try:
@@ -206,7 +234,7 @@ class Switchboard:
         connection = self._incoming.get(sock)
         if connection is None:
             return  # it gave way to another stranger a moment ago
-        wanted = _RANK + _MAC - len(connection.received) if connection.rank < 0 else 1 << 16
+        wanted = _HELLO - len(connection.received) if connection.rank < 0 else 1 << 16
         try:
             data = sock.recv(wanted)
         except BlockingIOError:
@@ -227,24 +255,23 @@ class Switchboard:
         """Takes a hello or a frame off what was received; False when there is no whole one. Raises ValueError."""
         received = connection.received
         if connection.rank < 0:
-            if len(received) < _RANK + _MAC:
+            if len(received) < _HELLO:
                 return False
-            rank = int.from_bytes(received[:_RANK], "little")
-            self._compare(self._hello(connection.nonce, rank, self.rank), bytes(received[_RANK : _RANK + _MAC]))
-            connection.rank = rank
-            del received[: _RANK + _MAC]
+            self._welcome(connection, bytes(received[:_HELLO]))
+            del received[:_HELLO]
             return True
-        if len(received) < _LENGTH + _MAC:
+        if len(received) < _LENGTH + MAC:
             return False
         length = int.from_bytes(received[:_LENGTH], "little")
         if length > MAX_FRAME_BYTES:
             raise ValueError("a frame beyond its limit")
-        if len(received) < _LENGTH + _MAC + length:
+        if len(received) < _LENGTH + MAC + length:
             return False
-        body = bytes(received[_LENGTH + _MAC : _LENGTH + _MAC + length])
-        self._compare(self._seal(connection.nonce, connection.number, body), bytes(received[_LENGTH : _LENGTH + _MAC]))
-        del received[: _LENGTH + _MAC + length]
-        connection.number += 1
+        body = bytes(received[_LENGTH + MAC : _LENGTH + MAC + length])
+        number = self._taken.get(connection.rank, 0)
+        compare(seal(connection.key, number, body), bytes(received[_LENGTH : _LENGTH + MAC]))
+        del received[: _LENGTH + MAC + length]
+        self._taken[connection.rank] = number + 1
         try:
             message = msgpack.unpackb(body, raw=False, strict_map_key=True)
         except Exception as error:
@@ -254,36 +281,41 @@ class Switchboard:
         self._on_message(connection.rank, message)
         return True
 
-    @staticmethod
-    def _compare(wanted: bytes, seen: bytes) -> None:
-        if not hmac.compare_digest(wanted, seen):
-            raise ValueError("a stranger's key")
-
-    def _hello(self, nonce: bytes, sender: int, receiver: int) -> bytes:
-        names = sender.to_bytes(_RANK, "little") + receiver.to_bytes(_RANK, "little")
-        return hmac.new(self._key, b"hello" + nonce + names, hashlib.sha256).digest()
-
-    def _seal(self, nonce: bytes, number: int, body: bytes) -> bytes:
-        return hmac.new(self._key, b"frame" + nonce + number.to_bytes(8, "little") + body, hashlib.sha256).digest()
+    def _welcome(self, connection: _Incoming, hello: bytes) -> None:
+        """Checks a hello and answers it. Raises ValueError."""
+        rank = int.from_bytes(hello[:RANK], "little")
+        talk = Talk(self._key, rank, self.rank, hello[RANK : RANK + NONCE], connection.nonce)
+        compare(talk.proof(b"connector"), hello[RANK + NONCE :])
+        for older in [c for c in self._incoming.values() if c.rank == rank]:
+            self._drop(older)  # what it holds unread will be sent again
+        connection.rank, connection.key = rank, talk.proof(b"frames")
+        taken = self._taken.get(rank, 0).to_bytes(COUNT, "little")
+        try:
+            connection.sock.send(taken + talk.proof(b"acceptor", taken))  # all or an error, as the nonce
+        except OSError as error:
+            raise ValueError("a hello whose sender has gone") from error
 
     # ---- connecting ------------------------------------------------------------------------------------------------
 
     def _dial(self) -> None:
         """Opens what messages are waiting for, and hands them to what is open."""
         with self._lock:
-            due = [(rank, self._addresses.get(rank)) for rank, queue in self._queues.items() if queue]
-        for rank, address in due:
+            due = {rank for rank, queue in self._queues.items() if queue} | self._again.keys()
+            addresses = {rank: self._addresses.get(rank) for rank in due}
+        for rank, address in addresses.items():
             out = self._outgoing.get(rank)
-            if out is None and address is not None:
-                self._open(rank, address)
-            elif out is not None and out.greeted:
+            if out is not None and out.key:
                 self._fill(out)
+            elif out is None and time.monotonic() >= self._again.get(rank, 0.0):
+                self._again.pop(rank, None)
+                if address is not None:
+                    self._open(rank, address)
 
     def _open(self, rank: int, address: tuple[str, int]) -> None:
         sock = socket.socket(socket.AF_INET6 if ":" in address[0] else socket.AF_INET, socket.SOCK_STREAM)
         sock.setblocking(False)
         error = sock.connect_ex(address)  # else: what came of it is read when the socket becomes writable
-        self._outgoing[rank] = out = _Outgoing(rank, sock)
+        self._outgoing[rank] = out = _Outgoing(rank, sock, secrets.token_bytes(NONCE))
         self._selector.register(sock, selectors.EVENT_WRITE, lambda _, mask: self._advance(out, mask))
         if error not in (0, errno.EINPROGRESS):
             self._lose(out, gone=True)
@@ -299,35 +331,52 @@ class Switchboard:
             return
         try:
             if mask & selectors.EVENT_READ:
-                data = out.sock.recv(_NONCE if out.greeted else _NONCE - len(out.nonce))
+                wanted = NONCE if len(out.received) < NONCE else NONCE + _ANSWER
+                data = out.sock.recv(wanted - len(out.received) or 1)  # who has answered has nothing more to say
                 if not data:
                     raise ConnectionResetError
-                if not out.greeted:
-                    self._greet(out, data)
+                out.received += data
+                if len(out.received) >= wanted:
+                    self._greet(out)
             if out.unsent:
                 del out.unsent[: out.sock.send(out.unsent)]
         except BlockingIOError:
             pass
-        except OSError:
-            self._lose(out, gone=out.greeted)
+        except (ValueError, OSError) as error:
+            self.strangers += isinstance(error, ValueError)
+            self._lose(out, gone=False)
             return
-        if out.greeted:
+        if out.key:
             self._fill(out)
 
-    def _greet(self, out: _Outgoing, data: bytes) -> None:
-        out.nonce += data
-        if out.greeted:
-            self._tries.pop(out.rank, None)
-            out.unsent += self.rank.to_bytes(_RANK, "little") + self._hello(bytes(out.nonce), self.rank, out.rank)
+    def _greet(self, out: _Outgoing) -> None:
+        """Says who this is, or checks who answers. Raises ValueError."""
+        nonce, answer = bytes(out.received[:NONCE]), bytes(out.received[NONCE:])
+        talk = Talk(self._key, self.rank, out.rank, out.nonce, nonce)
+        if not answer:
+            out.unsent += self.rank.to_bytes(RANK, "little") + out.nonce + talk.proof(b"connector")
+            self._watch(out)
+            return
+        taken = answer[:COUNT]
+        compare(talk.proof(b"acceptor", taken), answer[COUNT:])
+        number = int.from_bytes(taken, "little")
+        missing = self._sent.setdefault(out.rank, _Sent()).since(number)
+        out.key, out.number = talk.proof(b"frames"), number
+        for body in missing:
+            self._put(out, body)
+
+    @staticmethod
+    def _put(out: _Outgoing, body: bytes) -> None:
+        out.unsent += len(body).to_bytes(_LENGTH, "little") + seal(out.key, out.number, body) + body
+        out.number += 1
 
     def _fill(self, out: _Outgoing) -> None:
         with self._lock:
             queue = self._queues.get(out.rank, deque())
             while queue and len(out.unsent) < MAX_FRAME_BYTES:
                 body = queue.popleft()
-                seal = self._seal(bytes(out.nonce), out.number, body)
-                out.unsent += len(body).to_bytes(_LENGTH, "little") + seal + body
-                out.number += 1
+                self._sent[out.rank].add(body)
+                self._put(out, body)
         self._watch(out)
 
     def _watch(self, out: _Outgoing) -> None:
@@ -340,10 +389,9 @@ class Switchboard:
         self._selector.unregister(out.sock)
         out.sock.close()
         del self._outgoing[out.rank]
-        self._tries[out.rank] = self._tries.get(out.rank, 0) + 1
-        if not gone and self._tries[out.rank] < _TRIES:
-            return  # dialled again: its messages are still queued
-        self._tries.pop(out.rank, None)
+        if not gone:  # dialled again: its messages are kept
+            self._again[out.rank] = time.monotonic() + (0.0 if out.key else _PAUSE_S)
+            return
         with self._lock:
             self._queues.pop(out.rank, None)
         self._on_gone(out.rank)

@@ -49,10 +49,10 @@ class Actor:
     def all_gather_object(self, value: Any) -> list[Any]:
         """The group's; the victim is harmed before it says where its memory is, or before it connects."""
         self._exchanges += 1
-        if self.victim and (self.plan.point, self._exchanges) == ("construction", 2):
+        if self.victim and (self.plan.point, self._exchanges) == ("construction", 3):
             self.strike(None)
         values = self.member.all_gather_object(value)
-        if self.victim and (self.plan.point, self._exchanges) == ("connecting", 2):
+        if self.victim and (self.plan.point, self._exchanges) == ("connecting", 3):
             self.strike(None)
         return values
 

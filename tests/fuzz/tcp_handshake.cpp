@@ -1,7 +1,9 @@
-// Whoever knocks: connections whose hello and confirmation are the right ones with some bytes changed, cut or replayed.
-// Only a right one gets in; every other is dropped and counted, gets no answer without the secret, and costs no memory.
+// Whoever knocks: connections whose hello and confirmation are the right ones with some bytes changed or cut, or what an
+// earlier connection said. Only a right one gets in; every other is dropped and counted, gets no answer but the challenge
+// without a proof, and costs no memory.
 //
-// Input: connections of [0] length (0..80 and 0xff for all), [1] number of changes, then (position, xor) pairs.
+// Input: connections of [0] length (0..96 and 0xff for all), [1] number of changes, +0x80: proven after them, +0x40:
+// begun with what the connection before this one said; then (position, xor) pairs.
 //
 // A busy kernel may deliver connections and bytes late and in another order than they were sent. So a second thread
 // waits until every knock has been settled (answered or closed) before the real ranks connect and the round ends.
@@ -11,9 +13,11 @@
 #include <sys/socket.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cerrno>
 #include <cstring>
 #include <exception>
+#include <optional>
 #include <thread>
 
 #include "fuzz/allowance.h"
@@ -31,7 +35,7 @@ struct Knock {
   TcpHello hello;
   TcpConfirm confirm;
 };
-static_assert(sizeof(Knock) == 80);
+static_assert(sizeof(Knock) == 96);
 
 TransportSettings host_settings() {
   TransportSettings s;
@@ -45,10 +49,11 @@ TransportSettings host_settings() {
   return s;
 }
 
-Knock right_knock(const TransportSettings& s) {
+Knock right_knock(const TransportSettings& s, const Nonce& challenge) {
   Knock k{};
-  k.hello = TcpHello{kTcpMagic, kTcpVersion, sizeof(TcpHello), s.session, {}, 1, 0, 0, s.num_ranks, s.num_lanes, 16};
-  std::memcpy(k.hello.secret, s.secret.data(), sizeof(k.hello.secret));
+  k.hello =
+      TcpHello{kTcpMagic, kTcpVersion, sizeof(TcpHello), s.session, {}, 1, 0, 0, s.num_ranks, s.num_lanes, 16, {}};
+  k.hello.proof = connector_proof(s.secret, challenge, k.hello);
   k.confirm = TcpConfirm{kTcpMagic, 0};
   return k;
 }
@@ -74,6 +79,7 @@ Socket dial(const std::string& address) {
 
 struct Connection {
   Socket socket;
+  Nonce challenge;
   Knock knock;
   std::size_t bytes;
   std::size_t answered = 0;  // bytes
@@ -91,21 +97,41 @@ struct Connection {
     }
   }
   bool friendly() const {  // it knows the secret
-    const Knock right = right_knock(host_settings());
-    return bytes >= sizeof(TcpHello) && std::memcmp(&knock.hello, &right.hello, 4) == 0 &&
-           knock.hello.bytes == sizeof(TcpHello) && knock.hello.session == right.hello.session &&
-           std::memcmp(knock.hello.secret, right.hello.secret, sizeof(right.hello.secret)) == 0;
+    const TransportSettings s = host_settings();
+    return bytes >= sizeof(TcpHello) && knock.hello.magic == kTcpMagic && knock.hello.bytes == sizeof(TcpHello) &&
+           knock.hello.session == s.session && knock.hello.proof == connector_proof(s.secret, challenge, knock.hello);
   }
 };
 
-std::vector<Connection> knocks(Input input, const std::string& address) {
+// What the host sends to whoever comes; nothing when its round is over, since everybody is there.
+std::optional<Nonce> hear_challenge(const Socket& socket, const std::atomic<bool>& over) {
+  TcpChallenge challenge{};
+  auto* at = reinterpret_cast<char*>(&challenge);
+  for (std::size_t heard = 0; heard != sizeof(challenge);) {
+    const ssize_t n = recv(socket.fd(), at + heard, sizeof(challenge) - heard, MSG_DONTWAIT);
+    if (n > 0) heard += static_cast<std::size_t>(n);
+    if (n == 0 || (n < 0 && errno != EINTR && errno != EAGAIN))
+      check::fail(__FILE__, __LINE__, "a connection got no challenge");
+    pollfd ready{socket.fd(), POLLIN, 0};
+    if (n < 0 && poll(&ready, 1, 5) == 0 && over) return std::nullopt;
+  }
+  CHECK(challenge.magic == kTcpMagic && challenge.version == kTcpVersion);
+  return challenge.nonce;
+}
+
+std::vector<Connection> knocks(Input input, const std::string& address, const std::atomic<bool>& over) {
+  const TransportSettings settings = host_settings();
   std::vector<Connection> all;
   for (std::size_t at = 0; at + 2 <= input.size() && all.size() < kMostConnections;) {
-    Connection c{dial(address), right_knock(host_settings()), 0, 0};
+    Connection c{dial(address), {}, {}, 0, 0};
+    c.challenge = hear_challenge(c.socket, over).value();  // fewer than there are places have come before it
+    const bool replayed = (input[at + 1] & 0x40) != 0 && !all.empty(), proven = (input[at + 1] & 0x80) != 0;
+    c.knock = replayed ? all.back().knock : right_knock(settings, c.challenge);
     c.bytes = std::min<std::size_t>(input[at], sizeof(Knock));
     std::size_t changes = input[at + 1] % 16;
     for (at += 2; changes != 0 && at + 2 <= input.size(); --changes, at += 2)
       reinterpret_cast<u8*>(&c.knock)[input[at] % sizeof(Knock)] ^= input[at + 1];
+    if (proven) c.knock.hello.proof = connector_proof(settings.secret, c.challenge, c.knock.hello);
     if (c.bytes != 0) (void)!send(c.socket.fd(), &c.knock, c.bytes, MSG_NOSIGNAL);
     shutdown(c.socket.fd(), SHUT_WR);
     all.push_back(std::move(c));
@@ -114,13 +140,17 @@ std::vector<Connection> knocks(Input input, const std::string& address) {
 }
 
 // The real ranks, on all lanes: whoever came before, they get in.
-std::vector<Socket> connect_ranks(const TransportSettings& settings, const std::string& address) {
+std::vector<Socket> connect_ranks(const TransportSettings& settings, const std::string& address,
+                                  const std::atomic<bool>& over) {
   std::vector<Socket> ranks;
   for (u32 i = 0; i < (kRanks - 1) * kLanes; ++i) {
-    Knock k = right_knock(settings);
+    ranks.push_back(dial(address));
+    const std::optional<Nonce> challenge = hear_challenge(ranks.back(), over);
+    if (!challenge) break;
+    Knock k = right_knock(settings, *challenge);
     k.hello.source = 1 + i / kLanes;
     k.hello.lane = k.confirm.lane = i % kLanes;
-    ranks.push_back(dial(address));
+    k.hello.proof = connector_proof(settings.secret, *challenge, k.hello);
     (void)!send(ranks.back().fd(), &k, sizeof(k), MSG_NOSIGNAL);  // refused where a friend had that place already
   }
   return ranks;
@@ -129,22 +159,27 @@ std::vector<Socket> connect_ranks(const TransportSettings& settings, const std::
 // The other side of a round.
 class Visitors {
  public:
-  Visitors(const TransportSettings& settings, const std::string& address, std::vector<Connection>& connections)
-      : thread_([&] {
+  Visitors(const TransportSettings& settings, const std::string& address, Input input,
+           std::vector<Connection>& connections)
+      : thread_([&, input] {
           try {
+            connections = knocks(input, address, over_);
             for (Connection& c : connections) c.settle();
-            ranks_ = connect_ranks(settings, address);
+            ranks_ = connect_ranks(settings, address, over_);
           } catch (...) { error_ = std::current_exception(); }
         }) {}
   ~Visitors() {
+    over_ = true;
     if (thread_.joinable()) thread_.join();
   }
   void join() {
+    over_ = true;
     thread_.join();
     if (error_) std::rethrow_exception(error_);
   }
 
  private:
+  std::atomic<bool> over_ = false;
   std::exception_ptr error_;
   std::vector<Socket> ranks_;
   std::thread thread_;  // last: it uses the others
@@ -159,10 +194,10 @@ void tcp_handshake(Input input) {
   const Socket listener = tcp_listen("", tuning);
   const std::string address = tcp_local_address(listener.fd());
   const std::vector<std::string> addresses(kRanks, address);
-  std::vector<Connection> connections = knocks(input, address);
+  std::vector<Connection> connections;
   TcpHandshake handshake(settings, tuning, listener, addresses);
-  Visitors visitors(settings, address, connections);
-  const Allowance allowance(256 * (connections.size() + kRanks * kLanes));  // a reason in words each, and no more
+  Visitors visitors(settings, address, input, connections);
+  const Allowance allowance(256 * (kMostConnections + kRanks * kLanes));  // a reason in words each, and no more
   const std::vector<TcpHandshake::Proven> proven = handshake.run();
   allowance.check("who knocked");
   visitors.join();
@@ -187,18 +222,21 @@ void tcp_handshake(Input input) {
 }
 
 std::vector<std::vector<u8>> tcp_handshake_seeds() {
+  constexpr u8 kSource = 32, kDestination = 36, kLane = 40, kRanksAt = 44, kInFlight = 52, kProof = 56,
+               kConfirmLane = 92;
   return {{0xff, 0},
           {0xff, 0, 0xff, 0},
-          {72, 0},
-          {71, 0, 0, 0},
+          {88, 0},
+          {87, 0, 0, 0},
           {0xff, 1, 0, 1},
-          {0xff, 1, 8, 1, 0xff, 1, 16, 1},
-          {0xff, 1, 60, 1, 0xff, 1, 64, 1, 0xff, 1, 76, 1},
-          {0xff, 1, 48, 3, 0xff, 1, 56, 7, 0xff, 2, 48, 1, 48, 2},
+          {0xff, 1, 8, 1, 0xff, 1, 16, 1, 0xff, 1, kProof, 1},
+          {0xff, 0, 0xff, 0x40, 0xff, 0x41, kSource, 3},
+          {0xff, 0x81, kRanksAt, 1, 0xff, 0x81, kInFlight, 16, 0xff, 1, kConfirmLane, 1, 0xff, 0x81, kDestination, 1},
+          {0xff, 0x81, kSource, 3, 0xff, 0x81, kLane, 7, 0xff, 0x82, kSource, 1, kSource, 2},
           // Everybody is there before the real ranks come; one who is nearly right knocks among them.
-          {0xff, 0, 0xff, 1, 48, 3, 0xff, 1, 48,   2, 0xff, 2, 56, 1, 76, 1,
-           0xff, 3, 48,   3, 56, 1, 76,   1, 0xff, 3, 48,   2, 56, 1, 76, 1},
-          {0xff, 0, 0xff, 1, 48, 3, 0xff, 1, 47, 1, 0xff, 2, 56, 1, 76, 1, 0xff, 3, 48, 3, 56, 1, 76, 1, 79, 0}};
+          {0xff,  0,    0xff,         0x81, kSource, 3,    0xff,         1, kSource, 2, 0xff,         0x82,
+           kLane, 1,    kConfirmLane, 1,    0xff,    0x83, kSource,      3, kLane,   1, kConfirmLane, 1,
+           0xff,  0x83, kSource,      2,    kLane,   1,    kConfirmLane, 1}};
 }
 
 }  // namespace uccl::fuzz

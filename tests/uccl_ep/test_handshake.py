@@ -13,12 +13,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from uccl_ep import SettingsMismatch, ThreadGroup, UcclEpError, handshake, run_ranks
-from uccl_ep.handshake import Introduction, Meeting, Ready, compare_settings, exchange, pack, process_name, unpack
+from uccl_ep.handshake import Deal, Introduction, Meeting, Ready, compare_settings, exchange, pack, process_name, unpack
 
 INTRODUCTION = Introduction(2, "alpha", "boot/1", "token", 41, "127.0.0.1", {"num_nvl_bytes": 128}, 2**62, b"s" * 32)
 MEETING = Meeting(2, 41, 7, 4096, 8, 4096, 1 << 40, b"\x00\xff\x80")
 READY = Ready(2, "", ["tcp: no RDMA device"])
-BLOBS = [INTRODUCTION, MEETING, READY]
+DEAL = Deal(2, b"\x00box")
+BLOBS = [INTRODUCTION, DEAL, MEETING, READY]
 WRONG: dict[str, list[Any]] = {  # values of another type, by the field's type
     "int": ["1", 1.0, True, None, b"1"],
     "str": [1, b"x", None, ["x"]],
@@ -62,10 +63,10 @@ def test_handshake_unknown_field() -> None:
         unpack(Ready, altered(READY, surprise=1), 2)
 
 
-@pytest.mark.parametrize("version", [..., 0, 1, 2, "3", None])
+@pytest.mark.parametrize("version", [..., 0, 1, 2, 3, "4", None])
 def test_handshake_other_version(version: Any) -> None:
     seen = None if version is ... else version
-    with pytest.raises(UcclEpError, match=f"rank 2 speaks handshake version {seen}, this rank 3: install one version"):
+    with pytest.raises(UcclEpError, match=f"rank 2 speaks handshake version {seen}, this rank 4: install one version"):
         unpack(Meeting, altered(MEETING, v=version), 2)
 
 

@@ -12,11 +12,12 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from uccl_ep import UcclEpError
-from uccl_ep.handshake import MAX_BLOB_BYTES, VERSION, Introduction, Meeting, Ready, pack, unpack
+from uccl_ep.handshake import MAX_BLOB_BYTES, VERSION, Deal, Introduction, Meeting, Ready, pack, unpack
 
-KINDS: tuple[Any, ...] = (Introduction, Meeting, Ready)
+KINDS: tuple[Any, ...] = (Introduction, Deal, Meeting, Ready)
 BLOBS: tuple[Any, ...] = (
     Introduction(2, "alpha", "boot/1", "token", 41, "127.0.0.1", {"num_nvl_bytes": 128}, 2**62, b"s" * 32),
+    Deal(2, b"\x00box"),
     Meeting(2, 41, 7, 4096, 8, 4096, 1 << 40, b"\x00\xff\x80"),
     Ready(2, "", ["tcp: no RDMA device"]),
 )

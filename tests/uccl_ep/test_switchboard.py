@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import hmac
 import socket
 import struct
 import threading
@@ -12,9 +10,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import msgpack
 import pytest
 
 from uccl_ep import switchboard
+from uccl_ep.proof import Talk, keyed, seal
 from uccl_ep.switchboard import MAX_FRAME_BYTES, Switchboard
 
 SECRET = b"\x01s" * 16
@@ -101,23 +101,36 @@ def test_switchboard_of_another_secret_is_a_stranger() -> None:
 
 def dial(end: End) -> tuple[socket.socket, bytes]:
     sock = socket.create_connection(end.board.address, timeout=5.0)
-    nonce = sock.recv(32)
+    nonce = receive(sock, 32)
     assert len(nonce) == 32
     return sock, nonce
 
 
-def key() -> bytes:
-    return hmac.new(SECRET, b"uccl-ep switchboard", hashlib.sha256).digest()
+OWN = b"\x05" * 32  # the nonce of who dials here
+
+
+def talk(nonce: bytes, sender: int = 1, receiver: int = 0) -> Talk:
+    return Talk(keyed(SECRET, b"uccl-ep switchboard"), sender, receiver, OWN, nonce)
 
 
 def hello(nonce: bytes, sender: int = 1, receiver: int = 0) -> bytes:
-    names = struct.pack("<HH", sender, receiver)
-    return names[:2] + hmac.new(key(), b"hello" + nonce + names, hashlib.sha256).digest()
+    return struct.pack("<H", sender) + OWN + talk(nonce, sender, receiver).proof(b"connector")
+
+
+def answer(nonce: bytes, taken: int = 0, label: bytes = b"acceptor") -> bytes:
+    count = struct.pack("<Q", taken)
+    return count + talk(nonce).proof(label, count)
 
 
 def frame(nonce: bytes, number: int, body: bytes) -> bytes:
-    seal = hmac.new(key(), b"frame" + nonce + struct.pack("<Q", number) + body, hashlib.sha256).digest()
-    return struct.pack("<I", len(body)) + seal + body
+    return struct.pack("<I", len(body)) + seal(talk(nonce).proof(b"frames"), number, body) + body
+
+
+def receive(sock: socket.socket, size: int) -> bytes:
+    data = b""
+    while len(data) < size and (more := sock.recv(size - len(data))):
+        data += more
+    return data
 
 
 def is_dropped(sock: socket.socket) -> bool:
@@ -130,7 +143,8 @@ def is_dropped(sock: socket.socket) -> bool:
 GOOD = b"\x81\xa1i\x07"  # {"i": 7}
 HOSTILE: dict[str, Callable[[bytes], bytes]] = {
     "noise": lambda nonce: b"\xff" * 100,
-    "a hello without the secret": lambda nonce: b"\x01\x00" + b"\0" * 32,
+    "a hello without the secret": lambda nonce: b"\x01\x00" + b"\0" * 64,
+    "its own words": lambda nonce: b"\x01\x00" + nonce + talk(nonce).proof(b"acceptor"),
     "a hello for another rank": lambda nonce: hello(nonce, receiver=5),
     "a hello of another connection": lambda nonce: hello(b"\0" * 32),
     "a length beyond the limit": lambda nonce: hello(nonce) + struct.pack("<I", MAX_FRAME_BYTES + 1) + b"\0" * 32,
@@ -148,16 +162,32 @@ def test_switchboard_drops_and_counts_hostile_bytes(what: str) -> None:
     with ends(end):
         sock, nonce = dial(end)
         sock.sendall(HOSTILE[what](nonce))
+        taken = int(what in ("a frame twice", "no msgpack", "no map"))
+        if HOSTILE[what](nonce).startswith(hello(nonce)):
+            assert receive(sock, 40) == answer(nonce)
         assert is_dropped(sock)
         assert eventually(lambda: end.board.strangers == 1)
         assert len(end.heard) == (1 if what == "a frame twice" else 0)
         sock.close()
         sock, nonce = dial(end)  # and goes on with who is none
-        data = hello(nonce) + frame(nonce, 0, GOOD)
+        data = hello(nonce) + frame(nonce, taken, GOOD)
         for i in range(len(data)):  # however it is cut
             sock.sendall(data[i : i + 1])
         assert eventually(lambda: (1, {"i": 7}) in end.heard[-1:])
+        assert receive(sock, 40) == answer(nonce, taken) and end.board.strangers == 1
         sock.close()
+
+
+def test_switchboard_a_rank_that_comes_anew_takes_its_own_place() -> None:
+    end = End(0)
+    with ends(end):
+        (first, nonce), (second, other) = dial(end), dial(end)
+        first.sendall(hello(nonce))
+        assert receive(first, 40) == answer(nonce)
+        second.sendall(hello(other) + frame(other, 0, GOOD))
+        assert is_dropped(first)
+        assert eventually(lambda: end.heard == [(1, {"i": 7})]) and end.board.strangers == 0
+        second.close()
 
 
 def test_switchboard_drops_who_says_what_no_rank_says() -> None:
@@ -165,7 +195,98 @@ def test_switchboard_drops_who_says_what_no_rank_says() -> None:
     with ends(end):
         sock, nonce = dial(end)
         sock.sendall(hello(nonce) + frame(nonce, 0, GOOD))
+        assert receive(sock, 40) == answer(nonce)
         assert is_dropped(sock) and eventually(lambda: end.board.strangers == 1)
+
+
+class Between:
+    """Stands where rank 0 listens, and hands on what rank 1 says there."""
+
+    def __init__(self, end: End) -> None:
+        self.server = socket.create_server(("127.0.0.1", 0))
+        self.server.settimeout(5.0)
+        self._to = end.board.address
+
+    def accept(self) -> tuple[socket.socket, socket.socket, int]:
+        """The next connection of rank 1, and one to rank 0: proven to each other, with the frames that rank 0 has."""
+        peer, own = self.server.accept()[0], socket.create_connection(self._to, timeout=5.0)
+        peer.settimeout(5.0)
+        peer.sendall(receive(own, 32))
+        own.sendall(receive(peer, 66))
+        said = receive(own, 40)
+        peer.sendall(said)
+        return peer, own, struct.unpack("<Q", said[:8])[0]
+
+
+CHANGES: list[Callable[[bytes, bytes], bytes]] = [
+    lambda one, two: one[:-1] + bytes([one[-1] ^ 1]) + two,
+    lambda one, two: one + one + two,
+    lambda one, two: two + one,
+    lambda one, two: one[:4] + b"\0" * 32 + one[36:],
+    lambda one, two: b"\xff" * 4 + one[4:],
+]
+
+
+def test_switchboard_forged_replayed_and_reordered_frames_end_nothing() -> None:
+    """Somebody changes what he hands on: every change is counted, nothing is lost, nobody has gone."""
+    a, b = End(0), End(1)
+    between = Between(a)
+    size, sent = len(frame(b"", 0, msgpack.packb({"i": 0}))), 0
+    with ends(a, b), between.server:
+        b.board.meet({0: between.server.getsockname()[:2]})
+        for change in [*CHANGES, lambda one, two: one + two]:
+            for _ in range(2):
+                b.board.send(0, {"i": sent})
+                sent += 1
+            peer, own, taken = between.accept()
+            frames = [receive(peer, size) for _ in range(sent - taken)]
+            own.sendall(b"".join(frames[:-2]) + change(*frames[-2:]))
+            if change in CHANGES:
+                assert is_dropped(own)
+                peer.close()
+                own.close()
+        assert eventually(lambda: len(a.heard) == sent)
+        assert [message["i"] for _, message in a.heard] == list(range(sent))
+        assert (a.board.strangers, b.board.strangers, a.gone, b.gone) == (len(CHANGES), 0, [], [])
+        peer.close()
+        own.close()
+
+
+def test_switchboard_who_connects_asks_for_proof_too() -> None:
+    """Who listens in a rank's place and lacks the secret hears no message, is counted, and makes nobody gone."""
+    end = End(1)
+    with ends(end), socket.create_server(("127.0.0.1", 0)) as server:
+        server.settimeout(5.0)
+        end.board.meet({0: server.getsockname()[:2]})
+        end.board.send(0, {"i": 7})
+        nonce, heard = b"\x09" * 32, b""
+        for number in range(4):
+            sock = server.accept()[0]
+            sock.settimeout(5.0)
+            sock.sendall(nonce)
+            said = receive(sock, 66)
+            assert SECRET not in said and said[2:34] not in heard  # a nonce of its own each time
+            replies = [b"\0" * 40, b"\0" * 8 + said[34:], answer(nonce), heard[-40:]]
+            heard += said
+            sock.sendall(replies[number])
+            assert is_dropped(sock)  # without one more byte
+            sock.close()
+        assert eventually(lambda: end.board.strangers == 4)
+        assert end.gone == []
+
+
+def test_switchboard_a_recorded_connection_is_of_no_use() -> None:
+    a, b = End(0), End(1)
+    with ends(a, b):
+        sock, nonce = dial(a)
+        recorded = hello(nonce) + frame(nonce, 0, GOOD)
+        sock.sendall(recorded)
+        assert eventually(lambda: a.heard == [(1, {"i": 7})])
+        again, _ = dial(a)
+        again.sendall(recorded)
+        assert is_dropped(again) and a.board.strangers == 1
+        sock.sendall(frame(nonce, 1, GOOD))  # the one that was recorded goes on
+        assert eventually(lambda: a.heard == [(1, {"i": 7})] * 2)
 
 
 def test_switchboard_gives_silent_strangers_no_room(monkeypatch: pytest.MonkeyPatch) -> None:

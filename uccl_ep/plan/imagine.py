@@ -137,7 +137,7 @@ def _introduction(host: _Host, rank: int, settings: Settings) -> Introduction:
         interface="",
         settings={},
         session=0,
-        secret=b"",
+        public=b"",
         error=error,
         device=kind,
         gpu="" if gpu is None else gpu.address,

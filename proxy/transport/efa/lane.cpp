@@ -146,7 +146,7 @@ bool EfaLane::send_control(u32 peer, u32 path_idx, u32 immediate) {
   return true;
 }
 
-bool EfaLane::greet(u32 peer, u32 path_idx, u64 token_address, u32 lkey) {
+bool EfaLane::greet(u32 peer, u32 path_idx, u64 proof_address, u32 lkey) {
   const EfaPath& path = peers_[peer].paths[path_idx];
   if (free_.empty() || rails_[path.nic]->outstanding == rails_[path.nic]->depth) return false;
   const u32 index = free_.back();
@@ -154,7 +154,7 @@ bool EfaLane::greet(u32 peer, u32 path_idx, u64 token_address, u32 lkey) {
   requests_[index] = Request{WriteRequest{peer, 0}, 0, path_idx, 0, Kind::kGreeting};
   ibv::QpEx* x = begin(index, Kind::kGreeting, path);
   x->wr_rdma_write(x, path.greeting_rkey, path.greeting_address);
-  x->wr_set_sge(x, lkey, token_address, 32);
+  x->wr_set_sge(x, lkey, proof_address, kProofBytes);
   x->wr_set_ud_addr(x, path.handle, path.queue_pair, path.qkey);
   return true;
 }

@@ -32,7 +32,7 @@ struct EfaPath {
 };
 
 // Control messages are sends; their immediate says which.
-inline constexpr u32 kEfaGreeting = 1u << 16;  // the sender's token lies in the greeting area
+inline constexpr u32 kEfaGreeting = 1u << 16;  // the sender's proof lies in the greeting area
 inline constexpr u32 kEfaFarewell = 2u << 16;  // | code
 
 class EfaLane final : public Lane {
@@ -54,8 +54,8 @@ class EfaLane final : public Lane {
   // Control path.
   u32 queue_pair_number(u32 nic) const { return rails_[nic]->pair->number(); }
   void add_peer(u32 peer, const VerbsAddress& address, std::vector<EfaPath> paths);
-  // Writes the token, and sends a note once that is complete; false: no room now.
-  bool greet(u32 peer, u32 path, u64 token_address, u32 lkey);
+  // Writes the proof, and sends a note once that is complete; false: no room now.
+  bool greet(u32 peer, u32 path, u64 proof_address, u32 lkey);
   bool greeted(u32 peer) const { return peers_[peer].greetings_done == peers_[peer].paths.size(); }
   u32 greetings_heard(u32 peer) const { return peers_[peer].greetings_heard; }
   void open_peer(u32 peer) { book_.open(peer); }

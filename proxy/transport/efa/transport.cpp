@@ -95,8 +95,9 @@ std::vector<EfaPath> EfaTransport::make_paths(u32 peer, u32 lane) {
     paths.push_back({pairs[i].mine, handle, number.ahn, n.queue_pairs[lane], a.qkey, n.rkeys.data(),
                      n.greeting_base + static_cast<u64>(there) * kGreetingBytes, n.greeting_rkey});
     const u32 slot = peer * settings_.num_lanes + lane;
-    const Token token = greeting_token(settings_.session, settings_.secret, {settings_.rank, peer, lane, i});
-    std::memcpy(areas_[pairs[i].mine]->said(slot), token.data(), token.size());
+    const Proof proof =
+        prove_path(settings_.secret, {settings_.session, settings_.rank, peer, lane, i}, own_.nonce, a.nonce);
+    std::memcpy(areas_[pairs[i].mine]->said(slot), proof.data(), proof.size());
     greetings_.push_back({peer, lane, i, pairs[i].mine, slot, false});
   }
   return paths;
@@ -147,7 +148,7 @@ void EfaTransport::greet_all() {
   }
 }
 
-// True when the peer's tokens are all here, and ours are there. A wrong one throws.
+// True when the peer's proofs are all here, and ours are there. A wrong one throws.
 bool EfaTransport::check_peer(u32 peer) const {
   const u32 pairs = static_cast<u32>(std::min(nics_.size(), peers_[peer]->nics.size()));
   for (const auto& lane : lanes_) {
@@ -155,8 +156,9 @@ bool EfaTransport::check_peer(u32 peer) const {
   }
   for (const Greeting& g : greetings_) {
     if (g.peer != peer) continue;
-    const Token expected = greeting_token(settings_.session, settings_.secret, {peer, settings_.rank, g.lane, g.path});
-    if (!equal_tokens(expected, areas_[g.nic]->heard(g.slot)))
+    const Proof expected = prove_path(settings_.secret, {settings_.session, peer, settings_.rank, g.lane, g.path},
+                                      peers_[peer]->nonce, own_.nonce);
+    if (!areas_[g.nic]->has_heard(g.slot, expected))
       throw std::runtime_error("efa: rank " + std::to_string(settings_.rank) + ": rank " + std::to_string(peer) +
                                " greeted with another secret or session");
   }

@@ -20,7 +20,7 @@ class EfaTransport final : public Transport {
 
   const char* family() const override { return "efa"; }
   std::string local_address() override;
-  // Every rank writes its token to every peer, on every pair of NICs, and has everyone's when it returns.
+  // Every rank writes its proof to every peer, on every pair of NICs, and has everyone's when it returns.
   void connect(const std::vector<std::string>& addresses) override;
   Lane& lane(u32 index) override { return *lanes_.at(index); }
   std::vector<Note> notes() const override { return notes_; }

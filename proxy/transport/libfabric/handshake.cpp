@@ -2,8 +2,6 @@
 // is written again: the peer may not have opened its endpoint yet.
 #include "transport/libfabric/handshake.h"
 
-#include <sys/random.h>
-
 #include <stdexcept>
 #include <thread>
 
@@ -16,14 +14,6 @@ using Clock = std::chrono::steady_clock;
 
 constexpr auto kRetryAfter = std::chrono::milliseconds(20);
 constexpr std::size_t kMaxNamedReasons = 4;
-
-u64 new_nonce() {
-  u64 n = 0;
-  if (getrandom(&n, sizeof(n), 0) != static_cast<ssize_t>(sizeof(n))) {
-    throw std::runtime_error("libfabric: the kernel gives no random number for the greeting");
-  }
-  return n;
-}
 
 }  // namespace
 
@@ -114,8 +104,8 @@ bool LibfabricHandshake::is_for_us(Contact& c, const Greeting& g, GreetingKind k
   if (g.magic == 0) return false;
   if (!is_genuine(g, settings_.secret, settings_.session, kind)) {
     c.reason = "its greeting is not sealed with this group's secret and session, or is of another version";
-    counters_.strangers += c.rejected_seal != g.seal[0];
-    c.rejected_seal = g.seal[0];
+    counters_.strangers += c.rejected_seal != g.seal;
+    c.rejected_seal = g.seal;
     return false;
   }
   std::string wrong;

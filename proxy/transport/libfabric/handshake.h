@@ -29,8 +29,8 @@ class LibfabricHandshake {
   struct Contact {
     u32 peer, lane;
     bool heard = false, answered = false;  // their hello is here; our own came back
-    u64 their_nonce = 0;
-    u64 rejected_seal = 0;  // of the last greeting that was refused, so that it counts once
+    Nonce their_nonce{};
+    Proof rejected_seal{};  // of the last greeting that was refused, so that it counts once
     std::chrono::steady_clock::time_point retry_at{};
     std::string reason = "nothing came from it";
     bool done = false;
@@ -48,7 +48,7 @@ class LibfabricHandshake {
   const TransportSettings& settings_;
   std::vector<std::unique_ptr<LibfabricLane>>& lanes_;
   std::vector<Contact> contacts_;
-  u64 nonce_;
+  const Nonce nonce_;
   LibfabricHandshakeCounters counters_;
 };
 

@@ -8,9 +8,9 @@ namespace uccl {
 
 LibfabricTransport::LibfabricTransport(const TransportSettings& settings, const LibfabricTuning& tuning)
     : settings_(settings) {
-  if (settings_.secret.size() != kGreetingSecretBytes) {
+  if (settings_.secret.size() != kSecretBytes) {
     throw std::invalid_argument("libfabric: the secret has " + std::to_string(settings_.secret.size()) + " bytes, " +
-                                std::to_string(kGreetingSecretBytes) + " are needed");
+                                std::to_string(kSecretBytes) + " are needed");
   }
   lanes_.resize(settings_.num_lanes);
   address_.lanes.resize(settings_.num_lanes);
@@ -96,6 +96,10 @@ void LibfabricTransport::connect(const std::vector<std::string>& addresses) {
     throw;
   }
   handshake_counters_ = handshake.counters();
+  if (const u64 n = handshake_counters_.strangers; n != 0) {
+    notes_.push_back({"libfabric: " + std::to_string(n) + " greeting(s) of strangers ignored",
+                      "they did not prove that they know the session's secret"});
+  }
   for (const u32 p : peers) {
     for (auto& lane : lanes_) lane->open(p);
   }

@@ -9,21 +9,18 @@
 //
 // Every word from the other side is untrusted: `tail` is checked against the capacity before a slot is read.
 #pragma once
-#include <bit>
-#include <cstring>
 
-#include "wire/types.h"
+#include "transport/proof.h"
 
 namespace uccl {
 
 inline constexpr u64 kMailboxMagic = 0x786f626c6d504555ull;  // "UEPmlbox"
-inline constexpr u32 kMailboxVersion = 1;
-inline constexpr u32 kSecretBytes = 32;
+inline constexpr u32 kMailboxVersion = 2;
 
 struct alignas(64) MailboxHeader {
   u64 magic;
   u64 session;
-  u8 secret[kSecretBytes];
+  Proof proof;  // that the owner knows the secret
   u32 version, rank, num_ranks, num_lanes, capacity;
 };
 
@@ -50,12 +47,5 @@ inline MailboxRing* mailbox_ring(void* base, const MailboxLayout& l, u32 sender,
   return reinterpret_cast<MailboxRing*>(static_cast<u8*>(base) + l.ring(sender, lane));
 }
 inline u32* mailbox_slots(MailboxRing* ring) { return reinterpret_cast<u32*>(ring + 1); }
-
-// The same time whether or not the secrets agree, so that guessing learns nothing from it.
-inline bool same_secret(const u8 (&a)[kSecretBytes], const u8 (&b)[kSecretBytes]) {
-  volatile u8 difference = 0;
-  for (u32 i = 0; i < kSecretBytes; ++i) difference = difference | (a[i] ^ b[i]);
-  return difference == 0;
-}
 
 }  // namespace uccl

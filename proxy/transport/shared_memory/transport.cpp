@@ -14,10 +14,7 @@ namespace {
 
 std::string rank_name(u32 rank) { return "rank " + std::to_string(rank); }
 
-void copy_secret(const std::string& secret, u8 (&out)[kSecretBytes]) {
-  std::memset(out, 0, sizeof(out));
-  std::memcpy(out, secret.data(), std::min<std::size_t>(secret.size(), sizeof(out)));
-}
+Proof mailbox_proof(const std::string& secret, u32 owner) { return prove(secret, "mailbox", {bytes_of(owner)}); }
 
 }  // namespace
 
@@ -32,7 +29,7 @@ SharedMemoryTransport::SharedMemoryTransport(const TransportSettings& settings)
   mailbox_ = Segment::create("uccl_ep_mailbox", layout_.bytes());
   auto* h = static_cast<MailboxHeader*>(mailbox_->data());
   h->session = settings_.session;
-  copy_secret(settings_.secret, h->secret);
+  h->proof = mailbox_proof(settings_.secret, settings_.rank);
   h->version = kMailboxVersion;
   h->rank = settings_.rank;
   h->num_ranks = settings_.num_ranks;
@@ -63,10 +60,9 @@ void SharedMemoryTransport::check_header(u32 peer, const MailboxHeader& h, u32 c
   if (std::atomic_ref<u64>(const_cast<u64&>(h.magic)).load(std::memory_order_acquire) != kMailboxMagic) {
     refuse("has no mailbox where its address points (another pid namespace, or the process has ended)");
   }
-  u8 secret[kSecretBytes];
-  copy_secret(settings_.secret, secret);
   if (h.version != kMailboxVersion) refuse("has mailbox version " + std::to_string(h.version));
-  if (!same_secret(h.secret, secret)) refuse("has another secret");
+  if (!equal_in_constant_time(bytes_of(h.proof), bytes_of(mailbox_proof(settings_.secret, h.rank))))
+    refuse("has another secret");
   if (h.session != settings_.session) refuse("is of another session");
   if (h.rank != peer) refuse("says it is " + rank_name(h.rank));
   if (h.num_ranks != settings_.num_ranks) refuse("says " + std::to_string(h.num_ranks) + " ranks");

@@ -19,10 +19,6 @@ constexpr auto kTick = std::chrono::milliseconds(10);         // how often deadl
 constexpr auto kRetryAfter = std::chrono::milliseconds(50);
 constexpr std::size_t kMaxNamedReasons = 8;
 
-std::string_view bytes_of(const u8 (&secret)[kTcpSecretBytes]) {
-  return {reinterpret_cast<const char*>(secret), sizeof(secret)};
-}
-
 }  // namespace
 
 TcpHandshake::TcpHandshake(const TransportSettings& settings, const TcpTuning& tuning, const Socket& listener,
@@ -60,13 +56,13 @@ void TcpHandshake::watch(const Socket& socket, u64 id) {
   }
 }
 
-TcpHello TcpHandshake::hello_for(u32 peer, u32 lane) const {
+TcpHello TcpHandshake::hello_for(u32 peer, u32 lane, const Nonce& nonce) const {
   TcpHello h{};
   h.magic = kTcpMagic;
   h.version = kTcpVersion;
   h.bytes = sizeof(TcpHello);
   h.session = settings_.session;
-  std::memcpy(h.secret, settings_.secret.data(), sizeof(h.secret));
+  h.nonce = nonce;
   h.source = settings_.rank;
   h.destination = peer;
   h.lane = lane;
@@ -103,7 +99,6 @@ std::vector<TcpHandshake::Proven> TcpHandshake::run() {
 
 void TcpHandshake::start(Attempt& a) {
   a.done = 0;
-  a.out = hello_for(a.peer, a.lane);
   try {
     a.socket = tcp_connect(addresses_[a.peer], tuning_);
   } catch (const std::system_error& e) {  // out of descriptors, no route: perhaps later. A bad address is thrown on.
@@ -126,7 +121,8 @@ void TcpHandshake::accept_waiting() {
     Attempt& a = attempts_[i];
     a = Attempt{};
     a.socket = std::move(s);
-    a.step = Step::kReadHello;
+    a.step = Step::kSendChallenge;
+    a.challenge = TcpChallenge{kTcpMagic, kTcpVersion, new_nonce()};
     a.deadline = Clock::now() + std::chrono::nanoseconds(tuning_.hello_timeout_ns);
     watch(a.socket, i);
   }
@@ -147,9 +143,17 @@ bool TcpHandshake::step(Attempt& a) {
         drop(a, std::strerror(error));
         return false;
       }
-      a.step = Step::kSendHello;  // still connecting: then sending says EAGAIN
+      a.step = Step::kReadChallenge;  // still connecting: then reading says EAGAIN
       return true;
     }
+    case Step::kSendChallenge:
+      if (!transfer(a, &a.challenge, sizeof(a.challenge), true)) return false;
+      a.step = Step::kReadHello;
+      return true;
+    case Step::kReadChallenge:
+      if (!transfer(a, &a.challenge, sizeof(a.challenge), false) || !answer_challenge(a)) return false;
+      a.step = Step::kSendHello;
+      return true;
     case Step::kSendHello:
       if (!transfer(a, &a.out, sizeof(a.out), true)) return false;
       a.step = Step::kReadHello;
@@ -190,8 +194,7 @@ bool TcpHandshake::transfer(Attempt& a, void* message, std::size_t bytes, bool o
     }
     if (n < 0 && errno == EINTR) continue;
     if (n < 0 && (errno == EAGAIN || errno == ENOTCONN)) return false;
-    const bool nameless = !a.ours && a.step == Step::kReadHello;
-    counters_.cut_short += nameless;
+    counters_.cut_short += nameless(a);
     drop(a, n < 0 ? std::strerror(errno) : "closed the connection without an answer (another secret or session?)");
     return false;
   }
@@ -209,13 +212,25 @@ std::string TcpHandshake::misfit(const TcpHello& h) const {
   return "";
 }
 
-// The answer to our hello: the acceptor proves itself as we did.
+// Says who we are, and proves it to whoever sent the challenge and knows the secret; nobody else learns anything of it.
+bool TcpHandshake::answer_challenge(Attempt& a) {
+  if (a.challenge.magic != kTcpMagic || a.challenge.version != kTcpVersion) {
+    drop(a, a.challenge.magic != kTcpMagic ? "is no UCCL-EP rank"
+                                           : "speaks version " + std::to_string(a.challenge.version));
+    return false;
+  }
+  a.out = hello_for(a.peer, a.lane, new_nonce());
+  a.out.proof = connector_proof(settings_.secret, a.challenge.nonce, a.out);
+  return true;
+}
+
+// The answer to our hello: the acceptor proves itself as we did, with our nonce.
 bool TcpHandshake::check_answer(Attempt& a) {
   const TcpHello& h = a.hello;
   std::string wrong;
   if (h.magic != kTcpMagic || h.bytes != sizeof(TcpHello))
     wrong = "is no UCCL-EP rank";
-  else if (!equal_in_constant_time(bytes_of(h.secret), settings_.secret))
+  else if (!equal_in_constant_time(bytes_of(h.proof), bytes_of(acceptor_proof(settings_.secret, a.out, h))))
     wrong = "answered with another secret";
   else if (h.session != settings_.session)
     wrong = "is of another session";
@@ -228,11 +243,13 @@ bool TcpHandshake::check_answer(Attempt& a) {
   return false;
 }
 
-// A hello from whoever connected. Until the secret is compared nothing of it is believed.
+// A hello from whoever connected. Until its proof is compared nothing of it is believed.
 bool TcpHandshake::check_stranger(Attempt& a) {
   const TcpHello& h = a.hello;
-  const bool friendly = h.magic == kTcpMagic && h.bytes == sizeof(TcpHello) &&
-                        equal_in_constant_time(bytes_of(h.secret), settings_.secret) && h.session == settings_.session;
+  const bool friendly =
+      h.magic == kTcpMagic && h.bytes == sizeof(TcpHello) &&
+      equal_in_constant_time(bytes_of(h.proof), bytes_of(connector_proof(settings_.secret, a.challenge.nonce, h))) &&
+      h.session == settings_.session;
   if (!friendly) {
     ++counters_.strangers;
     drop(a, "");
@@ -258,7 +275,8 @@ bool TcpHandshake::check_stranger(Attempt& a) {
   }
   a.peer = h.source;
   a.lane = h.lane;
-  a.out = hello_for(a.peer, a.lane);
+  a.out = hello_for(a.peer, a.lane, a.challenge.nonce);
+  a.out.proof = acceptor_proof(settings_.secret, h, a.out);
   return true;
 }
 
@@ -285,8 +303,8 @@ void TcpHandshake::keep_time(Clock::time_point now) {
     Attempt& a = attempts_[i];
     if (now < a.deadline) continue;
     if (a.ours && a.step == Step::kIdle) start(a);
-    // Only before the secret is known: a friend may be slow on a busy machine.
-    if (!a.ours && a.step == Step::kReadHello) {
+    // Only before the proof has come: a friend may be slow on a busy machine.
+    if (nameless(a)) {
       ++counters_.silent;
       drop(a, "");
     }

@@ -13,11 +13,13 @@
 namespace uccl {
 
 struct TcpHandshakeCounters {
-  u64 strangers = 0;   // wrong magic, size, secret or session
+  u64 strangers = 0;   // wrong magic, size, proof or session
   u64 silent = 0;      // no whole hello in time
   u64 cut_short = 0;   // ended before the whole hello
-  u64 duplicates = 0;  // the secret is right, but that peer's lane is connected already
-  u64 misfits = 0;     // the secret is right, but ranks, lanes or version do not fit
+  u64 duplicates = 0;  // the proof is right, but that peer's lane is connected already
+  u64 misfits = 0;     // the proof is right, but ranks, lanes or version do not fit
+
+  u64 dropped() const { return strangers + silent + cut_short; }  // without a proof
 };
 
 class TcpHandshake {
@@ -36,26 +38,41 @@ class TcpHandshake {
 
  private:
   using Clock = std::chrono::steady_clock;
-  enum class Step { kIdle, kConnecting, kSendHello, kReadHello, kSendAnswer, kSendConfirm, kReadConfirm };
+  enum class Step {
+    kIdle,
+    kConnecting,
+    kSendChallenge,
+    kReadChallenge,
+    kSendHello,
+    kReadHello,
+    kSendAnswer,
+    kSendConfirm,
+    kReadConfirm
+  };
   struct Attempt {  // ours: one per (lower peer, lane), forever; theirs: a place among max_pending
     Socket socket;
     Step step = Step::kIdle;
     bool ours = false;
     u32 peer = 0, lane = 0;
     std::size_t done = 0;  // bytes of the current message
-    TcpHello hello{};      // theirs, once read
+    TcpChallenge challenge{};
+    TcpHello hello{};  // theirs, once read
     TcpHello out{};
     TcpConfirm confirm{};
     Clock::time_point deadline;  // theirs: when silence ends it; ours, idle: when to try again
   };
 
   std::size_t index(u32 peer, u32 lane) const { return static_cast<std::size_t>(peer) * settings_.num_lanes + lane; }
-  TcpHello hello_for(u32 peer, u32 lane) const;
+  static bool nameless(const Attempt& a) {  // theirs, and without a proof so far
+    return !a.ours && (a.step == Step::kSendChallenge || a.step == Step::kReadHello);
+  }
+  TcpHello hello_for(u32 peer, u32 lane, const Nonce& nonce) const;
   void start(Attempt& a);
   void accept_waiting();
   void advance(Attempt& a);
   bool step(Attempt& a);
   bool transfer(Attempt& a, void* message, std::size_t bytes, bool outgoing);
+  bool answer_challenge(Attempt& a);
   bool check_answer(Attempt& a);
   bool check_stranger(Attempt& a);
   std::string misfit(const TcpHello& h) const;

@@ -7,9 +7,9 @@ namespace uccl {
 
 TcpTransport::TcpTransport(const TransportSettings& settings, const TcpTuning& tuning)
     : settings_(settings), tuning_(tuning) {
-  if (settings_.secret.size() != kTcpSecretBytes) {
+  if (settings_.secret.size() != kSecretBytes) {
     throw std::invalid_argument("tcp: the secret has " + std::to_string(settings_.secret.size()) + " bytes, " +
-                                std::to_string(kTcpSecretBytes) + " are needed");
+                                std::to_string(kSecretBytes) + " are needed");
   }
   listener_ = tcp_listen(settings_.interface_address, tuning_);
   address_ = tcp_local_address(listener_.fd());
@@ -32,6 +32,10 @@ void TcpTransport::connect(const std::vector<std::string>& addresses) {
     throw;
   }
   handshake_counters_ = handshake.counters();
+  if (const u64 n = handshake_counters_.dropped(); n != 0) {
+    notes_.push_back({"tcp: " + std::to_string(n) + " connection(s) of strangers dropped",
+                      "they did not prove that they know the session's secret"});
+  }
   for (u32 p = 0; p < settings_.num_ranks; ++p) {
     for (u32 lane = 0; lane < settings_.num_lanes; ++lane) {
       TcpHandshake::Proven& c = proven[static_cast<std::size_t>(p) * settings_.num_lanes + lane];

@@ -19,6 +19,7 @@ class TcpTransport final : public Transport {
   // The listener closes when this returns: nobody joins later.
   void connect(const std::vector<std::string>& addresses) override;
   Lane& lane(u32 index) override { return *lanes_.at(index); }
+  std::vector<Note> notes() const override { return notes_; }
 
   // Who was dropped during connect(); valid after it returned or threw.
   const TcpHandshakeCounters& handshake_counters() const { return handshake_counters_; }
@@ -30,6 +31,7 @@ class TcpTransport final : public Transport {
   std::string address_;
   std::vector<std::unique_ptr<TcpLane>> lanes_;
   TcpHandshakeCounters handshake_counters_;
+  std::vector<Note> notes_;
 };
 
 }  // namespace uccl

@@ -10,7 +10,7 @@ namespace uccl {
 namespace {
 
 constexpr u32 kMagic = 0x56455055;  // "UPEV"
-constexpr u32 kVersion = 1;
+constexpr u32 kVersion = 2;
 constexpr u32 kMaxNics = 64;
 constexpr u32 kMaxSpans = 64;
 constexpr u32 kMaxQueues = 64;
@@ -122,6 +122,7 @@ std::string encode_address(const VerbsAddress& a) {
   Writer out;
   for (const u32 v : {kMagic, kVersion, static_cast<u32>(a.kind)}) out.put(v);
   out.put(a.fingerprint);
+  out.put(a.nonce);
   for (const u32 v : {a.rank, a.num_ranks, a.num_lanes, a.queues, a.max_in_flight, a.qkey}) out.put(v);
   out.put(a.chunk_bytes);
   out.put(static_cast<u32>(a.spans.size()));
@@ -148,6 +149,7 @@ VerbsAddress decode_address(std::string_view bytes) {
   in.bounded<u32>("version", kVersion, kVersion);
   a.kind = static_cast<VerbsKind>(in.bounded<u32>("kind", 1, 2));
   a.fingerprint = in.get<u64>("fingerprint");
+  a.nonce = in.get<Nonce>("nonce");
   a.rank = in.bounded<u32>("rank", 0, kMaxRanks - 1);
   a.num_ranks = in.bounded<u32>("num_ranks", a.rank + 1, kMaxRanks);
   a.num_lanes = in.bounded<u32>("num_lanes", 1, kMaxLanes);

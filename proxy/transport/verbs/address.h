@@ -5,6 +5,7 @@
 #include <string_view>
 #include <vector>
 
+#include "transport/proof.h"
 #include "transport/verbs/abi.h"
 
 namespace uccl {
@@ -34,6 +35,7 @@ struct VerbsSpanAddress {
 struct VerbsAddress {
   VerbsKind kind = VerbsKind::kReliableConnected;
   u64 fingerprint = 0;
+  Nonce nonce{};  // of this life of the rank, for the proofs of its queue pairs
   u32 rank = 0, num_ranks = 0, num_lanes = 0;
   u32 queues = 0;  // per peer, lane and NIC
   u32 max_in_flight = 0;

@@ -17,13 +17,12 @@ namespace {
 constexpr std::size_t kMaxNamedReasons = 8;
 constexpr u32 kBatch = 64;
 constexpr u32 kPsnMask = 0xffffff;
-constexpr u32 kPsnPurpose = 1u << 31;  // keeps packet numbers apart from tokens, which must not be guessed from them
+constexpr u32 kPsnPurpose = 1u << 31;  // keeps packet numbers apart from proofs, which must not be guessed from them
 
 // Both sides compute it, and no two lives of a group share it: late packets of an earlier life do not fit.
-u32 first_psn(const TransportSettings& s, const TokenPath& path) {
-  TokenPath p = path;
-  p.lane |= kPsnPurpose;
-  const Token t = greeting_token(s.session, s.secret, p);
+u32 first_psn(const std::string& secret, ProofPath path, const Nonce& from, const Nonce& to) {
+  path.lane |= kPsnPurpose;
+  const Proof t = prove_path(secret, path, from, to);
   return (static_cast<u32>(t[0]) | static_cast<u32>(t[1]) << 8 | static_cast<u32>(t[2]) << 16) & kPsnMask;
 }
 
@@ -75,12 +74,12 @@ VerbsGreeting::Link VerbsGreeting::make_link(u32 lane, u32 peer, const NicPair& 
   link.path.lid = n.lid;
   link.path.queue_pair = n.queue_pairs[there];
   link.path.mtu = mtu_of_bytes(std::min(nic.mtu(), n.mtu));
-  const TokenPath out{s.rank, peer, lane, link.number}, in{peer, s.rank, lane, link.number};
-  link.path.send_psn = first_psn(s, out);
-  link.begin_receive_psn = link.path.receive_psn = first_psn(s, in);
+  const ProofPath out{s.session, s.rank, peer, lane, link.number}, in{s.session, peer, s.rank, lane, link.number};
+  link.path.send_psn = first_psn(s.secret, out, s_.nonce, a.nonce);
+  link.begin_receive_psn = link.path.receive_psn = first_psn(s.secret, in, a.nonce, s_.nonce);
   if (s.fabric.udp_source_port != 0) link.path.udp_source_port = s.fabric.udp_source_port + link.number;
-  link.expected = greeting_token(s.session, s.secret, in);
-  const Token said = greeting_token(s.session, s.secret, out);
+  link.expected = prove_path(s.secret, in, a.nonce, s_.nonce);
+  const Proof said = prove_path(s.secret, out, s_.nonce, a.nonce);
   std::memcpy(s_.areas[nics.mine]->said(link.slot), said.data(), said.size());
   VerbsQueue& queue = s_.lanes[lane]->queue(link.queue);
   queue.rkeys = n.rkeys.data();
@@ -134,7 +133,7 @@ void VerbsGreeting::run() {
 void VerbsGreeting::speak(Link& link) {
   VerbsQueue& q = s_.lanes[link.lane]->queue(link.queue);
   GreetingArea& area = *s_.areas[link.nic];
-  ibv::Sge sge{reinterpret_cast<u64>(area.said(link.slot)), kTokenBytes, area.lkey()};
+  ibv::Sge sge{reinterpret_cast<u64>(area.said(link.slot)), kProofBytes, area.lkey()};
   ibv::SendWr wr{};
   wr.wr_id = static_cast<u64>(link.queue) << 32 | static_cast<u32>(q.posted);
   wr.sg_list = &sge;
@@ -199,7 +198,7 @@ void VerbsGreeting::received(const Completion& c, u32 lane, u32 endpoint) {
     return;
   }
   // The write's bytes are visible once its completion has been polled.
-  if (!equal_tokens(link->expected, s_.areas[link->nic]->heard(link->slot)))
+  if (!s_.areas[link->nic]->has_heard(link->slot, link->expected))
     throw std::runtime_error(who + " greeted with another secret or session");
   link->heard = true;
   reasons_[link->peer] = "it was heard, but our answer has not arrived there";

@@ -1,9 +1,12 @@
 // Proves every queue pair both ways before connect() returns, and with it that the peer knows the group's secret.
 //
 //   lower rank                                 higher rank
-//   writes its token into the greeting area -> token compared; a wrong one ends connect() with an error
-//                                           <- writes its own token: it has heard, and can be heard
+//   writes its proof into the greeting area -> proof compared; a wrong one ends connect() with an error
+//                                           <- writes its own proof: it has heard, and can be heard
 //   done: heard, and its own write completed   done: its answer completed
+//
+// A proof (transport/proof.h) is of both ranks' nonces, which their addresses carry, and of who speaks to whom on which
+// queue pair: one that was recorded proves nothing to another life of a rank, on another queue pair or the other way.
 //
 // Who speaks before the other side is there gets "retries exceeded": its queue pair is made anew and speaks again. That
 // loses nothing: the packet number begins where it began, so what had arrived already is recognised by the other NIC.
@@ -14,7 +17,6 @@
 #include <vector>
 
 #include "transport/verbs/lane.h"
-#include "transport/verbs/token.h"
 
 namespace uccl {
 
@@ -30,7 +32,10 @@ class GreetingArea {
   u64 base() const { return reinterpret_cast<u64>(bytes_); }
   u32 rkey() const { return mr_->rkey; }
   u32 lkey() const { return mr_->lkey; }
-  const u8* heard(u32 slot) const { return bytes_ + static_cast<u64>(slot) * kGreetingBytes; }
+  bool has_heard(u32 slot, const Proof& expected) const {
+    const u8* heard = bytes_ + static_cast<u64>(slot) * kGreetingBytes;
+    return equal_in_constant_time({reinterpret_cast<const char*>(heard), kProofBytes}, bytes_of(expected));
+  }
   u8* said(u32 slot) { return bytes_ + static_cast<u64>(num_slots_ + slot) * kGreetingBytes; }
 
  private:
@@ -43,6 +48,7 @@ class GreetingArea {
 
 struct GreetingSetting {
   const TransportSettings& settings;
+  const Nonce& nonce;  // that this rank's address says
   const std::vector<std::unique_ptr<VerbsNic>>& nics;
   const std::vector<std::unique_ptr<GreetingArea>>& areas;
   const std::vector<std::unique_ptr<VerbsLane>>& lanes;
@@ -70,7 +76,7 @@ class VerbsGreeting {
     u32 slot, nic;
     VerbsPath path;
     u32 begin_receive_psn;
-    Token expected;
+    Proof expected;
     bool spoken = false, arrived = false, heard = false, broken = false;
     u32 after = 0;  // arrivals behind the greeting
     bool proven() const { return arrived && heard; }

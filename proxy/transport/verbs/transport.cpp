@@ -5,7 +5,6 @@
 #include <stdexcept>
 
 #include "transport/verbs/errors.h"
-#include "transport/verbs/token.h"
 
 namespace uccl {
 namespace {
@@ -28,8 +27,8 @@ void check_fabric(const TransportSettings& s, const std::string& family) {
                                               std::to_string(low) + " to " + std::to_string(high));
   };
   const FabricSettings& f = s.fabric;
-  demand(s.secret.size() == kTokenBytes, "the secret has " + std::to_string(s.secret.size()) + " bytes, " +
-                                             std::to_string(kTokenBytes) + " are needed");
+  demand(s.secret.size() == kSecretBytes, "the secret has " + std::to_string(s.secret.size()) + " bytes, " +
+                                              std::to_string(kSecretBytes) + " are needed");
   demand(!f.nics.empty() && f.nics.size() <= kMaxNics,
          std::to_string(f.nics.size()) + " NICs are named, 1 to " + std::to_string(kMaxNics) + " are needed");
   within("queue_pairs", f.queue_pairs, 1, kMaxQueuePairs);
@@ -87,6 +86,7 @@ std::unique_ptr<VerbsAddress> parse_peer(const std::string& bytes, u32 peer, con
 VerbsAddress describe_rank(const TransportSettings& s, const VerbsTuning& tuning) {
   VerbsAddress a;
   a.fingerprint = group_fingerprint(s.session, s.secret);
+  a.nonce = new_nonce();
   a.rank = s.rank;
   a.num_ranks = s.num_ranks;
   a.num_lanes = s.num_lanes;
@@ -192,7 +192,7 @@ void VerbsTransport::connect(const std::vector<std::string>& addresses) {
     }
     peers_[p] = parse_peer(addresses[p], p, own_, notes_);
   }
-  VerbsGreeting greeting(GreetingSetting{settings_, nics_, areas_, lanes_, peers_});
+  VerbsGreeting greeting(GreetingSetting{settings_, own_.nonce, nics_, areas_, lanes_, peers_});
   greeting.run();
   if (greeting.num_restarts() != 0) {
     notes_.push_back({std::to_string(greeting.num_restarts()) + " queue pair(s) greeted again",

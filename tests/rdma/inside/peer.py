@@ -63,6 +63,7 @@ class Peer:
         self.max_in_flight, self.timeout = int(options["in_flight"]), int(options["timeout"])
         self.device = options["device"]
         self.group = Group(int(options["session"]), (options["secret"][0] * 32).encode())
+        self.nonce = os.urandom(16)
         self.context = Context(name=self.device)
         self.pd = PD(self.context)
         self.sends, self.receives = CQ(self.context, 4096), CQ(self.context, 8192)
@@ -107,7 +108,7 @@ class Peer:
         nic = Nic(self.device, str(gid), mtu, greetings.base, greetings.region.rkey, keys, tuple(numbers))
         spans = ((BASE, len(self.memory.map), self.memory.base),)
         shape = (self.rank, self.num_ranks, 1, self.queues, self.max_in_flight)
-        return Address(self.group.fingerprint, *shape, spans, (nic,))
+        return Address(self.group.fingerprint, self.nonce, *shape, spans, (nic,))
 
     # ---- connecting --------------------------------------------------------------------------------------------------
 
@@ -139,8 +140,9 @@ class Peer:
         attr.path_mtu, attr.timeout, attr.retry_cnt, attr.rnr_retry = e.IBV_MTU_4096, self.timeout, 6, 7
         attr.max_rd_atomic = attr.max_dest_rd_atomic = 1
         attr.min_rnr_timer, attr.qp_access_flags = 12, ACCESS
-        attr.sq_psn = self.group.first_packet(self.rank, rank, 0, queue)
-        attr.rq_psn = self.group.first_packet(rank, self.rank, 0, queue)
+        theirs = self.peers[rank].nonce
+        attr.sq_psn = self.group.first_packet((self.rank, rank, 0, queue), self.nonce, theirs)
+        attr.rq_psn = self.group.first_packet((rank, self.rank, 0, queue), theirs, self.nonce)
         route = GlobalRoute(dgid=GID(nic.gid), sgid_index=self.gid_index, hop_limit=64)
         attr.ah_attr = AHAttr(port_num=1, is_global=1, gr=route)
         pair.to_init(attr)
@@ -152,10 +154,12 @@ class Peer:
         pair.post_recv(RecvWR(num_sge=1, sg=[self.blank]))
 
     def _greet(self, rank: int, queue: int) -> None:
-        """Writes our token into the peer's slot for us."""
+        """Writes our proof into the peer's slot for us."""
         nic, own = self.peers[rank].nics[0], rank * self.queues + queue
         at = (self.num_ranks * self.queues + own) * GREETING_BYTES
-        self.greetings.map[at : at + 32] = self.group.token(self.rank, rank, 0, queue)
+        self.greetings.map[at : at + 32] = self.group.proof(
+            (self.rank, rank, 0, queue), self.nonce, self.peers[rank].nonce
+        )
         sge = SGE(self.greetings.base + at, 32, self.greetings.region.lkey)
         there = nic.greeting_base + (self.rank * self.queues + queue) * GREETING_BYTES
         self._post(self.pairs[rank, queue], sge, queue, nic.greeting_key, there)
@@ -163,7 +167,8 @@ class Peer:
 
     def _check_greeting(self, rank: int, queue: int) -> None:
         at = (rank * self.queues + queue) * GREETING_BYTES
-        if self.greetings.map[at : at + 32] != self.group.token(rank, self.rank, 0, queue):
+        expected = self.group.proof((rank, self.rank, 0, queue), self.peers[rank].nonce, self.nonce)
+        if self.greetings.map[at : at + 32] != expected:
             raise ValueError(f"rank {rank} greeted with another secret or session")
 
     # ---- data --------------------------------------------------------------------------------------------------------

@@ -1,18 +1,18 @@
 """What a verbs peer of ours puts into its address and its greeting, written down a second time, from the description in
-proxy/transport/verbs/address.h, greeting.h and token.h. Only the standard library."""
+proxy/transport/verbs/address.h, greeting.h and transport/proof.h. Only the standard library."""
 
 from __future__ import annotations
 
-import hashlib
+import hmac
 import ipaddress
 import struct
 from dataclasses import dataclass
 from typing import Any
 
-MAGIC, VERSION, RELIABLE = 0x56455055, 1, 1
-GREETING_BYTES = 64  # of a slot in the greeting area; a token fills the first 32
-_PSN_LANE = 1 << 31  # what sets the numbers of first packets apart from tokens
-_HEAD = struct.Struct("<IIIQIIIIIIQI")
+MAGIC, VERSION, RELIABLE = 0x56455055, 2, 1
+GREETING_BYTES = 64  # of a slot in the greeting area; a proof fills the first 32
+_PSN_LANE = 1 << 31  # what sets the numbers of first packets apart from proofs
+_HEAD = struct.Struct("<IIIQ16sIIIIIIQI")
 _SPAN = struct.Struct("<QQQ")
 _NIC = struct.Struct("<IIIII16sQI")
 
@@ -39,6 +39,7 @@ class Address:
     """What a rank tells its peers; `spans` are (offset in the rank's flat space, bytes, base of remote addresses)."""
 
     fingerprint: int
+    nonce: bytes
     rank: int
     num_ranks: int
     num_lanes: int
@@ -50,7 +51,7 @@ class Address:
 
     def pack(self) -> bytes:
         """The bytes that travel in the handshake."""
-        head = (MAGIC, VERSION, RELIABLE, self.fingerprint, self.rank, self.num_ranks, self.num_lanes)
+        head = (MAGIC, VERSION, RELIABLE, self.fingerprint, self.nonce, self.rank, self.num_ranks, self.num_lanes)
         parts = [_HEAD.pack(*head, self.queues, self.max_in_flight, 0, self.chunk_bytes, len(self.spans))]
         parts += [_SPAN.pack(*span) for span in self.spans]
         parts.append(struct.pack("<I", len(self.nics)))
@@ -69,7 +70,7 @@ class Address:
         head = reader.take(_HEAD)
         if head[:3] != (MAGIC, VERSION, RELIABLE):
             raise ValueError(f"no verbs address of version {VERSION}: {head[:3]}")
-        spans = tuple(reader.take(_SPAN) for _ in range(head[11]))
+        spans = tuple(reader.take(_SPAN) for _ in range(head[12]))
         nics = []
         for _ in range(reader.number()):
             device = reader.some(reader.number()).decode()
@@ -79,7 +80,7 @@ class Address:
             nics.append(Nic(device, text, mtu, base, key, keys, pairs, port, layer, kind, lid))
         if reader.data:
             raise ValueError(f"{len(reader.data)} bytes behind the address")
-        return cls(head[3], *head[4:9], spans, tuple(nics), head[10])
+        return cls(*head[3:10], spans, tuple(nics), head[11])
 
 
 class _Reader:
@@ -106,18 +107,21 @@ class Group:
     session: int
     secret: bytes
 
-    def token(self, sender: int, receiver: int, lane: int, queue: int) -> bytes:
-        """What `sender` writes first on a queue pair: 32 bytes that only the group can know."""
-        path = struct.pack("<QQQ", self.session, sender << 32 | receiver, lane << 32 | queue)
-        inner = hashlib.sha256(self.secret + path).digest()
-        return hashlib.sha256(self.secret + inner).digest()
+    def proof(self, path: tuple[int, int, int, int], sender: bytes, receiver: bytes) -> bytes:
+        """What a sender writes first on the queue pair of this (sender, receiver, lane, queue): 32 bytes that only the
+        group can know, and only with the nonces of both ranks' addresses."""
+        return self._prove(b"path", struct.pack("<QIIII", self.session, *path) + sender + receiver)
 
-    def first_packet(self, sender: int, receiver: int, lane: int, queue: int) -> int:
-        """The number of the first packet that `sender` sends on a queue pair."""
-        return int.from_bytes(self.token(sender, receiver, lane | _PSN_LANE, queue)[:3], "little")
+    def first_packet(self, path: tuple[int, int, int, int], sender: bytes, receiver: bytes) -> int:
+        """The number of the first packet that the sender sends on that queue pair."""
+        rank, peer, lane, queue = path
+        return int.from_bytes(self.proof((rank, peer, lane | _PSN_LANE, queue), sender, receiver)[:3], "little")
 
     @property
     def fingerprint(self) -> int:
         """Tells groups apart before anything is tried."""
-        nobody = 0xFFFFFFFF
-        return int.from_bytes(self.token(nobody, nobody, nobody, nobody)[:8], "little")
+        return int.from_bytes(self._prove(b"fingerprint", struct.pack("<Q", self.session))[:8], "little")
+
+    def _prove(self, label: bytes, text: bytes) -> bytes:
+        key = hmac.digest(self.secret, b"uccl-ep proof " + label, "sha256")
+        return hmac.digest(key, text, "sha256")

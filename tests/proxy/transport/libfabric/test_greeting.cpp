@@ -1,6 +1,4 @@
-// Seals: the checksum against its published vectors, and no single bit that could be changed unseen.
-#include <cstring>
-
+// Seals: no single bit that could be changed unseen.
 #include "native/check.h"
 #include "transport/libfabric/greeting.h"
 
@@ -16,24 +14,12 @@ Greeting greeting() {
   g.session = 99;
   g.source = 1;
   g.destination = 2;
-  g.nonce = 12345;
+  g.nonce = {1, 2, 3};
   return g;
 }
 const std::string kSecret = "0123456789abcdefghijklmnopqrstuv";
 
 }  // namespace
-
-// From the reference implementation: key 00 01 .. 0f, message 00 01 .. of the given length.
-TEST(libfabric_greeting_checksum_vectors) {
-  u8 key[16];
-  std::string message;
-  for (u8 i = 0; i < 16; ++i) key[i] = i;
-  for (char i = 0; i < 15; ++i) message += i;
-  CHECK_EQ(siphash(key, ""), 0x726fdb47dd0e0e31ull);
-  CHECK_EQ(siphash(key, std::string_view(message).substr(0, 1)), 0x74f839c593dc67fdull);
-  CHECK_EQ(siphash(key, std::string_view(message).substr(0, 8)), 0x93f5f5799a932462ull);
-  CHECK_EQ(siphash(key, message), 0xa129ca6149be45e5ull);
-}
 
 TEST(libfabric_greeting_every_bit_is_sealed) {
   Greeting g = greeting();
@@ -56,7 +42,7 @@ TEST(libfabric_greeting_needs_secret_session_and_kind) {
   }
   CHECK(!is_genuine(g, kSecret, 98, GreetingKind::kHello));
   CHECK(!is_genuine(g, kSecret, 99, GreetingKind::kAnswer));
-  g.version = 2;
+  g.version = kGreetingVersion + 1;
   seal(g, kSecret);
   CHECK(!is_genuine(g, kSecret, 99, GreetingKind::kHello));
   CHECK(!is_genuine(Greeting{}, kSecret, 0, GreetingKind::kHello));

@@ -63,7 +63,7 @@ Greeting hello_from(u32 rank) {
   g.destination = 1 - rank;
   g.num_ranks = 2;
   g.num_lanes = 1;
-  g.nonce = 4711;
+  g.nonce = {47, 11};
   g.tag = 99;
   return g;
 }
@@ -99,7 +99,7 @@ TEST(libfabric_handshake_is_not_satisfied_with_an_old_answer) {
   Pair p;
   Greeting hello = hello_from(1), answer = hello_from(1);
   answer.kind = static_cast<u16>(GreetingKind::kAnswer);
-  answer.echo = 1;
+  answer.echo = {1};
   seal(hello, fake::secret());
   seal(answer, fake::secret());
   p.group.mailboxes[0][1].hello = hello;
@@ -123,7 +123,7 @@ TEST(libfabric_handshake_names_what_does_not_fit) {
                {[](Greeting& g) { g.source = 5; }, "as rank 5", true},
                {[](Greeting& g) { g.session = 6; }, "secret and session", true},
                {[](Greeting& g) { g.version = 9; }, "another version", true},
-               {[](Greeting& g) { g.nonce ^= 1; }, "secret and session", false}};
+               {[](Greeting& g) { g.nonce[0] ^= 1; }, "secret and session", false}};
   for (const auto& x : cases) {
     Pair p;
     Greeting g = hello_from(1);

@@ -22,15 +22,3 @@ TEST(transport_shared_memory_mailbox_rings_follow_each_other) {
   }
   CHECK_EQ(offsetof(MailboxRing, consumed) - offsetof(MailboxRing, tail), 64u);
 }
-
-TEST(transport_shared_memory_mailbox_compares_every_byte_of_a_secret) {
-  u8 a[kSecretBytes] = {}, b[kSecretBytes] = {};
-  CHECK(same_secret(a, b));
-  for (u32 i = 0; i < kSecretBytes; ++i) {
-    for (int bit = 0; bit < 8; ++bit) {
-      b[i] = static_cast<u8>(1 << bit);
-      CHECK(!same_secret(a, b));
-    }
-    b[i] = 0;
-  }
-}

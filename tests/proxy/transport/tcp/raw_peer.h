@@ -28,13 +28,18 @@ inline int dial(const std::string& address) {
   return fd;
 }
 
+inline void prove(uccl::TcpHello& h, const uccl::TransportSettings& s, const uccl::TcpChallenge& challenge) {
+  h.proof = uccl::connector_proof(s.secret, challenge.nonce, h);
+}
+
+// Without a proof: that answers a challenge.
 inline uccl::TcpHello hello(const uccl::TransportSettings& s, uccl::u32 destination, uccl::u32 lane = 0) {
   uccl::TcpHello h{};
   h.magic = uccl::kTcpMagic;
   h.version = uccl::kTcpVersion;
   h.bytes = sizeof(h);
   h.session = s.session;
-  std::memcpy(h.secret, s.secret.data(), sizeof(h.secret));
+  h.nonce = uccl::new_nonce();
   h.source = s.rank;
   h.destination = destination;
   h.lane = lane;
@@ -75,12 +80,22 @@ inline bool ended(int fd) {
   return poll(&f, 1, 5000) == 1 && recv(fd, &c, 1, 0) <= 0;
 }
 
+// Answers the challenge with the hello that `change` makes of the right one, proven with the secret of `s`.
+template <class Change>
+bool greet(int fd, const uccl::TransportSettings& s, uccl::TcpHello& mine, Change change) {
+  uccl::TcpChallenge challenge{};
+  if (!get(fd, &challenge, sizeof(challenge)) || challenge.magic != uccl::kTcpMagic) return false;
+  change(mine);
+  prove(mine, s, challenge);
+  return put(fd, &mine, sizeof(mine));
+}
+
 // The connector's side of a whole handshake.
 inline bool shake_hands(int fd, const uccl::TransportSettings& s, uccl::u32 destination, uccl::u32 lane = 0) {
-  const uccl::TcpHello mine = hello(s, destination, lane);
-  uccl::TcpHello theirs{};
+  uccl::TcpHello mine = hello(s, destination, lane), theirs{};
   const uccl::TcpConfirm confirm{uccl::kTcpMagic, lane};
-  return put(fd, &mine, sizeof(mine)) && get(fd, &theirs, sizeof(theirs)) && theirs.source == destination &&
+  return greet(fd, s, mine, [](uccl::TcpHello&) {}) && get(fd, &theirs, sizeof(theirs)) &&
+         theirs.proof == uccl::acceptor_proof(s.secret, mine, theirs) && theirs.source == destination &&
          put(fd, &confirm, sizeof(confirm));
 }
 

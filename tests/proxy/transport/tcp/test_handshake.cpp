@@ -1,5 +1,5 @@
 // Who gets in. Every kind of stranger comes first; the one friend still gets through, and nobody else does.
-#include <cerrno>
+#include <functional>
 #include <thread>
 
 #include "native/check.h"
@@ -52,35 +52,74 @@ struct Host {
   std::thread thread;
 };
 
-bool greet_and_be_dropped(const std::string& address, const TcpHello& h, std::size_t bytes = sizeof(TcpHello)) {
+using Change = std::function<void(TcpHello&)>;
+
+// `before` is proven, `after` is not.
+bool greet_and_be_dropped(const std::string& address, const TransportSettings& me, const Change& before,
+                          const Change& after = {}, std::size_t bytes = sizeof(TcpHello)) {
   const Socket s(raw::dial(address));
+  TcpChallenge challenge{};
+  if (!raw::get(s.fd(), &challenge, sizeof(challenge))) return false;
+  TcpHello h = raw::hello(me, 0);
+  if (before) before(h);
+  raw::prove(h, me, challenge);
+  if (after) after(h);
   if (!raw::put(s.fd(), &h, bytes)) return false;
   if (bytes < sizeof(TcpHello)) shutdown(s.fd(), SHUT_WR);
   return raw::ended(s.fd());  // without one byte of answer
 }
+
+// Rank 1, which connects to rank 0 at an address where the test listens.
+struct Guest {
+  Guest()
+      : s(settings(1)),
+        door(tcp_listen("", tuning)),
+        listener(tcp_listen("", tuning)),
+        addresses{tcp_local_address(door.fd()), tcp_local_address(listener.fd())},
+        handshake(s, tuning, listener, addresses) {
+    s.connect_timeout_ns = 300ull * 1000 * 1000;
+    thread = std::thread([this] {
+      try {
+        proven = handshake.run();
+      } catch (const std::runtime_error& e) { error = e.what(); }
+    });
+  }
+  ~Guest() { finish(); }
+  Socket meet() {
+    pollfd f{door.fd(), POLLIN, 0};
+    int code = 0;
+    return poll(&f, 1, 5000) == 1 ? tcp_accept(door.fd(), &code) : Socket();
+  }
+  void finish() {
+    if (thread.joinable()) thread.join();
+  }
+
+  TransportSettings s;
+  TcpTuning tuning;
+  Socket door, listener;
+  std::vector<std::string> addresses;
+  TcpHandshake handshake;
+  std::vector<TcpHandshake::Proven> proven;
+  std::string error;
+  std::thread thread;
+};
 
 }  // namespace
 
 TEST(transport_tcp_handshake_drops_and_counts_strangers) {
   Host host(settings(0));
   const TransportSettings friendly = settings(1);
-  TcpHello h = raw::hello(friendly, 0);
-  h.secret[31] ^= 1;
-  CHECK(greet_and_be_dropped(host.address, h));
-  h = raw::hello(friendly, 0);
-  h.session ^= 1;
-  CHECK(greet_and_be_dropped(host.address, h));
-  h = raw::hello(friendly, 0);
-  h.magic ^= 1;
-  CHECK(greet_and_be_dropped(host.address, h));
-  h = raw::hello(friendly, 0);
-  h.bytes += 1;
-  CHECK(greet_and_be_dropped(host.address, h));
-  TcpHello http{};
-  std::memcpy(&http, "GET / HTTP/1.1\r\nHost: somewhere\r\n", 34);
-  CHECK(greet_and_be_dropped(host.address, http));
-  for (const std::size_t cut : {std::size_t{0}, std::size_t{1}, std::size_t{71}}) {
-    CHECK(greet_and_be_dropped(host.address, raw::hello(friendly, 0), cut));
+  TransportSettings other = friendly;
+  other.secret[31] ^= 1;
+  CHECK(greet_and_be_dropped(host.address, other, {}));
+  CHECK(greet_and_be_dropped(host.address, friendly, [](TcpHello& h) { h.session ^= 1; }));
+  CHECK(greet_and_be_dropped(host.address, friendly, [](TcpHello& h) { h.magic ^= 1; }));
+  CHECK(greet_and_be_dropped(host.address, friendly, [](TcpHello& h) { h.bytes += 1; }));
+  const auto http = [](TcpHello& h) { std::memcpy(&h, "GET / HTTP/1.1\r\nHost: somewhere\r\n", 34); };
+  CHECK(greet_and_be_dropped(host.address, friendly, {}, http));
+  CHECK(greet_and_be_dropped(host.address, friendly, {}, [](TcpHello& h) { h.max_in_flight += 1; }));
+  for (const std::size_t cut : {std::size_t{0}, std::size_t{1}, sizeof(TcpHello) - 1}) {
+    CHECK(greet_and_be_dropped(host.address, friendly, {}, {}, cut));
   }
   const Socket s(raw::dial(host.address));
   CHECK(raw::shake_hands(s.fd(), friendly, 0));
@@ -88,7 +127,7 @@ TEST(transport_tcp_handshake_drops_and_counts_strangers) {
   CHECK_EQ(host.error, std::string());
   CHECK(host.proven[1].socket);
   CHECK_EQ(host.proven[1].peer_window, 16u);
-  CHECK_EQ(host.handshake.counters().strangers, 5u);
+  CHECK_EQ(host.handshake.counters().strangers, 6u);
   CHECK_EQ(host.handshake.counters().cut_short, 3u);
 }
 
@@ -96,16 +135,16 @@ TEST(transport_tcp_handshake_drops_friends_that_do_not_fit) {
   Host host(settings(0));
   const TransportSettings friendly = settings(1);
   for (int field = 0; field < 8; ++field) {
-    TcpHello h = raw::hello(friendly, 0);
-    if (field == 0) h.version = 2;
-    if (field == 1) h.num_ranks = 3;
-    if (field == 2) h.num_lanes = 2;
-    if (field == 3) h.destination = 1;
-    if (field == 4) h.lane = 1;
-    if (field == 5) h.max_in_flight = 0;
-    if (field == 6) h.source = 0;
-    if (field == 7) h.source = ~0u;
-    CHECK(greet_and_be_dropped(host.address, h));
+    CHECK(greet_and_be_dropped(host.address, friendly, [&](TcpHello& h) {
+      if (field == 0) h.version = kTcpVersion + 1;
+      if (field == 1) h.num_ranks = 3;
+      if (field == 2) h.num_lanes = 2;
+      if (field == 3) h.destination = 1;
+      if (field == 4) h.lane = 1;
+      if (field == 5) h.max_in_flight = 0;
+      if (field == 6) h.source = 0;
+      if (field == 7) h.source = ~0u;
+    }));
   }
   const Socket s(raw::dial(host.address));
   CHECK(raw::shake_hands(s.fd(), friendly, 0));
@@ -118,7 +157,7 @@ TEST(transport_tcp_handshake_names_what_does_not_fit) {
   TransportSettings s = settings(0);
   s.connect_timeout_ns = 400ull * 1000 * 1000;
   Host host(s);
-  CHECK(greet_and_be_dropped(host.address, raw::hello(settings(1, 7), 0)));
+  CHECK(greet_and_be_dropped(host.address, settings(1, 7), {}));
   host.finish();
   CHECK(host.error.find("rank 1") != std::string::npos && host.error.find("7 lanes") != std::string::npos);
 }
@@ -149,8 +188,8 @@ TEST(transport_tcp_handshake_takes_a_lane_once) {
   u32 dropped = 0;
   for (int i = 0; i < 50 && dropped == 0; ++i) {
     const Socket second(raw::dial(host.address));
-    const TcpHello h = raw::hello(friendly, 0, 0);
-    CHECK(raw::put(second.fd(), &h, sizeof(h)));
+    TcpHello h = raw::hello(friendly, 0, 0);
+    CHECK(raw::greet(second.fd(), friendly, h, [](TcpHello&) {}));
     dropped += raw::ended(second.fd());
   }
   CHECK_EQ(dropped, 1u);
@@ -171,7 +210,7 @@ TEST(transport_tcp_handshake_lets_a_friend_try_again) {
   const TransportSettings friendly = settings(1);
   const Socket first(raw::dial(host.address));
   TcpHello h = raw::hello(friendly, 0), answer{};
-  CHECK(raw::put(first.fd(), &h, sizeof(h)));
+  CHECK(raw::greet(first.fd(), friendly, h, [](TcpHello&) {}));
   CHECK(raw::get(first.fd(), &answer, sizeof(answer)));
   CHECK_EQ(answer.source, 0u);
   const Socket second(raw::dial(host.address));
@@ -181,37 +220,63 @@ TEST(transport_tcp_handshake_lets_a_friend_try_again) {
   CHECK_EQ(host.error, std::string());
 }
 
-// The connector asks for proof too: it reaches an impostor, says nothing more to it, and names the rank.
+// The connector asks for proof too: it reaches an impostor, says nothing more to it, and names the rank. Nothing that it
+// said before shows the secret.
 TEST(transport_tcp_handshake_connector_is_not_fooled) {
-  for (int lie = 0; lie < 4; ++lie) {
-    TransportSettings s = settings(1);
-    s.connect_timeout_ns = 300ull * 1000 * 1000;
-    const TcpTuning tuning;
-    const Socket impostor = tcp_listen("", tuning), listener = tcp_listen("", tuning);
-    const std::vector<std::string> addresses = {tcp_local_address(impostor.fd()), tcp_local_address(listener.fd())};
-    TcpHandshake handshake(s, tuning, listener, addresses);
-    std::string error;
-    std::thread thread([&] {
-      try {
-        handshake.run();
-      } catch (const std::runtime_error& e) { error = e.what(); }
-    });
-    pollfd f{impostor.fd(), POLLIN, 0};
-    const bool came = poll(&f, 1, 5000) == 1;
-    int code = 0;
-    bool left = false;
-    if (came) {
-      const Socket c = tcp_accept(impostor.fd(), &code);
-      TcpHello theirs{}, answer = raw::hello(settings(0), 1);
-      if (lie == 0) answer.secret[0] ^= 1;
+  for (int lie = 0; lie < 6; ++lie) {
+    Guest guest;
+    const Socket c = guest.meet();
+    const TcpChallenge challenge{kTcpMagic + (lie == 3), kTcpVersion, new_nonce()};
+    TcpHello theirs{}, answer = raw::hello(settings(0), 1);
+    CHECK(raw::put(c.fd(), &challenge, sizeof(challenge)));
+    if (lie != 3) {
+      CHECK(raw::get(c.fd(), &theirs, sizeof(theirs)));
+      CHECK(bytes_of(theirs).find(guest.s.secret) == std::string_view::npos);
+      answer.nonce = challenge.nonce;
       if (lie == 1) answer.source = 1;
       if (lie == 2) answer.session += 1;
-      if (lie == 3) answer.magic += 1;
-      left =
-          raw::get(c.fd(), &theirs, sizeof(theirs)) && raw::put(c.fd(), &answer, sizeof(answer)) && raw::ended(c.fd());
+      answer.proof = acceptor_proof(guest.s.secret, theirs, answer);
+      if (lie == 0) answer.proof[0] ^= 1;
+      if (lie == 4) answer = theirs;  // its own words
+      if (lie == 5) answer.proof = connector_proof(guest.s.secret, theirs.nonce, answer);
+      CHECK(raw::put(c.fd(), &answer, sizeof(answer)));
     }
-    thread.join();
-    CHECK(came && left);
-    CHECK(error.find("rank(s) 0") != std::string::npos);
+    CHECK(raw::ended(c.fd()));
+    guest.finish();
+    CHECK(guest.error.find("rank(s) 0") != std::string::npos);
   }
+}
+
+// What was recorded between friends is of no use: neither to who connects with it nor to who answers with it.
+TEST(transport_tcp_handshake_a_recording_opens_no_door) {
+  TcpHello said{}, answered{};
+  const TcpConfirm confirm{kTcpMagic, 0};
+  {
+    Host host(settings(0));
+    const Socket s(raw::dial(host.address));
+    said = raw::hello(settings(1), 0);
+    CHECK(raw::greet(s.fd(), settings(1), said, [](TcpHello&) {}));
+    CHECK(raw::get(s.fd(), &answered, sizeof(answered)));
+    CHECK(raw::put(s.fd(), &confirm, sizeof(confirm)));
+    host.finish();
+    CHECK_EQ(host.error, std::string());
+  }
+  Host host(settings(0));
+  CHECK(greet_and_be_dropped(host.address, settings(1), {}, [&](TcpHello& h) { h = said; }));
+  CHECK(greet_and_be_dropped(host.address, settings(1), {}, [&](TcpHello& h) { h = answered; }));
+  const Socket friendly(raw::dial(host.address));
+  CHECK(raw::shake_hands(friendly.fd(), settings(1), 0));
+  host.finish();
+  CHECK_EQ(host.error, std::string());
+  CHECK_EQ(host.handshake.counters().strangers, 2u);
+  Guest guest;
+  const Socket c = guest.meet();
+  const TcpChallenge challenge{kTcpMagic, kTcpVersion, answered.nonce};
+  TcpHello theirs{};
+  CHECK(raw::put(c.fd(), &challenge, sizeof(challenge)));
+  CHECK(raw::get(c.fd(), &theirs, sizeof(theirs)));
+  CHECK(raw::put(c.fd(), &answered, sizeof(answered)));
+  CHECK(raw::ended(c.fd()));
+  guest.finish();
+  CHECK(guest.error.find("answered with another secret") != std::string::npos);
 }

@@ -148,10 +148,25 @@ TEST(transport_tcp_counts_strangers_of_its_handshake) {
   TransportSettings other = contract::settings_for(shape, 1, *segment);
   other.secret[5] ^= 1;
   const Socket stranger(raw::dial(t.local_address()));
-  const TcpHello h = raw::hello(other, 0);
+  const TcpHello h = raw::hello(other, 0);  // without a look at the challenge
   CHECK(raw::put(stranger.fd(), &h, sizeof(h)));
   CHECK_THROWS(std::runtime_error, t.connect({t.local_address(), "127.0.0.1:1"}));
   CHECK_EQ(t.handshake_counters().strangers, 1u);
+}
+
+TEST(transport_tcp_notes_say_that_strangers_came) {
+  contract::Shape shape;
+  auto segment = Segment::create("tcp", kRegion);
+  shape.region_bytes = kRegion;
+  TcpTransport a(contract::settings_for(shape, 0, *segment)), b(contract::settings_for(shape, 1, *segment));
+  const std::vector<std::string> addresses = {a.local_address(), b.local_address()};
+  const Socket stranger(raw::dial(addresses[0]));
+  CHECK(raw::put(stranger.fd(), contract::random_bytes(), sizeof(TcpHello)));
+  std::thread other([&] { b.connect(addresses); });
+  a.connect(addresses);
+  other.join();
+  CHECK(a.notes().size() == 1 && a.notes()[0].choice == "tcp: 1 connection(s) of strangers dropped");
+  CHECK(b.notes().empty());
 }
 
 // Ends of a frame that arrive late are waited for, whatever else is polled in between.

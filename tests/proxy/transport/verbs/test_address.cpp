@@ -14,6 +14,7 @@ VerbsAddress sample(u32 nics, VerbsKind kind = VerbsKind::kReliableConnected) {
   VerbsAddress a;
   a.kind = kind;
   a.fingerprint = 0x1122334455667788;
+  a.nonce = {1, 2, 3};
   a.rank = 2;
   a.num_ranks = 5;
   a.num_lanes = 3;
@@ -68,7 +69,7 @@ TEST(transport_verbs_address_refusals_name_the_field) {
   CHECK(refusal("tcp 1.2.3.4:77").find("no address of a verbs") != std::string::npos);
   std::string bytes = encode_address(sample(1));
   bytes[4] = 9;
-  CHECK(refusal(bytes).find("version: 9, allowed are 1 to 1") != std::string::npos);
+  CHECK(refusal(bytes).find("version: 9, allowed are 2 to 2") != std::string::npos);
   CHECK(refusal(encode_address(sample(1)) + "x").find("end") != std::string::npos);
   const std::function<void(VerbsAddress&)> wrong[] = {
       [](VerbsAddress& a) { a.rank = 4096; },

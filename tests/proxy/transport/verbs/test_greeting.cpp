@@ -5,6 +5,7 @@
 
 #include "native/check.h"
 #include "proxy/transport/contract.h"
+#include "proxy/transport/efa/fake_efa.h"
 #include "proxy/transport/verbs/family.h"
 #include "transport/verbs/greeting.h"
 
@@ -41,18 +42,18 @@ TEST(transport_verbs_greeting_works_between_ranks_with_different_nics) {
   contract::random_writes(f, contract::Shape{.num_ranks = 3, .num_lanes = 2}, 200, 2000, 8);
 }
 
-// The address says the right secret's fingerprint, but who uses it does not know the secret: the token tells.
-TEST(transport_verbs_greeting_a_wrong_token_is_refused) {
+// The address says the right secret's fingerprint, but who uses it does not know the secret: the proof tells. Or each
+// knows it, and is heard by who looks for a proof of another life.
+void refuses_a_wrong_proof(const contract::Family& f, bool of_another_life) {
   contract::Shape shape;
   shape.connect_timeout_ns = 300'000'000;
-  const contract::Family f = verbs_test::on_fake({});
   std::vector<std::shared_ptr<Segment>> segments;
   std::vector<std::unique_ptr<Transport>> t;
   std::vector<std::string> addresses;
   for (u32 r = 0; r < 2; ++r) {
     segments.push_back(Segment::create("greeting", shape.region_bytes));
     TransportSettings s = contract::settings_for(shape, r, *segments.back());
-    if (r == 1) s.secret.back() = 't';
+    if (r == 1 && !of_another_life) s.secret.back() = 't';
     t.push_back(f.make(s));
     addresses.push_back(t.back()->local_address());
   }
@@ -60,6 +61,7 @@ TEST(transport_verbs_greeting_a_wrong_token_is_refused) {
   for (u32 r = 0; r < 2; ++r) {  // each is shown an address that claims its own fingerprint
     VerbsAddress other = decode_address(addresses[1 - r]);
     other.fingerprint = decode_address(addresses[r]).fingerprint;
+    if (of_another_life) other.nonce[0] ^= 1;
     seen[r] = {"", ""};
     seen[r][1 - r] = encode_address(other);
   }
@@ -74,4 +76,13 @@ TEST(transport_verbs_greeting_a_wrong_token_is_refused) {
   } catch (const std::runtime_error& e) { errors[0] = e.what(); }
   second.join();
   for (const std::string& e : errors) CHECK(!e.empty());
+}
+
+TEST(transport_verbs_greeting_a_wrong_proof_is_refused) {
+  refuses_a_wrong_proof(verbs_test::on_fake({}), false);
+  refuses_a_wrong_proof(efa_test::on_fake({}), false);
+}
+TEST(transport_verbs_greeting_a_proof_of_another_life_is_refused) {
+  refuses_a_wrong_proof(verbs_test::on_fake({}), true);
+  refuses_a_wrong_proof(efa_test::on_fake({}), true);
 }
