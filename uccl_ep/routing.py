@@ -36,6 +36,7 @@ class Routing:
     expert_counts: Tensor | HostWords  # [L]
     recv_total: Tensor | HostWords  # [1]
     recv_src_idx: Tensor  # [rows]
+    refusal: HostWords | None  # LayoutRefusal of kernels/throughput/check.h, where the host waits for counts
     num_rows: int  # rows of the outputs (worst case when there was no CPU sync)
     owner: object  # of the Buffer that made it
 
