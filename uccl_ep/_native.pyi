@@ -1543,6 +1543,36 @@ class CountsArgs:
     def num_tokens_per_expert(self, arg: int, /) -> None: ...
 
     @property
+    def topk_idx(self) -> int: ...
+
+    @topk_idx.setter
+    def topk_idx(self, arg: int, /) -> None: ...
+
+    @property
+    def num_tokens_per_rank(self) -> int: ...
+
+    @num_tokens_per_rank.setter
+    def num_tokens_per_rank(self, arg: int, /) -> None: ...
+
+    @property
+    def num_tokens_per_node(self) -> int: ...
+
+    @num_tokens_per_node.setter
+    def num_tokens_per_node(self, arg: int, /) -> None: ...
+
+    @property
+    def findings(self) -> int: ...
+
+    @findings.setter
+    def findings(self, arg: int, /) -> None: ...
+
+    @property
+    def refusal(self) -> int: ...
+
+    @refusal.setter
+    def refusal(self, arg: int, /) -> None: ...
+
+    @property
     def taken(self) -> int: ...
 
     @taken.setter
@@ -1603,6 +1633,10 @@ class CountsArgs:
     def recv_total(self, arg: int, /) -> None: ...
 
 def throughput_counts(stream: Stream, args: CountsArgs, shape: LaunchShape) -> None: ...
+
+LAYOUT_FINDINGS_WORDS: int = 7
+
+LAYOUT_REFUSAL_WORDS: int = 5
 
 class DispatchArgs:
     @overload

@@ -8,7 +8,9 @@ what `uccl_ep.reference` computes; tests hold the two together row by row.
 from __future__ import annotations
 
 import warnings
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, ClassVar
 
 import torch
@@ -73,6 +75,7 @@ class Buffer(LowLatencyApi, ThroughputApi, MaskApi, RecoveryApi):
     """
 
     num_sms: ClassVar[int] = 20
+    _alike: Mapping[str, Any] = MappingProxyType({})  # what its ranks must have alike besides its own arguments
 
     def __init__(
         self,
@@ -118,7 +121,8 @@ class Buffer(LowLatencyApi, ThroughputApi, MaskApi, RecoveryApi):
     # ---- life --------------------------------------------------------------------------------------------------
 
     def _make_session(self, group: Group) -> Session:
-        budgets, start = (self.num_nvl_bytes, self.num_rdma_bytes), Start(self._choice.driver, self._prepare)
+        budgets = self.num_nvl_bytes, self.num_rdma_bytes
+        start = Start(self._choice.driver, self._prepare, self._alike)
         try:
             return Session(group, budgets, self.low_latency_mode, self.enable_shrink, self._settings, start)
         except BaseException:
@@ -248,9 +252,9 @@ class Buffer(LowLatencyApi, ThroughputApi, MaskApi, RecoveryApi):
     def set_call_tag(self, tag: int) -> None:
         """Names the step that calls from now on belong to, so that ranks which are in different steps refuse the call.
 
-        Calls are matched by their number and compared by shape, dtype and the dispatch that they answer. A rank that left
-        out a whole step (dispatch and combine) has the same shapes as the others and is only noticed by its tag. Ours, not
-        DeepEP's; captured graphs keep the tag of their capture.
+        Calls are matched by their number and compared by shape, dtype and the dispatch that they answer. A rank that
+        left out a whole step (dispatch and combine) has the same shapes as the others and is only noticed by its tag.
+        Ours, not DeepEP's; captured graphs keep the tag of their capture.
 
         Args:
             tag: 0 to 2**32 - 1, the same on all ranks in the same step, such as the number of the iteration.

@@ -83,11 +83,24 @@ def row_ids(name: str, value: Any, num_experts: int | None = None) -> Tensor:
     ids = matrix(name, value, (torch.int64, torch.int32))
     if not 1 <= ids.shape[1] <= _native.MAX_TOPK:
         refuse(name, tuple(ids.shape), f"1 to {_native.MAX_TOPK} columns (top-k)")
-    if num_experts is not None and ids.numel():
-        low, high = _native.range_of_ids(ids.data_ptr(), ids.numel(), ids.dtype == torch.int64)
-        if low < -1 or high >= num_experts:
-            refuse(name, f"ids from {low} to {high}", f"-1 (not routed) or 0 to {num_experts - 1}, below num_experts")
+    if num_experts is not None:
+        range_of_ids(name, ids, num_experts)
     return ids if ids.dtype == torch.int64 else ids.to(torch.int64)
+
+
+def range_of_ids(name: str, ids: Tensor, num_experts: int) -> None:
+    """Every id of a contiguous int64 or int32 tensor [T, K] in host memory is -1 or names an expert.
+
+    Raises:
+        InvalidArgument: one does not; says which, and where it is.
+    """
+    if not ids.numel():
+        return
+    low, high = _native.range_of_ids(ids.data_ptr(), ids.numel(), ids.dtype == torch.int64)
+    if low < -1 or high >= num_experts:
+        token, k = ((ids < -1) | (ids >= num_experts)).nonzero()[0].tolist()
+        shown = f"ids from {low} to {high}, first {int(ids[token, k])} at [{token}, {k}]"
+        refuse(name, shown, f"-1 (not routed) or 0 to {num_experts - 1}, below num_experts")
 
 
 def weights(name: str, value: Any, shape: tuple[int, ...]) -> Tensor:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
-from uccl_ep.errors import PeerLost, PeerTimeout, SettingsMismatch, TransportError, UcclEpError
+from uccl_ep.errors import InvalidArgument, PeerLost, PeerTimeout, SettingsMismatch, TransportError, UcclEpError
 
 # FaultKind and WaitPhase of proxy/wire/control.h.
 TIMEOUT, PEER_LOST, RING_FULL, BAD_COMMAND, MISMATCH, TRANSPORT, BAD_ARRIVAL, WITHDRAWN = range(1, 9)
@@ -56,6 +57,17 @@ _FIELDS: tuple[tuple[str, Sequence[str]], ...] = (
 # Row formats by WaitPhase: of dispatch, and (any other) of combine.
 _DISPATCH_FORMATS, _COMBINE_FORMATS = ("bf16", "fp8", "fp8 with ue8m0", "nvfp4"), ("bf16", "logfmt", "fp8")
 _ROW_FORMAT = 10
+# From here on a mismatch is about a dispatch's arguments: LayoutPart of kernels/throughput/check.h. The argument, and
+# what is wrong there, by {place}, {given} and {right} (of the first: the rank).
+_LAYOUT = 64
+_LAYOUT_PARTS = (
+    ("", ""),
+    ("is_token_in_rank", "token {place} does not go to rank {right}, and topk_idx says that it does"),
+    ("is_token_in_rank", "{given} tokens go to rank {place}, and topk_idx says {right}"),
+    ("num_tokens_per_rank", "[{place}] is {given}, and is_token_in_rank says {right}"),
+    ("num_tokens_per_rdma_rank", "[{place}] is {given}, and is_token_in_rank says {right}"),
+    ("num_tokens_per_expert", "[{place}] is {given}, and the tokens say {right}"),
+)
 _NONE = 0xFFFFFFFF
 DISPATCH_RECEIVE = 3  # WaitPhase
 BARRIER = 7  # WaitPhase
@@ -96,6 +108,15 @@ class Evidence:
     seen: int | None = None
     last_seen_s: float | None = None
     network: str = ""
+
+
+class LayoutFault(NamedTuple):
+    """What of a dispatch's layout is wrong: a LayoutPart, where, and the values there."""
+
+    part: int
+    place: int
+    right: int
+    given: int
 
 
 def arrivals_of(fault: Mapping[str, int], progress: Callable[[int], int] | None) -> tuple[int | None, int | None]:
@@ -189,6 +210,11 @@ def error_of(
     if kind == WITHDRAWN:
         reason = "it has given up this call itself, before its rows were read where they lie; its own error says why"
         return PeerLost(rank=rank, peer=peer, host=host, phase=phase, reason=reason)
+    if kind == MISMATCH and _LAYOUT < fault["channel"] < _NONE:
+        seen = fault["seen"]
+        part = fault["channel"] - _LAYOUT
+        told = LayoutFault(part, seen >> 32, fault["expected"], seen & _NONE)
+        return layout_error(told, rank, fault["peer"], hostnames)
     if kind == MISMATCH:
         what, here, there = _difference(fault)
         return SettingsMismatch(f"rank {rank} and {who} disagree in {phase}: {what} is {here} here and {there} there")
@@ -205,3 +231,24 @@ def error_of(
     if evidence is not None and evidence.network:
         words += f" ({evidence.network})"
     return TransportError(f"rank {rank}: {words}, from {who} in {phase} (status {code_of(fault)})")
+
+
+def layout_error(what: LayoutFault, rank: int, source: int, hostnames: Sequence[str]) -> UcclEpError:
+    """Of a dispatch that rank `source` refused: it hears what is wrong, the others from whom."""
+    known = 0 < what.part < len(_LAYOUT_PARTS) and source < len(hostnames)
+    argument, words = _LAYOUT_PARTS[what.part] if known else ("layout", "")
+    if source != rank or not known:
+        who = f"rank {source}" + (f" (host {hostnames[source]})" if known else "")
+        return SettingsMismatch(
+            f"rank {rank}: {who} refused this dispatch, since its {argument} disagrees with the rest of its topk_idx, "
+            "num_tokens_per_rank, num_tokens_per_rdma_rank, num_tokens_per_expert and is_token_in_rank; its own error "
+            "says where"
+        )
+    given = what.given - (what.given >> 31 << 32)
+    shown = words.format(place=what.place, given=given, right=what.right)
+    return InvalidArgument(
+        f"rank {rank}: {argument} is refused: {shown}. Pass on what get_dispatch_layout returned for this topk_idx, "
+        "unchanged. The other ranks refuse this dispatch too.",
+        argument=argument,
+        allowed="what get_dispatch_layout returned",
+    )

@@ -37,6 +37,7 @@ class Routing:
     recv_total: Tensor | HostWords  # [1]
     number: Tensor  # [1] of the count exchange; ranks compare it in each call with this routing
     recv_src_idx: Tensor  # [rows]
+    refusal: HostWords | None  # LayoutRefusal of kernels/throughput/check.h, where the host waits for counts
     num_rows: int  # rows of the outputs (worst case when there was no CPU sync)
     owner: object  # of the Buffer that made it
 

@@ -8,7 +8,7 @@ import socket
 import sys
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from uccl_ep import _native
@@ -63,10 +63,12 @@ class Start:
     Attributes:
         driver: the GPU that this rank's kernels run on; None: the CPU.
         prepare: makes what else the rank needs, given the session. When it fails on one rank, no rank starts.
+        alike: settings of whoever makes the session that all ranks must have alike.
     """
 
     driver: Driver | None = None
     prepare: Callable[[Session], None] = lambda session: None
+    alike: Mapping[str, Any] = field(default_factory=dict)
 
 
 class Session(Witness):
@@ -114,6 +116,7 @@ class Session(Witness):
             "enable_shrink": shrink,
             **{PREFIX + name.upper(): getattr(settings, name) for name in _SHARED},
             "device": kind_of(start.driver),
+            **start.alike,
         }
         self.introductions = self._introduce(group, shared)
         self.hosts: list[str] = getattr(group, "hosts", [i.host_id for i in self.introductions])

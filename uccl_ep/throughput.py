@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from uccl_ep import _native
 from uccl_ep.device import Device
 from uccl_ep.errors import InvalidArgument, NotSupported, refuse
-from uccl_ep.faults import dtype_code
+from uccl_ep.faults import LayoutFault, dtype_code, layout_error
 from uccl_ep.routing import Routing
 from uccl_ep.session import Session
 from uccl_ep.sizes import format_bytes
@@ -33,6 +33,16 @@ class Rows:
     def payload_bytes(self) -> int:
         """Bytes of one row of x."""
         return self.x.shape[1] * self.x.element_size()
+
+
+class Layout(NamedTuple):
+    """What the caller says of a dispatch's tokens, as get_dispatch_layout returns it; per_node and ids may be None."""
+
+    per_rank: Tensor
+    per_node: Tensor | None
+    in_rank: Tensor
+    per_expert: Tensor
+    ids: Tensor | None
 
 
 @dataclass(frozen=True)
@@ -184,10 +194,12 @@ class Throughput:
     # ---- dispatch --------------------------------------------------------------------------------------------------
 
     def exchange_counts(
-        self, shape: Any, rows: Rows, in_rank: Tensor, per_expert: Tensor, options: CountOptions
-    ) -> Routing:
-        """Queues the count exchange; the routing's tables are filled when it has run."""
+        self, shape: Any, rows: Rows, given: Layout, options: CountOptions
+    ) -> tuple[Routing, tuple[Any, ...]]:
+        """Queues the count exchange, which also compares what is given. Returns the routing, whose tables are filled
+        when it has run, and tensors to keep alive till then."""
         device, topology = self._device, self._session.topology
+        in_rank, per_expert = given.in_rank, given.per_expert
         ranks, nodes, readers = topology.num_ranks, topology.num_nodes, max(topology.sizes)
         # What a kernel masks later must not change whom tokens go to: others have been told how many there are.
         taken = device.empty(*in_rank.shape, dtype=torch.bool) if self._session.shrink else in_rank
@@ -213,6 +225,7 @@ class Throughput:
             recv_total=device.pinned(1, torch.int32) if known else device.empty(1, dtype=torch.int32),
             number=device.empty(1, dtype=torch.int32),
             recv_src_idx=device.empty(0, dtype=torch.int32),
+            refusal=device.pinned(_native.LAYOUT_REFUSAL_WORDS, torch.int32) if known else None,
             num_rows=options.num_worst_tokens,
             owner=self._owner,
         )
@@ -221,6 +234,12 @@ class Throughput:
         args.epoch, args.num_tokens, args.num_channels = self._epoch.data_ptr(), routing.num_tokens, channels
         args.num_local_experts, args.expert_alignment, args.readers = local, options.expert_alignment, readers
         args.is_token_in_rank, args.num_tokens_per_expert = in_rank.data_ptr(), per_expert.data_ptr()
+        args.num_tokens_per_rank = given.per_rank.data_ptr()
+        args.num_tokens_per_node = 0 if given.per_node is None else given.per_node.data_ptr()
+        args.topk_idx = 0 if given.ids is None else given.ids.data_ptr()
+        findings = device.empty(_native.LAYOUT_FINDINGS_WORDS + ranks + per_expert.numel(), dtype=torch.int32)
+        args.findings = findings.data_ptr()
+        args.refusal = 0 if routing.refusal is None else routing.refusal.data_ptr()
         args.taken = taken.data_ptr() if self._session.shrink else 0
         for name in (
             "channel_prefix node_rows recv_tokens recv_begin stream_rows reducer_tokens rank_prefix expert_counts "
@@ -228,7 +247,15 @@ class Throughput:
         ).split():
             setattr(args, name, getattr(routing, name).data_ptr())
         device.launch(_native.throughput_counts, args, device.shape(1, _WARPS))
-        return routing
+        return routing, (*given, findings)
+
+    def check_refusal(self, routing: Routing) -> None:
+        """Raises what the count exchange found wrong with the arguments of a rank; the host has waited for it."""
+        assert routing.refusal is not None
+        part, source, place, right, given = (word & 0xFFFFFFFF for word in routing.refusal.tensor.tolist())
+        if part:
+            what = LayoutFault(part, place, right, given)
+            raise layout_error(what, self._session.rank, source, self._session.hostnames)
 
     def dispatch(
         self,

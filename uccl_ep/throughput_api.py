@@ -17,7 +17,7 @@ from uccl_ep.faults import dtype_code
 from uccl_ep.recorder.calls import recorded
 from uccl_ep.routing import ThroughputHandle
 from uccl_ep.session import Session
-from uccl_ep.throughput import CountOptions, Rows, Throughput
+from uccl_ep.throughput import CountOptions, Layout, Rows, Throughput
 
 Tensor = torch.Tensor
 Event = EventOverlap[EventHandle]
@@ -84,7 +84,8 @@ class ThroughputApi:
         """Counts where this rank's tokens go.
 
         Args:
-            topk_idx: int64 (or int32) [T, K]; ids outside 0 to num_experts - 1 are ignored.
+            topk_idx: int64 (or int32) [T, K]; -1 = not routed. On a GPU, where the host does not look at them, so is
+                any other id that names no expert.
             num_experts: E, a multiple of N.
 
         Returns:
@@ -95,11 +96,11 @@ class ThroughputApi:
             InvalidArgument: before anything is queued.
         """
         with self._begin(previous_event, async_finish, allocate_on_comm_stream, topk_idx=topk_idx):
-            ids = checks.row_ids("topk_idx", topk_idx)
             num_experts = checks.whole("num_experts", num_experts, 1, (1 << 63) - 1)
             if num_experts % self.group_size or num_experts > _native.MAX_EXPERTS:
                 allowed = f"a multiple of the {self.group_size} ranks, up to {_native.MAX_EXPERTS}"
                 refuse("num_experts", num_experts, allowed)
+            ids = checks.row_ids("topk_idx", topk_idx, self._looked_at(num_experts, previous_event))
             results = self._throughput.layout(ids, num_experts)
             return *results, self._end(async_finish, (ids, *results))
 
@@ -128,8 +129,10 @@ class ThroughputApi:
             x: [T, H] with rows of a multiple of 16 bytes, or (one-byte data, scales float32 or int32 [T, S]).
             handle: of an earlier dispatch: same routing again, without counting (a cached call).
             num_tokens_per_rank, num_tokens_per_rdma_rank, is_token_in_rank, num_tokens_per_expert: what
-                get_dispatch_layout returned; needed without a handle.
-            topk_idx, topk_weights: int64 [T, K] and float32 [T, K], both or neither; not with a handle.
+                get_dispatch_layout returned, without a handle. The kernel that counts compares them with topk_idx;
+                without topk_idx, with each other. What goes to masked ranks may be in them or not.
+            topk_idx, topk_weights: int64 [T, K], as get_dispatch_layout was given, and float32 [T, K], both or
+                neither; not with a handle.
             expert_alignment: counts per expert are rounded up to it; rows are not.
             num_worst_tokens: when not 0, outputs have that many rows and the call does not wait for counts; rows
                 beyond the real number have recv_topk_idx = -1. Needs topk_idx.
@@ -142,41 +145,46 @@ class ThroughputApi:
             where it is -1. A cached call returns None for all between recv_x and event.
 
         Raises:
-            InvalidArgument: before anything is sent.
+            InvalidArgument: before any row is sent. Where the layout disagrees with topk_idx, the other ranks raise
+                SettingsMismatch in the same call; with num_worst_tokens all do in every later one, until recover().
         """
         if handle is not None:
             with self._begin(previous_event, async_finish, allocate_on_comm_stream, x=x):
                 return self._cached_dispatch(_rows_of(x), handle, topk_idx, topk_weights, async_finish)
-        layout = (num_tokens_per_rank, is_token_in_rank, num_tokens_per_expert)
+        layout = (num_tokens_per_rank, num_tokens_per_rdma_rank, is_token_in_rank, num_tokens_per_expert)
         inputs = {
             "x": x,
             "topk_idx": topk_idx,
             "topk_weights": topk_weights,
+            "num_tokens_per_rank": num_tokens_per_rank,
+            "num_tokens_per_rdma_rank": num_tokens_per_rdma_rank,
             "is_token_in_rank": is_token_in_rank,
             "num_tokens_per_expert": num_tokens_per_expert,
         }
         with self._begin(previous_event, async_finish, allocate_on_comm_stream, **inputs):
             rows = _rows_of(x)
-            in_rank, per_expert = self._checked_layout(rows, *layout)
+            given = self._checked_layout(rows, *layout)
             most = self.group_size * _native.MAX_TOKENS_PER_RANK
             num_worst_tokens = checks.whole("num_worst_tokens", num_worst_tokens, 0, most)
             expert_alignment = checks.whole("expert_alignment", expert_alignment, 1, _MAX_ALIGNMENT)
             if not isinstance(config, Config | None):
                 refuse("config", config, "a Config, or None")
-            ids, weights = self._checked_topk(rows, topk_idx, topk_weights, num_worst_tokens)
+            looked_at = self._looked_at(given.per_expert.numel(), previous_event)
+            ids, weights = self._checked_topk(rows, topk_idx, topk_weights, num_worst_tokens, looked_at)
             if num_worst_tokens == 0:
                 self._device.check_host_wait()
 
             shape = _row_shape(rows, 0 if ids is None else ids.shape[1])
             num_sms = (config or type(self).get_dispatch_config(self.group_size)).num_sms  # type: ignore[attr-defined]
             options = CountOptions(num_sms, expert_alignment, num_worst_tokens)
-            routing = self._throughput.exchange_counts(shape, rows, in_rank, per_expert, options)
+            routing, compared = self._throughput.exchange_counts(shape, rows, given._replace(ids=ids), options)
             counts: list[int] = []
             if num_worst_tokens == 0:
                 self._device.finish()
+                self._throughput.check_refusal(routing)
                 counts = routing.counted()
             d = self._throughput.dispatch(rows, ids, weights, shape, routing, pad=num_worst_tokens > 0)
-            event = self._end(async_finish, d.keep)
+            event = self._end(async_finish, (*d.keep, *compared))
         result = ThroughputHandle.make(routing, self._session.topology.num_nodes)
         return _payload(d), d.topk_idx, d.topk_weights, counts, result, event
 
@@ -191,8 +199,18 @@ class ThroughputApi:
         d = self._throughput.dispatch(rows, None, None, _row_shape(rows, 0), routing, again=True)
         return _payload(d), None, None, None, None, self._end(async_finish, d.keep)
 
+    def _looked_at(self, num_experts: int, previous_event: Event | None) -> int | None:
+        """num_experts where the host may look at ids now: kernels take one out of range for one that is not routed."""
+        query = getattr(getattr(previous_event, "event", previous_event), "query", None)
+        return num_experts if self._device.host_memory and (query is None or query()) else None
+
     def _checked_topk(
-        self, rows: Rows, topk_idx: Tensor | None, topk_weights: Tensor | None, num_worst_tokens: int
+        self,
+        rows: Rows,
+        topk_idx: Tensor | None,
+        topk_weights: Tensor | None,
+        num_worst_tokens: int,
+        num_experts: int | None,
     ) -> tuple[Tensor | None, Tensor | None]:
         if (topk_idx is None) != (topk_weights is None):
             refuse("topk_idx and topk_weights", "one of them", "both or neither")
@@ -200,15 +218,20 @@ class ThroughputApi:
             if num_worst_tokens:
                 refuse("num_worst_tokens", num_worst_tokens, "0 without topk_idx")
             return None, None
-        ids = checks.row_ids("topk_idx", topk_idx)
+        ids = checks.row_ids("topk_idx", topk_idx, num_experts)
         if ids.shape[0] != rows.x.shape[0]:
             refuse("topk_idx", tuple(ids.shape), f"{rows.x.shape[0]} rows, as x has")
         return ids, checks.weights("topk_weights", topk_weights, tuple(ids.shape))
 
     def _checked_layout(
-        self, rows: Rows, per_rank: Tensor | None, in_rank: Tensor | None, per_expert: Tensor | None
-    ) -> tuple[Tensor, Tensor]:
-        tokens, ranks = rows.x.shape[0], self.group_size
+        self,
+        rows: Rows,
+        per_rank: Tensor | None,
+        per_node: Tensor | None,
+        in_rank: Tensor | None,
+        per_expert: Tensor | None,
+    ) -> Layout:
+        tokens, ranks, nodes = rows.x.shape[0], self.group_size, self._session.topology.num_nodes
         if per_rank is None or in_rank is None or per_expert is None:
             refuse(
                 "num_tokens_per_rank, is_token_in_rank, num_tokens_per_expert",
@@ -216,6 +239,9 @@ class ThroughputApi:
                 "what get_dispatch_layout returned, or a handle",
             )
         checks.vector("num_tokens_per_rank", per_rank, torch.int32, ranks)
+        if nodes == 1:
+            per_node = None  # upstream does not look at it then
+        checks.vector("num_tokens_per_rdma_rank", per_node, torch.int32, nodes)
         in_rank = checks.matrix("is_token_in_rank", in_rank, (torch.bool,), ranks)
         if in_rank.shape[0] != tokens:
             refuse("is_token_in_rank", tuple(in_rank.shape), f"{tokens} rows, as x has")
@@ -224,7 +250,7 @@ class ThroughputApi:
         if per_expert.numel() % ranks or not 1 <= per_expert.numel() <= _native.MAX_EXPERTS:
             refuse("num_tokens_per_expert", tuple(per_expert.shape), f"a multiple of the {ranks} ranks")
         checks.vector("num_tokens_per_expert", per_expert, torch.int32, per_expert.numel())
-        return in_rank, per_expert
+        return Layout(per_rank, per_node, in_rank, per_expert, None)
 
     @recorded("combine")
     @kept_until_run

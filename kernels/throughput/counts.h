@@ -2,6 +2,7 @@
 // and how many selections each expert gets; every rank then knows its output's size and where each source's rows go.
 // One block.
 #pragma once
+#include "kernels/throughput/check.h"
 #include "kernels/throughput/common.h"
 
 namespace uccl {
@@ -13,6 +14,11 @@ struct CountsArgs {
   u64* epoch;                        // count exchanges so far; this kernel counts on, so that it can be recorded
   const u8* is_token_in_rank;        // [num_tokens, N]
   const i32* num_tokens_per_expert;  // [E] selections of this rank's tokens
+  const i64* topk_idx;               // [num_tokens, topk] or null, for check.h alone, as the next two
+  const i32* num_tokens_per_rank;    // [N]
+  const i32* num_tokens_per_node;    // [nodes] or null
+  LayoutRefusal* refusal;            // in host memory; null: the host does not wait for this kernel
+  LayoutFindings* findings;          // LayoutFindings::words()
   u32 num_tokens, num_channels, num_local_experts, expert_alignment;
   u32 readers;                       // largest node
   u32 unused;
@@ -35,6 +41,21 @@ struct CountsShared {
 
 // Whom tokens go to in this call: what is masked now is left out for as long as the routing lives.
 DEV const u8* tokens_in_ranks(const CountsArgs& a) { return a.taken != nullptr ? a.taken : a.is_token_in_rank; }
+DEV LayoutCheck layout_check(const CountsArgs& a) {
+  return LayoutCheck{&a.rank,
+                     a.findings,
+                     a.topk_idx,
+                     a.is_token_in_rank,
+                     a.num_tokens_per_rank,
+                     a.num_tokens_per_node,
+                     a.num_tokens_per_expert,
+                     a.channel_prefix,
+                     a.node_rows,
+                     a.num_tokens,
+                     a.shape.topk,
+                     a.num_local_experts,
+                     a.num_channels};
+}
 // The whole block.
 DEV void leave_out_masked(const CountsArgs& a) {
   const u64 ranks = a.rank.topology.num_ranks;
@@ -124,6 +145,16 @@ DEV void fill_counts(const CountsArgs& a, u64 epoch) {
   }
 }
 
+// One thread: tells every audience that there will be no rows, and why.
+DEV void fill_refusal(const CountsArgs& a, u64 epoch, LayoutPart part) {
+  for (u32 cell = 0; cell < a.rank.topology.num_cells; ++cell) {
+    if (!a.rank.topology.is_audience(cell)) continue;
+    CountsHeader* h = reinterpret_cast<CountsHeader*>(own_data(a.rank) + a.layout.own_counts(epoch, cell));
+    h->num_channels = kRefusedCall;
+    h->num_local_experts = static_cast<u32>(part);
+  }
+}
+
 // Sends each cell of other nodes its counts and raises the flag for this node.
 DEV void send_counts(const CountsArgs& a, const WaitContext& wait, u64 epoch) {
   const TopologyView& topology = a.rank.topology;
@@ -175,6 +206,11 @@ DEV bool await_counts(const CountsArgs& a, const WaitContext& wait, u64 epoch, u
   if (h.epoch != epoch) {
     record_fault(wait, WaitSite{WaitPhase::kCounts, source, kNoChannel, epoch}, FaultKind::kBadArrival, h.epoch);
     return false;
+  }
+  if (h.num_channels == kRefusedCall) {
+    *absent = true;  // it sends nothing in this call
+    const u32 part = h.num_local_experts != 0 ? h.num_local_experts : ~0u;  // whatever stands there, it is a refusal
+    return tell_refusal(wait, a.findings, a.refusal, LayoutRefusal{part, source, 0, 0, 0});
   }
   const auto alike = [&](MismatchField what, u32 mine, u32 theirs) {
     if (mine == theirs) return true;
@@ -272,10 +308,20 @@ KERNEL KERNEL_BOUNDS(kMaxBlockLanes) throughput_counts(CountsArgs a) {
   const u64 epoch = simt::ld_relaxed_gpu(a.epoch) + 1;
   if (simt::tid() == 0) simt::st_release_gpu(&shared.failed, 0u);
   leave_out_masked(a);
+  const LayoutCheck check = layout_check(a);
+  begin_check(check);
+  if (a.refusal != nullptr && simt::tid() == 0) a.refusal->part = 0;
   simt::sync_block();
+  check_tokens(check);
   fill_counts(a, epoch);
+  const LayoutPart wrong = finish_check(check);
+  if (wrong != LayoutPart::kNone && simt::tid() == 0) fill_refusal(a, epoch, wrong);
   simt::sync_block();
   send_counts(a, wait, epoch);
+  if (wrong != LayoutPart::kNone) {
+    simt::sync_block();  // what is still to be pushed would end with the fault
+    if (!simt::sync_block_and(simt::tid() != 0 || tell_refusal(wait, a.findings, a.refusal, a.findings->first))) return;
+  }
   for (u32 s = simt::tid(); s < a.rank.topology.num_ranks; s += simt::ntid()) {
     bool absent = false;
     if (!await_counts(a, wait, epoch, s, &absent))

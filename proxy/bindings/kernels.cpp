@@ -317,6 +317,11 @@ void register_routing(nb::module_& m) {
   counts.def_rw("expert_alignment", &CountsArgs::expert_alignment).def_rw("readers", &CountsArgs::readers);
   address(counts, "is_token_in_rank", &CountsArgs::is_token_in_rank);
   address(counts, "num_tokens_per_expert", &CountsArgs::num_tokens_per_expert);
+  address(counts, "topk_idx", &CountsArgs::topk_idx);
+  address(counts, "num_tokens_per_rank", &CountsArgs::num_tokens_per_rank);
+  address(counts, "num_tokens_per_node", &CountsArgs::num_tokens_per_node);
+  address(counts, "findings", &CountsArgs::findings);
+  address(counts, "refusal", &CountsArgs::refusal);
   address(counts, "taken", &CountsArgs::taken);
   address(counts, "channel_prefix", &CountsArgs::channel_prefix);
   address(counts, "node_rows", &CountsArgs::node_rows);
@@ -329,6 +334,8 @@ void register_routing(nb::module_& m) {
   address(counts, "recv_total", &CountsArgs::recv_total);
   address(counts, "number", &CountsArgs::number);
   kernel(m, "throughput_counts", cpu::throughput_counts, [](const CountsArgs&, u32) { return sizeof(CountsShared); });
+  m.attr("LAYOUT_FINDINGS_WORDS") = LayoutFindings::words(0, 0);
+  m.attr("LAYOUT_REFUSAL_WORDS") = sizeof(LayoutRefusal) / sizeof(u32);
 }
 
 void register_streams_of_rows(nb::module_& m) {

@@ -61,6 +61,10 @@ void ThroughputRank::counts(u64 round) {
   a.epoch = &epoch_;
   a.is_token_in_rank = r.is_token_in_rank.data();
   a.num_tokens_per_expert = reinterpret_cast<const i32*>(r.tokens_per_expert.data());
+  a.topk_idx = plan.topk != 0 ? oracle_.input(round, rank_).topk_idx.data() : nullptr;
+  a.num_tokens_per_rank = reinterpret_cast<const i32*>(r.tokens_per_rank.data());
+  a.num_tokens_per_node = world_.num_nodes == 1 ? nullptr : reinterpret_cast<const i32*>(r.tokens_per_node.data());
+  a.findings = reinterpret_cast<LayoutFindings*>(r.findings.poison(LayoutFindings::words(ranks, case_.num_experts)));
   a.num_tokens = oracle_.input(round, rank_).num_tokens;
   a.num_channels = plan.channels;
   a.num_local_experts = case_.num_experts / world_.num_ranks();

@@ -21,7 +21,7 @@ class ThroughputRank {
   struct Routing {
     u32 channels = 1;
     Buffer<u32> tokens_per_rank, tokens_per_node, tokens_per_expert, channel_prefix, node_rows, recv_tokens, recv_begin,
-        stream_rows, reducer_tokens, rank_prefix, expert_counts, recv_total, number;
+        stream_rows, reducer_tokens, rank_prefix, expert_counts, recv_total, findings, number;
     Buffer<u8> is_token_in_rank, taken;
   };
   struct Dispatched {

@@ -136,7 +136,9 @@ def throughput_expected(step: ThroughputStep, ranks: int, ranks_per_node: int | 
 
 def _case(step: Step, ranks: int) -> RandomCase:
     shape = CaseShape(ranks, ranks * step.local_experts, step.topk, step.hidden, step.max_tokens)
-    return reference.random_case(step.seed, shape, step.traffic)
+    case = reference.random_case(step.seed, shape, step.traffic)
+    # Every mode refuses ids that name no expert, except -1.
+    return replace(case, topk_idx=[torch.where(ids >= shape.num_experts, -1, ids) for ids in case.topk_idx])
 
 
 def _random(step: Step, *what: int) -> torch.Generator:
@@ -150,20 +152,17 @@ def _random(step: Step, *what: int) -> torch.Generator:
 def _low_latency(step: LowLatencyStep, ranks: int) -> LowLatencyExpected:
     case = _case(step, ranks)
     experts = ranks * step.local_experts
-    # Low latency refuses ids that name no expert, except -1.
-    ids = [torch.where(i >= experts, -1, i) for i in case.topk_idx]
-    case = replace(case, topk_idx=ids)
     masks = None
     if step.masked:
         masks = [[r for r in range(ranks) if (r in step.masked) != (own in step.masked)] for own in range(ranks)]
     form, x = LOW_LATENCY_FORMATS[step.format], case.x
     if step.format == "fp8_ue8m0":  # the reference packs whole groups of four scales
         x = [torch.nn.functional.pad(rows, (0, -step.hidden % 512)) for rows in x]
-    received = reference.low_latency_dispatch(x, ids, step.max_tokens, experts, form, masks)
+    received = reference.low_latency_dispatch(x, case.topk_idx, step.max_tokens, experts, form, masks)
     rows = (step.local_experts, ranks * step.max_tokens, step.hidden)
     outputs = [torch.randn(rows, generator=_random(step, 1, rank)).bfloat16() for rank in range(ranks)]
     logfmt, fp8 = step.combine == "logfmt", step.combine == "fp8"
-    combined = reference.low_latency_combine(outputs, ids, case.topk_weights, received, masks, logfmt, fp8)
+    combined = reference.low_latency_combine(outputs, case.topk_idx, case.topk_weights, received, masks, logfmt, fp8)
     return LowLatencyExpected(case, received, outputs, combined)
 
 

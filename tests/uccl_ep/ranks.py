@@ -16,8 +16,10 @@ MIB = 1 << 20
 
 
 def case(seed: int, traffic: str = "some_unused", **shape: int) -> RandomCase:
-    """A random case whose ids Buffer accepts."""
-    return random_case(seed, CaseShape(**shape), traffic)
+    """A random case whose ids Buffer accepts: what is out of range in a drawn one is not routed."""
+    c = random_case(seed, CaseShape(**shape), traffic)
+    c.topk_idx[:] = [torch.where(ids >= c.shape.num_experts, -1, ids) for ids in c.topk_idx]
+    return c
 
 
 @contextmanager

@@ -58,8 +58,8 @@ def test_checks_row_ids_widens_and_keeps() -> None:
 @pytest.mark.parametrize(
     "value, words",
     [
-        (torch.tensor([[0, 4]]), ["ids from 0 to 4", "-1 (not routed) or 0 to 3"]),
-        (torch.tensor([[-2, 3]]), ["ids from -2 to 3"]),
+        (torch.tensor([[0, 4]]), ["ids from 0 to 4", "first 4 at [0, 1]", "-1 (not routed) or 0 to 3"]),
+        (torch.tensor([[-2, 3]]), ["ids from -2 to 3", "first -2 at [0, 0]"]),
         (torch.empty(5, 0, dtype=torch.int64), ["(5, 0)", f"1 to {_native.MAX_TOPK} columns"]),
         (torch.zeros(1, _native.MAX_TOPK + 1, dtype=torch.int64), [f"(1, {_native.MAX_TOPK + 1})"]),
         (torch.zeros(1, 1, dtype=torch.int16), ["torch.int16", "torch.int64 or torch.int32"]),

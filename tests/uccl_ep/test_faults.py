@@ -230,3 +230,19 @@ def test_faults_own_silence_is_no_peers() -> None:
 def test_faults_own_loss_is_that_of_the_proxy_process() -> None:
     error = faults.error_of(record(faults.PEER_LOST, peer=1), 1, HOSTS)
     assert type(error) is TransportError and "rank 1 (host beta): its proxy process has ended" in str(error)
+
+
+def test_faults_every_part_of_a_layout_has_words() -> None:
+    header = (Path(__file__).parents[2] / "kernels" / "throughput" / "check.h").read_text()
+    found = re.search(r"enum class LayoutPart : u32 \{(.*?)\};", header)
+    assert found is not None and len(found[1].split(",")) == len(faults._LAYOUT_PARTS)
+    texts = [str(faults.layout_error(faults.LayoutFault(part, 3, 1, 2), 1, 1, HOSTS)) for part in range(1, 6)]
+    assert all(text.startswith("rank 1: ") and "3" in text and "is refused" in text for text in texts)
+    negative = faults.layout_error(faults.LayoutFault(5, 3, 1, (1 << 32) - 35), 1, 1, HOSTS)
+    assert "num_tokens_per_expert is refused: [3] is -35, and the tokens say 1" in str(negative)
+
+
+@pytest.mark.parametrize("part, source", [(6, 0), ((1 << 32) - 1, 0), (2, 3), (2, (1 << 32) - 1)])
+def test_faults_of_a_layout_whose_words_make_no_sense(part: int, source: int) -> None:
+    error = faults.layout_error(faults.LayoutFault(part, 0, 0, 0), 1, source, HOSTS)
+    assert type(error) is SettingsMismatch and f"rank {source}" in str(error) and "its layout disagrees" in str(error)

@@ -29,13 +29,6 @@ WORLDS = [
 TRAFFIC = ["uniform", "some_unused", "duplicates", "hot_expert", "no_tokens", "all_unused", "mixed"]
 
 
-def made(seed: int, traffic: str, **shape: int) -> RandomCase:
-    """A case whose ids Buffer takes: what a mixed one has out of range is not routed."""
-    c = case(seed, traffic, **shape)
-    c.topk_idx[:] = [torch.where(ids >= c.shape.num_experts, -1, ids) for ids in c.topk_idx]
-    return c
-
-
 def rows_of(c: RandomCase) -> list[Tensor]:
     return [expert_rows(rank, c.shape) for rank in range(c.shape.num_ranks)]
 
@@ -67,7 +60,7 @@ def test_low_latency_sums_are_the_references(
     """Rounds follow each other without anything between; some with zero copy."""
     variables(RANKS_PER_NODE=per_node, TRANSPORT=transport, PROXY_THREADS=workers, SHUFFLE_SEED=5, **NODE)
     shape = {"num_ranks": ranks, "num_experts": 3 * ranks, "num_topk": 5, "hidden": 136, "max_tokens": 12}
-    cases = [made(200 + turn, kind, **shape) for turn, kind in enumerate(TRAFFIC * 2)]
+    cases = [case(200 + turn, kind, **shape) for turn, kind in enumerate(TRAFFIC * 2)]
 
     def body(group: ThreadGroup) -> list[Tensor]:
         with low_latency(group, cases[0].shape) as buffer:
@@ -84,7 +77,7 @@ def test_low_latency_sums_are_the_references(
 def test_low_latency_sums_differ_from_direct_ones_where_a_node_has_several_rows(variables: Any) -> None:
     """So that the tests above could fail: the setting changes what comes out."""
     variables(RANKS_PER_NODE=2, TRANSPORT="loopback")
-    c = made(231, "uniform", num_ranks=4, num_experts=8, num_topk=6, hidden=512, max_tokens=16)
+    c = case(231, "uniform", num_ranks=4, num_experts=8, num_topk=6, hidden=512, max_tokens=16)
     direct = reference.low_latency_combine(rows_of(c), c.topk_idx, c.topk_weights, reference_of(c))
     assert any(not same(a, b) for a, b in zip(direct, sums_of(c, 2), strict=True))
 
@@ -99,7 +92,7 @@ def test_low_latency_sums_differ_from_direct_ones_where_a_node_has_several_rows(
 def test_low_latency_sums_in_any_sequence_of_calls(variables: Any, per_node: int) -> None:
     """Dispatches, combines and calls with logfmt, which are direct, in turns of random length."""
     variables(RANKS_PER_NODE=per_node, TRANSPORT="loopback", TIMEOUT_S=20, **NODE)
-    c = made(233, "uniform", num_ranks=4, num_experts=8, num_topk=4, hidden=512, max_tokens=8)
+    c = case(233, "uniform", num_ranks=4, num_experts=8, num_topk=4, hidden=512, max_tokens=8)
     wanted, by_node = reference_of(c), sums_of(c, per_node)
     encoded = reference.low_latency_combine(rows_of(c), c.topk_idx, c.topk_weights, wanted, use_logfmt=True)
     pattern = random.Random(9)
@@ -123,7 +116,7 @@ def test_low_latency_sums_in_any_sequence_of_calls(variables: Any, per_node: int
 def test_low_latency_sums_hooks_in_different_orders_on_different_ranks(variables: Any, between: str) -> None:
     """A rank's sums are what another rank's hook waits for: they are sent whichever half this rank queues next."""
     variables(RANKS_PER_NODE=2, TRANSPORT="loopback", TIMEOUT_S=15, **NODE)
-    cases = [made(240 + i, "uniform", num_ranks=4, num_topk=4, hidden=128) for i in range(2)]
+    cases = [case(240 + i, "uniform", num_ranks=4, num_topk=4, hidden=128) for i in range(2)]
     due = [sums_of(c, 2) for c in cases]
 
     def body(group: ThreadGroup) -> None:
@@ -145,7 +138,7 @@ def test_low_latency_sums_hooks_in_different_orders_on_different_ranks(variables
 
 def test_low_latency_sums_of_rows_that_are_still_computed(variables: Any) -> None:
     variables(RANKS_PER_NODE=2, TRANSPORT="loopback", **NODE)
-    c = made(250, "uniform", num_ranks=4, num_topk=4, hidden=128)
+    c = case(250, "uniform", num_ranks=4, num_topk=4, hidden=128)
     due = sums_of(c, 2)
 
     def body(group: ThreadGroup) -> None:
@@ -171,7 +164,7 @@ def test_low_latency_sums_of_rows_that_are_still_computed(variables: Any) -> Non
 
 def test_low_latency_sums_wait_stats_have_what_was_waited_in_them(variables: Any) -> None:
     variables(RANKS_PER_NODE=2, TRANSPORT="loopback", **NODE)
-    c = made(251, "uniform", num_ranks=4, num_topk=4, hidden=128)
+    c = case(251, "uniform", num_ranks=4, num_topk=4, hidden=128)
     late = threading.Event()
 
     def body(group: ThreadGroup) -> Tensor:
@@ -190,7 +183,7 @@ def test_low_latency_sums_wait_stats_have_what_was_waited_in_them(variables: Any
 
 def test_low_latency_sums_more_experts_than_memory_is_for_are_refused(variables: Any) -> None:
     variables(RANKS_PER_NODE=1, TRANSPORT="loopback", LOW_LATENCY_TOPK=3, **NODE)
-    c, more = (made(252, "uniform", num_ranks=2, num_topk=k, hidden=128) for k in (3, 4))
+    c, more = (case(252, "uniform", num_ranks=2, num_topk=k, hidden=128) for k in (3, 4))
 
     def body(group: ThreadGroup) -> None:
         with low_latency(group, c.shape) as buffer:
@@ -222,7 +215,7 @@ def test_low_latency_sums_take_memory_by_the_topk_that_is_allowed(variables: Any
 
 def test_low_latency_sums_need_their_memory(variables: Any) -> None:
     """A Buffer made with the direct form's hint says what the other form takes; auto goes on with the direct one."""
-    c = made(253, "uniform", num_ranks=4, num_topk=4, hidden=128)
+    c = case(253, "uniform", num_ranks=4, num_topk=4, hidden=128)
     shape = (c.shape.max_tokens, c.shape.hidden, 4, c.shape.num_experts)
 
     def start(combine_form: str) -> list[Tensor]:
@@ -247,7 +240,7 @@ def test_low_latency_sums_need_their_memory(variables: Any) -> None:
 
 def test_low_latency_sums_a_rank_that_never_combines_is_named(variables: Any) -> None:
     variables(RANKS_PER_NODE=2, TRANSPORT="loopback", TIMEOUT_S=2, **NODE)
-    c = made(254, "uniform", num_ranks=4, num_topk=4, hidden=128)
+    c = case(254, "uniform", num_ranks=4, num_topk=4, hidden=128)
     over = threading.Barrier(4)
 
     def body(group: ThreadGroup) -> UcclEpError | None:
@@ -277,8 +270,8 @@ def test_low_latency_sums_go_on_without_a_lost_rank(variables: Any) -> None:
     """Buffer.recover: hosts that are gone are stood for by others, and numbers of calls begin anew."""
     variables(RANKS_PER_NODE=2, TRANSPORT="tcp", TIMEOUT_S=5, **NODE)
     shape = {"num_ranks": 4, "num_experts": 8, "num_topk": 4, "hidden": 128, "max_tokens": 8}
-    before = made(255, "uniform", **shape)
-    after = [made(256 + turn, "uniform", **shape) for turn in range(4)]
+    before = case(255, "uniform", **shape)
+    after = [case(256 + turn, "uniform", **shape) for turn in range(4)]
     for c in after:
         c.topk_idx[:] = [torch.where(ids // 2 == 1, -1, ids) for ids in c.topk_idx]  # nobody has rank 1's experts
         c.topk_idx[1].fill_(-1)

@@ -16,6 +16,14 @@ from uccl_ep.errors import InvalidArgument, refuse
 from uccl_ep.group import as_group
 
 
+class _ElasticRows(Buffer):
+    """The Buffer behind an ElasticBuffer, whose ranks must also agree on `hidden`."""
+
+    def __init__(self, group: Any, num_bytes: int, hidden: int, device: str | None) -> None:
+        self._alike = {"hidden": hidden}
+        super().__init__(group, num_bytes, explicitly_destroy=True, device=device)
+
+
 class ElasticBuffer(DispatchApi, CombineApi, ExperimentalApi):
     """Memory, proxy and kernels of one rank for V2's dispatch and combine. Making one is collective.
 
@@ -26,7 +34,8 @@ class ElasticBuffer(DispatchApi, CombineApi, ExperimentalApi):
         group: torch ProcessGroup of any backend, or a ThreadGroup.
         num_bytes: bytes of this rank, a multiple of 2 MiB; None computes them from the next four.
         num_cpu_bytes: of num_bytes, for upstream's experimental parts: must be 0.
-        num_max_tokens_per_rank: M, the same on all ranks; a dispatch may name its own. hidden: H. num_topk: 0 means 32.
+        num_max_tokens_per_rank: M, the same on all ranks; a dispatch may name its own. num_topk: 0 means 32.
+        hidden: H, the same on all ranks, a multiple of 8 (16 with use_fp8_dispatch); a dispatch's may be another.
         use_fp8_dispatch: rows will be one-byte with scales; they need no more memory than bf16 rows.
         deterministic: accepted; rows always come in the same order here, so True and False are the same.
         allow_hybrid_mode: accepted; rows are never forwarded here (see ARCHITECTURE.md), so there is one mode.
@@ -67,6 +76,7 @@ class ElasticBuffer(DispatchApi, CombineApi, ExperimentalApi):
         if num_cpu_bytes:
             refuse("num_cpu_bytes", num_cpu_bytes, "0: only upstream's experimental parts use CPU bytes")
         checks.whole("num_max_tokens_per_rank", num_max_tokens_per_rank, 0, _native.MAX_TOKENS_PER_RANK)
+        sizes.check_hidden("hidden", hidden, checks.flag("use_fp8_dispatch", use_fp8_dispatch))
         if num_bytes is None:
             num_bytes = self.get_buffer_size_hint(
                 group, num_max_tokens_per_rank, hidden, num_topk, use_fp8_dispatch, allow_hybrid_mode
@@ -81,7 +91,7 @@ class ElasticBuffer(DispatchApi, CombineApi, ExperimentalApi):
         self.allow_multiple_reduction = checks.flag("allow_multiple_reduction", allow_multiple_reduction)
         self.prefer_overlap_with_compute = checks.flag("prefer_overlap_with_compute", prefer_overlap_with_compute)
         self.num_allocated_qps = checks.whole("num_allocated_qps", num_allocated_qps, 0, 1 << 16)
-        self._buffer = Buffer(group, num_bytes, explicitly_destroy=True, device=device)
+        self._buffer = _ElasticRows(group, num_bytes, hidden, device)
         self.runtime = self._buffer.runtime
         self.rank_idx, self.num_ranks = self._buffer.rank, self._buffer.group_size
         topology = self._buffer._session.topology

@@ -15,6 +15,7 @@ from uccl_ep.elastic import expand
 from uccl_ep.elastic.buffer import ElasticBuffer
 from uccl_ep.elastic.dispatch import Call
 from uccl_ep.elastic.handle import EPHandle
+from uccl_ep.elastic.sizes import check_hidden
 from uccl_ep.errors import InvalidArgument, NotSupported, refuse
 from uccl_ep.group import as_group
 
@@ -89,6 +90,7 @@ class HybridEPBuffer:
         ranks = as_group(group).size()
         self.num_experts = checks.whole("num_local_experts", num_local_experts, 1, _native.MAX_EXPERTS // ranks) * ranks
         topk = min(self.num_experts, _native.MAX_TOPK)
+        check_hidden("hidden_dim", hidden_dim, checks.flag("use_fp8", use_fp8))
         self._elastic = ElasticBuffer(group, None, 0, max_num_of_tokens_per_rank, hidden_dim, topk)
         self.group, self.rank, self.group_size = group, self._elastic.rank_idx, ranks
         self.use_fp8 = checks.flag("use_fp8", use_fp8)
@@ -157,6 +159,8 @@ class HybridEPBuffer:
         if routing_map is None:
             if topk_idx is None:
                 refuse("routing_map", None, "a bool [T, E] map, topk_idx, or a handle")
+            if self._elastic._buffer._device.host_memory:
+                checks.range_of_ids("topk_idx", topk_idx.long().contiguous(), self.num_experts)
             routing_map, probs = indices_to_map(topk_idx, topk_weights, hidden.shape[0], self.num_experts)
         routing_map = self._checked_map(routing_map, probs, hidden.shape[0])
         ids, weights = map_to_indices(routing_map, probs)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from math import comb
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from uccl_ep import _native, checks
 from uccl_ep.config import DEFAULT_NUM_SMS
+from uccl_ep.errors import refuse
 from uccl_ep.memory import MemoryPlan, assumed_topology
 from uccl_ep.sizes import round_up
 
@@ -16,6 +17,17 @@ _ROWS_IN_RING = 64  # of one channel: enough chunks to keep a stream full
 _MOST_TOPK = 32
 _LEAST_SMS, _MOST_SMS = 4, 2 * _native.MAX_CHANNELS
 _DIRECT_QPS = 9
+
+
+def check_hidden(name: str, hidden: Any, one_byte: bool) -> None:
+    """Channels of rows that dispatch and combine take; 0 where they are not said.
+
+    Raises:
+        InvalidArgument: out of range, or such rows are no multiple of 16 bytes.
+    """
+    multiple = 16 if one_byte else 8
+    if checks.whole(name, hidden, 0, _native.MAX_HIDDEN // 2) % multiple:
+        refuse(name, hidden, f"a multiple of {multiple}", "Rows are multiples of 16 bytes. Pad the hidden size.")
 
 
 def buffer_size(num_ranks: int, max_tokens: int, hidden: int, topk: int) -> int:

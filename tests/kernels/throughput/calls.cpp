@@ -23,6 +23,7 @@ Routing::Routing(const World& w, const ThroughputCase& c, const RankInput& in, u
       rank_prefix(w.num_nodes == 1 ? u64{w.num_ranks()} * w.num_ranks() : w.num_ranks()),
       expert_counts(c.num_experts / w.num_ranks()),
       recv_total(1),
+      findings(LayoutFindings::words(w.num_ranks(), c.num_experts)),
       number(1) {}
 
 Dispatched::Dispatched(u32 row_capacity, u32 hidden, u32 scale_words, u32 topk)
@@ -46,6 +47,7 @@ LaunchShape ThroughputRank::blocks(u32 grid) const { return LaunchShape{grid, ca
 void ThroughputRank::layout(const RankInput& in, Routing* r) {
   LayoutArgs a{};
   a.topology = world_.context(rank_).topology;
+  a.mask = world_.shape().shrink ? world_.context(rank_).mask : nullptr;
   a.topk_idx = in.topk_idx.data();
   a.num_tokens_per_rank = r->tokens_per_rank.data();
   a.num_tokens_per_node = world_.num_nodes == 1 ? nullptr : r->tokens_per_node.data();
@@ -74,6 +76,11 @@ void ThroughputRank::counts(const RoundPlan& plan, const RankInput& in, Routing*
   a.epoch = epoch_.data();
   a.is_token_in_rank = r->is_token_in_rank.data();
   a.num_tokens_per_expert = reinterpret_cast<const i32*>(r->tokens_per_expert.data());
+  // Rounds that send no ids, or disagree about top-k, are compared without them.
+  a.topk_idx = plan.topk == in.topk && plan.topk != 0 ? in.topk_idx.data() : nullptr;
+  a.num_tokens_per_rank = reinterpret_cast<const i32*>(r->tokens_per_rank.data());
+  a.num_tokens_per_node = world_.num_nodes == 1 ? nullptr : reinterpret_cast<const i32*>(r->tokens_per_node.data());
+  a.findings = reinterpret_cast<LayoutFindings*>(r->findings.data());
   a.num_tokens = in.num_tokens;
   a.num_channels = r->channels;
   a.num_local_experts = case_.num_experts / world_.num_ranks();

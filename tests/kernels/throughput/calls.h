@@ -48,7 +48,7 @@ struct Routing {
   Poisoned<u32> tokens_per_rank, tokens_per_node, tokens_per_expert;
   Poisoned<u8> is_token_in_rank;
   Poisoned<u32> channel_prefix, node_rows, recv_tokens, recv_begin, stream_rows, reducer_tokens, rank_prefix,
-      expert_counts, recv_total, number;
+      expert_counts, recv_total, findings, number;
 };
 
 struct Dispatched {

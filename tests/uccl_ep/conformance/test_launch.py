@@ -90,7 +90,7 @@ def test_launch_goes_on_after_a_rank_that_died(tmp_path: Path) -> None:
     assert done.returncode == 1, done.stdout + done.stderr
     details = {check["name"]: check["detail"] for check in json.loads(done.stdout)["checks"]}
     died = [name for name, detail in details.items() if "rank 1 ended with exit status -9" in detail]
-    assert died == ["throughput_layout", "throughput_layout_ignores_ids_out_of_range"]  # each start, and the next check
+    assert died == ["throughput_layout", "throughput_layout_ids_out_of_range"]  # each start, and the next check
     assert details["names_at_the_top"] == details["constructor_wants_a_group"] == ""
 
 
@@ -102,7 +102,7 @@ def test_launch_ends_ranks_that_hang(monkeypatch: pytest.MonkeyPatch, tmp_path: 
     monkeypatch.setenv("FAULT", "hang")
     monkeypatch.setenv("UCCL_EP_DEVICE", "cpu")
     monkeypatch.syspath_prepend(str(tmp_path))  # spawned ranks get this process's path
-    only = ("names_at_the_top", "throughput_layout_ignores_ids_out_of_range")
+    only = ("names_at_the_top", "throughput_layout_ids_out_of_range")
     options = launch.ConformanceOptions("almost_ep", 2, 1, "cpu", only, 1, check_seconds=45.0)
     assert launch.run_conformance(options, True, Console()) == 1
     first, second = json.loads(capsys.readouterr().out)["checks"]

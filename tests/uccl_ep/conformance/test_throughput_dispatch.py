@@ -95,7 +95,6 @@ def other_tables(self: Any, arguments: Any, r: Any) -> Any:
 
 WRONG = [
     ("throughput_layout", {"after_layout": wide_counts}, "num_tokens_per_rank is (4,) torch.int64", []),
-    ("throughput_layout_ignores_ids_out_of_range", {"after_layout": wide_counts}, "int64", []),
     ("throughput_dispatch_rows", {"after_dispatch": unmasked_weights}, "weights", ["throughput_dispatch_without_topk"]),
     ("throughput_dispatch_rows", {"after_dispatch": reversed_rows}, "recv_x", ["throughput_dispatch_fp8"]),
     ("throughput_dispatch_rows", {"after_dispatch": global_ids}, "recv_topk_idx", ["throughput_dispatch_all_unused"]),
@@ -127,8 +126,20 @@ def test_throughput_dispatch_refusals_are_checked() -> None:
     assert_red(module, "throughput_refusals", "topk_idx without weights: accepted", ["throughput_dispatch_rows"])
 
 
+class Clamping(Wrong):
+    def get_dispatch_layout(self, topk_idx: Any, num_experts: int, **arguments: Any) -> Any:
+        return super().get_dispatch_layout(topk_idx.clamp(max=num_experts - 1), num_experts, **arguments)
+
+
+def test_throughput_dispatch_ids_out_of_range_are_checked() -> None:
+    module = wrong()
+    module.Buffer = Clamping
+    assert_red(module, "throughput_layout_ids_out_of_range", "num_tokens_per_rank", ["throughput_layout"])
+
+
 def test_throughput_dispatch_every_check_can_fail() -> None:
-    assert {red for red, *_ in WRONG} | {"throughput_refusals"} == set(CHECKS)
+    others = {"throughput_refusals", "throughput_layout_ids_out_of_range"}
+    assert {red for red, *_ in WRONG} | others == set(CHECKS)
 
 
 @pytest.mark.parametrize("ranks, per_node", [(2, 0), (5, 2)])

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from tests.uccl_ep.elastic.worlds import HIDDEN, MAX_TOKENS, on_ranks
-from uccl_ep import EventHandle, InvalidArgument, ThreadGroup, run_ranks
+from uccl_ep import EventHandle, InvalidArgument, SettingsMismatch, ThreadGroup, run_ranks
 from uccl_ep.elastic import ElasticBuffer
+from uccl_ep.elastic.ep_buffer import EPBuffer
 
 
 def test_elastic_buffer_attributes_and_domains(variables: Any) -> None:
@@ -40,6 +41,9 @@ def test_elastic_buffer_attributes_and_domains(variables: Any) -> None:
         ({"num_cpu_bytes": 4096}, "num_cpu_bytes=4096"),
         ({}, "num_max_tokens_per_rank=0"),
         ({"num_max_tokens_per_rank": 8}, "hidden=0"),
+        ({"num_max_tokens_per_rank": 8, "hidden": 255}, "hidden=255 is refused: allowed is a multiple of 8"),
+        ({"num_bytes": 2 << 20, "hidden": 255}, "hidden=255"),
+        ({"num_bytes": 2 << 20, "hidden": 264, "use_fp8_dispatch": True}, "hidden=264 .* a multiple of 16"),
         ({"num_max_tokens_per_rank": 1 << 20, "hidden": 256}, "num_max_tokens_per_rank=1048576"),
         ({"num_max_tokens_per_rank": 8, "hidden": 256, "num_topk": 99}, "num_topk=99"),
         ({"num_bytes": 2 << 20, "deterministic": "yes"}, "deterministic='yes'"),
@@ -90,3 +94,17 @@ def test_elastic_buffer_ends(variables: Any) -> None:
         assert forgotten.runtime is None
 
     run_ranks(2, body)
+
+
+@pytest.mark.parametrize("kind", [ElasticBuffer, EPBuffer])
+def test_elastic_buffer_ranks_with_another_hidden_are_told_so(variables: Any, kind: Any) -> None:
+    variables()
+
+    def body(group: ThreadGroup) -> str:
+        with pytest.raises(SettingsMismatch) as caught:
+            kind(group, num_max_tokens_per_rank=MAX_TOKENS, hidden=HIDDEN * (1 + 16 * group.rank()))
+        return str(caught.value)
+
+    for text in run_ranks(2, body):
+        assert "hidden differs: rank 0 (" in text and f": {HIDDEN}, rank 1" in text and f": {HIDDEN * 17}" in text
+        assert "num_nvl_bytes" not in text

@@ -177,5 +177,7 @@ def test_hybrid_refusals_and_attributes(variables: Any) -> None:
         wide = torch.zeros(3 * MAX_TOKENS, 6, dtype=torch.bool)
         assert buffer.dispatch_with_permute(hidden=more, routing_map=wide)[0].shape == (0, HIDDEN)
         assert c.shape.num_experts == buffer.num_experts
+        alone = ThreadGroup.create(1)[0]
+        assert_refused(lambda: HybridEPBuffer(alone, 255, MAX_TOKENS, LOCAL), ["hidden_dim=255", "a multiple of 8"])
 
     on_ranks(2, body)
