@@ -549,6 +549,12 @@ class RowShape:
     @has_weights.setter
     def has_weights(self, arg: int, /) -> None: ...
 
+    @property
+    def dtype(self) -> int: ...
+
+    @dtype.setter
+    def dtype(self, arg: int, /) -> None: ...
+
     def bytes(self) -> int: ...
 
 class StreamGeometry:
@@ -667,6 +673,12 @@ def launch(stream: Stream, kernel: str, args: bytes, shape: LaunchShape) -> None
     """
 
 class RankContext:
+    @property
+    def tag(self) -> int: ...
+
+    @tag.setter
+    def tag(self, arg: int, /) -> None: ...
+
     @property
     def bytes(self) -> bytes: ...
 
@@ -1361,6 +1373,24 @@ class ThroughputCall:
     def readers(self, arg: int, /) -> None: ...
 
     @property
+    def identify(self) -> int: ...
+
+    @identify.setter
+    def identify(self, arg: int, /) -> None: ...
+
+    @property
+    def number(self) -> int: ...
+
+    @number.setter
+    def number(self, arg: int, /) -> None: ...
+
+    @property
+    def identities(self) -> int: ...
+
+    @identities.setter
+    def identities(self, arg: int, /) -> None: ...
+
+    @property
     def is_token_in_rank(self) -> int: ...
 
     @is_token_in_rank.setter
@@ -1632,6 +1662,12 @@ class CountsArgs:
     @recv_total.setter
     def recv_total(self, arg: int, /) -> None: ...
 
+    @property
+    def number(self) -> int: ...
+
+    @number.setter
+    def number(self, arg: int, /) -> None: ...
+
 def throughput_counts(stream: Stream, args: CountsArgs, shape: LaunchShape) -> None: ...
 
 LAYOUT_FINDINGS_WORDS: int = 7
@@ -1849,6 +1885,8 @@ class CombineArgs:
     def x_in_arena(self, arg: int, /) -> None: ...
 
 def throughput_combine(stream: Stream, args: CombineArgs, shape: LaunchShape) -> None: ...
+
+IDENTITY_STATE_BYTES: int = 24
 
 PARTIAL_STATE_BYTES: int = 24
 

@@ -51,7 +51,7 @@ def check_handle(handle: Any, num_ranks: int, owner: object = None) -> tuple[int
 
 
 def planes_of(handle: Handle) -> int:
-    """Address of the three int32 planes [3, L, P] whose first is a handle's src_info; behind them is the dispatch's number.
+    """Address of three int32 planes [3, L, P], the first of which is a handle's src_info, and the dispatch's number.
 
     Raises:
         InvalidArgument: src_info is a copy, without what lies behind the original.

@@ -26,7 +26,7 @@ def test_sample_of_a_rank_that_has_done_nothing() -> None:
     assert (found.rank, found.alive, found.fault, found.own_flags) == (1, True, None, None)
     assert found.rings == (Ring(0, 0), Ring(0, 0)) and not found.excluded.any()
     assert all((values == 0).all() and values.shape == (3,) for values in found.peers.values())
-    assert found.workers["commands"] == 0 and found.flags.shape == found.due.shape == (6, 3)
+    assert found.workers["commands"] == 0 and found.flags.shape == found.due.shape == (7, 3)
     assert "wait_ns" not in found.peers
     assert 0 <= time.monotonic_ns() - found.time_ns < 10**11
 

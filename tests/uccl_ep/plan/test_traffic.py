@@ -72,8 +72,8 @@ def test_traffic_by_hand() -> None:
     made = expect(LOAD, nodes(8, 8), 400.0)
     routing = 16 + 2 * 128 * 8
     assert made.remote_places == pytest.approx(leaves)
-    assert made.dispatch_bytes == pytest.approx(128 * leaves * row + routing + 32)
-    assert made.combine_bytes == pytest.approx(128 * 8 * 0.5 * 2 * 7168 + 8 * 32)
+    assert made.dispatch_bytes == pytest.approx(128 * leaves * row + routing + 48)
+    assert made.combine_bytes == pytest.approx(128 * 8 * 0.5 * 2 * 7168 + 8 * 48)
     assert made.per_expert_bytes == pytest.approx(128 * 8 * 0.5 * row)
     assert made.received_rows == 1024
     assert made.seconds == pytest.approx((made.dispatch_bytes + made.combine_bytes) / 50e9)
@@ -87,7 +87,8 @@ def test_traffic_of_throughput_mode_merges_before_it_crosses() -> None:
     assert combine_row_bytes(load) == 16 + 2 * 7168
     rows = 4096 * made.remote_places
     assert made.dispatch_bytes == pytest.approx(rows * dispatch_row_bytes(load))
-    assert made.combine_bytes == pytest.approx(rows * combine_row_bytes(load))
+    identities = 8 * 16  # which call it is, to every rank of the other node
+    assert made.combine_bytes == pytest.approx(rows * combine_row_bytes(load) + identities)
 
 
 @pytest.mark.parametrize("mode", ["low_latency", "throughput"])

@@ -17,7 +17,7 @@ COMBINE_FORMATS = ("bf16", "logfmt", "fp8")
 """Of low-latency combine rows, in the order of CombineFormat."""
 
 EXPECT_BYTES = 48
-"""ExpectHeader (proxy/wire/control.h): how many writes to expect, what its sender has finished reading, which call it is."""
+"""ExpectHeader (proxy/wire/control.h): how many writes to expect, what its sender has read, and which call it is."""
 
 IDENTITY_BYTES = 16
 """CallIdentity (proxy/wire/identity.h), which a throughput call without counts sends to each rank of other nodes."""

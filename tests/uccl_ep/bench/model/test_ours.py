@@ -157,12 +157,12 @@ def test_model_combine_of_nodes_by_hand() -> None:
     routing = [np.array([[2, 3], [1, -1]]), *(np.zeros((0, 2), np.int64) for _ in range(3))]
     demand, call = Demand(routing, Cluster.even(4, 2), 4), ours.LowLatencyCall(128, "bf16")
     direct = ours.low_latency_combine(demand, call).by_flow()
-    assert direct == {"rows": {"writes": 2, "bytes": 512}, "expect headers": {"writes": 8, "bytes": 256}}
+    assert direct == {"rows": {"writes": 2, "bytes": 512}, "expect headers": {"writes": 8, "bytes": 384}}
     node = ours.low_latency_combine(demand, call, "node")
     assert node.of("rows").writes.tolist() == [[0] * 4, [0] * 4, [1, 0, 0, 0], [0] * 4]
     assert node.of("rows").num_bytes.sum() == 256
     assert node.of("weights").by_flow()["weights"] == {"writes": 4, "bytes": 48 + 3 * 16}
-    assert node.of("expect headers").writes.sum() == 8
+    assert node.of("expect headers").writes.sum() == 12  # with the sums, and to every rank of the other node
     assert ours.LowLatencyCall(512, combine_format="logfmt").combine_bytes == 16 + 16 + 640
     assert ours.LowLatencyCall(512, combine_format="fp8").combine_bytes == 512 + 16
 

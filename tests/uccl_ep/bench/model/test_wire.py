@@ -53,7 +53,7 @@ def test_wire_batches_and_blocks() -> None:
     for tokens, topk in ((128, 8), (0, 8), (1, 1), (7, 3)):
         assert wire.weights_bytes(tokens, topk) == _native.LowLatencyLayout.weights_bytes(tokens, topk)
     assert wire.weights_bytes(128, 8) == 16 + 6144
-    assert wire.counts_bytes(2, 3, 5) == 32 + 4 * (2 * 4 + 15) + 4
+    assert wire.counts_bytes(2, 3, 5) == 48 + 4 * (2 * 4 + 15) + 4
 
 
 def test_wire_channels_shrink_with_the_memory() -> None:
