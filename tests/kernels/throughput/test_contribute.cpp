@@ -39,12 +39,12 @@ namespace {
 // Rank 1 says that it is in rank 0's call, and then does nothing until that one has given up.
 void come_and_read_nothing(World& world) {
   const RankContext& c = world.context(1);
-  const u64 flag = c.signals.flag(Phase::kIdentity, 0);
-  while (world.word(world.data(0), flag) == 0 && !world.aborted(0)) std::this_thread::yield();
-  const u64 identity = c.signals.identity(Phase::kIdentity, 1);
-  std::memcpy(world.data(1) + identity, world.data(0) + identity, sizeof(CallIdentity));
   auto* mine = reinterpret_cast<u64*>(world.data(1) + c.signals.flag(Phase::kIdentity, 1));
-  __atomic_store_n(mine, 1ull, __ATOMIC_RELEASE);
+  const u64 call = *mine + 1, flag = c.signals.flag(Phase::kIdentity, 0);
+  while (world.word(world.data(0), flag) < call && !world.aborted(0)) std::this_thread::yield();
+  const u64 identity = c.signals.identity(Phase::kIdentity, call);
+  std::memcpy(world.data(1) + identity, world.data(0) + identity, sizeof(CallIdentity));
+  __atomic_store_n(mine, call, __ATOMIC_RELEASE);
   while (!world.aborted(0)) std::this_thread::yield();
 }
 
