@@ -118,6 +118,11 @@ class LayoutFault(NamedTuple):
     right: int
     given: int
 
+    @classmethod
+    def of(cls, fault: Mapping[str, int]) -> LayoutFault:
+        """What a record says, where no host waited for the kernel."""
+        return cls(fault["channel"] - _LAYOUT, fault["seen"] >> 32, fault["expected"], fault["seen"] & _NONE)
+
 
 def arrivals_of(fault: Mapping[str, int], progress: Callable[[int], int] | None) -> tuple[int | None, int | None]:
     """(due, arrived) of what the wait in a record was for.
@@ -211,10 +216,7 @@ def error_of(
         reason = "it has given up this call itself, before its rows were read where they lie; its own error says why"
         return PeerLost(rank=rank, peer=peer, host=host, phase=phase, reason=reason)
     if kind == MISMATCH and _LAYOUT < fault["channel"] < _NONE:
-        seen = fault["seen"]
-        part = fault["channel"] - _LAYOUT
-        told = LayoutFault(part, seen >> 32, fault["expected"], seen & _NONE)
-        return layout_error(told, rank, fault["peer"], hostnames)
+        return layout_error(LayoutFault.of(fault), rank, fault["peer"], hostnames)
     if kind == MISMATCH:
         what, here, there = _difference(fault)
         return SettingsMismatch(f"rank {rank} and {who} disagree in {phase}: {what} is {here} here and {there} there")

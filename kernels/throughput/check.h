@@ -58,13 +58,13 @@ struct LayoutCheck {
 };
 
 DEV void disagree(const LayoutCheck& c, LayoutPart part, u32 place, u64 right, u32 given) {
-  LayoutRefusal& f = c.findings->first;
+  LayoutRefusal& first = c.findings->first;
   if (simt::cas_sys(&c.findings->claimed, 0u, 1u) != 0) return;
-  f.source = c.rank->topology.rank;
-  f.place = place;
-  f.right = right < ~0u ? static_cast<u32>(right) : ~0u;
-  f.given = given;
-  simt::st_release_gpu(&f.part, static_cast<u32>(part));
+  first.source = c.rank->topology.rank;
+  first.place = place;
+  first.right = right < ~0u ? static_cast<u32>(right) : ~0u;
+  first.given = given;
+  simt::st_release_gpu(&first.part, static_cast<u32>(part));
 }
 
 // The whole block; it meets before the findings are used.

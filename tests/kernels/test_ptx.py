@@ -38,6 +38,7 @@ GPU_SCOPE_WORDS = {
     r"ticket": "blocks of one launch",
     r"(&shared\.failed|shared_ok)": "shared memory of one block",
     r"&a\.num_writes\[\w+\]": "blocks of one launch",
+    r"&(c\.findings->)?first\.part|&c\.by_\w+\(\)\[\w+\]": "the block of one launch; the host gets a copy (check.h)",
     r"(a|call)\.epoch( \+ 1)?": "kernels of one rank",
     r"&(p|s|epochs_of\(\w+, \w+\)|call)[.\w>-]*": "the rank's epochs",
     r"(&)?c\.peer_stats\[.*": "the host reads sums after the kernel",
