@@ -7,6 +7,7 @@ said so in time, it is named.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
@@ -16,12 +17,18 @@ _NEVER = 1 << 63  # of this host, whose ranks are heard otherwise
 
 
 def _state(pid: int) -> bytes:
-    """Of a process of this host (proc(5), field 3 of stat); empty: there is none."""
+    """Of a process of this host (proc(5), field 3 of stat); empty: there is none. "?": it cannot be told."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
             return file.read().rpartition(b")")[2].split()[0]
-    except (OSError, IndexError):
-        return b""
+    except (OSError, IndexError):  # it may be hidden (hidepid), or there is no descriptor left to look
+        try:
+            os.kill(pid, 0)
+        except ProcessLookupError:
+            return b""
+        except OSError:
+            pass
+        return b"?"
 
 
 def is_stopped(pid: int) -> bool:

@@ -27,6 +27,7 @@ from uccl_ep.low_latency import LowLatency
 from uccl_ep.low_latency_api import LowLatencyApi
 from uccl_ep.mask_api import MaskApi
 from uccl_ep.memory import MemoryBill, low_latency_size_hint
+from uccl_ep.os_limits import naming
 from uccl_ep.recorder.calls import recorded
 from uccl_ep.recovery import RecoveryApi
 from uccl_ep.session import Session, Start
@@ -106,7 +107,8 @@ class Buffer(LowLatencyApi, ThroughputApi, MaskApi, RecoveryApi):
         if low_latency_mode and num_rdma_bytes == 0:
             refuse("num_rdma_bytes", 0, "the low-latency size", "Buffer.get_low_latency_rdma_size_hint gives it.")
         environment = settings()
-        choice = choose_device(device, environment.device)
+        with naming("the choice of a device"):
+            choice = choose_device(device, environment.device)
         self.device_reason = choice.reason
         self.group = group if group is not None else comm
         adapted = as_group(group, comm)
@@ -124,7 +126,8 @@ class Buffer(LowLatencyApi, ThroughputApi, MaskApi, RecoveryApi):
         budgets = self.num_nvl_bytes, self.num_rdma_bytes
         start = Start(self._choice.driver, self._prepare, self._alike)
         try:
-            return Session(group, budgets, self.low_latency_mode, self.enable_shrink, self._settings, start)
+            with naming("the start of a Buffer"):
+                return Session(group, budgets, self.low_latency_mode, self.enable_shrink, self._settings, start)
         except BaseException:
             self._close_device()  # this rank was ready, another one was not
             raise

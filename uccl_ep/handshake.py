@@ -7,6 +7,8 @@ same message instead of waiting for it.
 
 from __future__ import annotations
 
+import ctypes
+import errno
 import os
 import socket
 import uuid
@@ -18,12 +20,14 @@ import msgpack
 
 from uccl_ep.errors import PeerLost, PeerTimeout, SettingsMismatch, UcclEpError
 from uccl_ep.group import Group
+from uccl_ep.os_limits import naming
 
 VERSION = 4
 MAX_BLOB_BYTES = 1 << 20
 _MOST_QUOTED = 500  # characters
 _TYPES: Mapping[str, type] = {"int": int, "str": str, "bytes": bytes, "dict[str, Any]": dict, "list[str]": list}
 
+_PR_GET_DUMPABLE = 3  # linux/prctl.h
 _PROGRAM = uuid.uuid4().hex
 
 
@@ -50,6 +54,7 @@ class Introduction:
     gpu: str = ""  # which one: the same for the same GPU in any process of the host
     num_sms: int = 0
     exportable: int = 0  # 1: other processes of the host can open that GPU's memory
+    limited: int = 0  # 1: its address space is, so nobody reserves more of it than will be used
     fabric: dict[str, Any] = field(default_factory=dict)  # its network (uccl_ep.fabric.facts); empty: it did not look
     portrait: dict[str, Any] = field(default_factory=dict)  # what may differ between ranks (uccl_ep.plan.portrait)
 
@@ -206,18 +211,29 @@ def compare_settings(introductions: Sequence[Introduction]) -> None:
 
 
 def host_identity() -> str:
-    """A name for "same kernel, same pid namespace", within which memfds can be opened and pids watched."""
+    """A name for "same kernel, pid namespace, user and group", within which memfds can be opened and pids watched.
+
+    A process that may not be looked into (PR_SET_DUMPABLE) is alone: it has changed its user since it began, or its
+    program has capabilities.
+    """
+    owner = f"{os.geteuid()}:{os.getegid()}"
     try:
         with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
             boot = file.read().strip()
-        return f"{boot}/{os.stat('/proc/self/ns/pid').st_ino}"
-    except OSError:
-        return f"{socket.gethostname()}/{uuid.getnode()}"
+        if ctypes.CDLL(None).prctl(_PR_GET_DUMPABLE, 0, 0, 0, 0) != 1:
+            owner += f"/{os.getpid()}"
+        return f"{boot}/{os.stat('/proc/self/ns/pid').st_ino}/{owner}"
+    except OSError as error:
+        if error.errno in (errno.EMFILE, errno.ENFILE):  # another name than other ranks' would not be noticed
+            raise
+        return f"{socket.gethostname()}/{uuid.getnode()}/{owner}"
 
 
 def route_address() -> str:
     """The address other hosts would reach this one by: the source of its default route. Sends nothing."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+    with naming("socket for the address of the default route"):
+        opened = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    with opened as probe:
         try:
             probe.connect(("192.0.2.1", 9))  # TEST-NET-1: a UDP connect only picks a route
             return str(probe.getsockname()[0])

@@ -384,7 +384,12 @@ class LowLatency:
         sets = 3 if self._session.regions.zero_copy_rows else 2
         memory, offset = self._session.zero_copy(sets * set_bytes)
         if sets * set_bytes > memory.numel():
-            refuse("zero_copy", True, f"up to {memory.numel()} bytes of rows, not {sets * set_bytes}")
+            refuse(
+                "zero_copy",
+                True,
+                f"up to {memory.numel()} bytes of rows, not {sets * set_bytes}",
+                "That is num_rdma_bytes where a NIC takes every page, or address space is limited (ulimit -v).",
+            )
         begin = epoch % sets * set_bytes
         return _Place(memory, begin, offset + begin, local, rows, stride)
 

@@ -17,6 +17,7 @@ import msgpack
 from uccl_ep import _native
 from uccl_ep.errors import TransportError
 from uccl_ep.fabric.config import FabricConfig
+from uccl_ep.os_limits import naming
 
 CONNECT_TIMEOUT_S = 60.0
 _ANSWER_S = 3.0  # what a proxy process may take to answer, beyond what it was asked to do
@@ -160,13 +161,14 @@ class ProcessProxy:
     def __init__(self, config: ProxyConfig) -> None:
         package_root = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
         path = os.pathsep.join([package_root, *filter(None, [os.environ.get("PYTHONPATH")])])
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "uccl_ep.proxy_process", str(os.getpid())],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            pass_fds=config.descriptors(),
-            env={**os.environ, "PYTHONPATH": path},
-        )
+        with naming("the start of the proxy process, and pipes to it"):
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "uccl_ep.proxy_process", str(os.getpid())],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                pass_fds=config.descriptors(),
+                env={**os.environ, "PYTHONPATH": path},
+            )
         self._limit_s = config.connect_timeout_s + CONNECT_TIMEOUT_S  # a process may take long to start
         try:
             self._request("configure", self._limit_s, config=asdict(config))

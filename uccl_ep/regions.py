@@ -20,6 +20,7 @@ from uccl_ep.fabric.choice import GPU_MEMORY_FAMILIES
 from uccl_ep.faults import TIMEOUT
 from uccl_ep.handshake import Introduction, Meeting
 from uccl_ep.memory import MemoryPlan
+from uccl_ep.os_limits import address_space
 from uccl_ep.settings import Settings
 from uccl_ep.topology import Topology
 
@@ -32,7 +33,7 @@ _made_here: dict[int, _native.Segment] = {}
 def arena_bytes() -> int:
     """Bytes to reserve for results that others read in place: at most what the host has; none where address space is
     limited (`ulimit -v`)."""
-    if resource.getrlimit(resource.RLIMIT_AS)[0] != resource.RLIM_INFINITY:
+    if address_space() is not None:
         return 0
     largest_file = resource.getrlimit(resource.RLIMIT_FSIZE)[0]  # beyond it, the system ends the process
     physical = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
@@ -227,6 +228,8 @@ class Regions:
     def _open_data(self, peer: Peer) -> None:
         m = peer.meeting
         self._peer_data[m.rank] = _native.Segment.open(m.segment_pid, m.data_fd, m.data_bytes)
+        if self.arena is None:
+            return  # address space is limited here: the others see that this rank has none, and use none either
         for segments, fd, num_bytes in (
             (self._arenas, m.arena_fd, m.arena_bytes),
             (self._zero_copies, m.zero_copy_fd, m.zero_copy_bytes),

@@ -31,6 +31,7 @@ from uccl_ep.handshake import (
 )
 from uccl_ep.memory import MemoryBill, MemoryPlan
 from uccl_ep.observe.publish import publish
+from uccl_ep.os_limits import address_space, in_words
 from uccl_ep.plan.fill import Agreed
 from uccl_ep.plan.portrait import paint
 from uccl_ep.plan.start import show_start
@@ -128,9 +129,11 @@ class Session(Witness):
         self.plan = MemoryPlan(self.topology, *budgets, low_latency, whole)
         # The classic per-expert layout's send area is what get_next_low_latency_combine_buffer's shape needs; with
         # memfds it costs nothing until it is written. Its bound is not known yet, so the span gets the whole rest.
-        # A NIC's registration takes every page at once: there it gets as much as the rows have.
+        # A NIC's registration takes every page at once, and a limit of address space (`ulimit -v`) counts what is only
+        # reserved: there it gets as much as the rows have.
         if low_latency:
-            most = budgets[1] if self.fabric.pins_memory else 1 << 35
+            limited = self.fabric.pins_memory or any(i.limited for i in self._present)  # others map it, too
+            most = budgets[1] if limited else 1 << 35
             most = min(most, _native.MAX_REGION_BYTES - self.plan.zero_copy_offset)
             self.plan.reserve_zero_copy(most, self.fabric.pins_memory)
         self.regions = self._choose_regions()
@@ -155,7 +158,7 @@ class Session(Witness):
             self._proxy = self._make_proxy()
             meeting = self._meeting(self._proxy.local_address())
         except Exception as failure:
-            error = f"{type(failure).__name__}: {failure}"
+            error = in_words(failure)
         meetings = exchange(group, meeting or Meeting(self.rank, 0, -1, 0, -1, 0, 0, b"", error))
         ready = Ready(self.rank)
         try:
@@ -163,7 +166,7 @@ class Session(Witness):
             self._prepare(self)
             self._prepare = Start.prepare  # it may hold who holds this session
         except Exception as failure:
-            ready = Ready(self.rank, f"{type(failure).__name__}: {failure}")
+            ready = Ready(self.rank, in_words(failure))
             if self.roll_call is not None:  # the group may be what broke
                 self.roll_call.accuse(-1, ready.error)
         try:
@@ -191,6 +194,7 @@ class Session(Witness):
             settings=dict(shared),
             session=secrets.randbits(63),
             public=pair.public() if known is None else b"",
+            limited=int(address_space() is not None),
             **tell(self.settings, self._driver),
             **gpu_facts(self._driver),
             portrait=paint(self.settings).plain(),

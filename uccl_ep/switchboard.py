@@ -25,6 +25,7 @@ from typing import Any
 
 import msgpack
 
+from uccl_ep.os_limits import naming
 from uccl_ep.proof import COUNT, MAC, NONCE, RANK, Talk, compare, keyed, seal
 
 MAX_FRAME_BYTES = (1 << 20) + (1 << 12)  # a handshake blob and its envelope
@@ -107,7 +108,8 @@ class Switchboard:
         self._key = keyed(secret, b"uccl-ep switchboard")
         self._on_message, self._on_gone = on_message, on_gone
         family = socket.AF_INET6 if ":" in interface else socket.AF_INET
-        self._listener = socket.create_server((interface, 0), family=family, backlog=128)
+        with naming(f"socket for the roll call on {interface}"):
+            self._listener = socket.create_server((interface, 0), family=family, backlog=128)
         self._listener.setblocking(False)
         self.address = (interface, int(self._listener.getsockname()[1]))
         self._addresses: dict[int, tuple[str, int]] = {}
@@ -118,9 +120,11 @@ class Switchboard:
         self._sent: dict[int, _Sent] = {}
         self._taken: dict[int, int] = {}  # frames of each peer so far
         self._again: dict[int, float] = {}  # ranks whose connection was lost, and when to make it anew
-        self._bell, self._ringer = socket.socketpair()
+        with naming("socketpair for the roll call"):
+            self._bell, self._ringer = socket.socketpair()
         self._bell.setblocking(False)
-        self._selector = selectors.DefaultSelector()
+        with naming("epoll_create1 for the roll call"):
+            self._selector = selectors.DefaultSelector()
         self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
         self._selector.register(self._bell, selectors.EVENT_READ, self._hear_bell)
         self._closing, self._linger_until = False, 0.0
@@ -312,7 +316,10 @@ class Switchboard:
                     self._open(rank, address)
 
     def _open(self, rank: int, address: tuple[str, int]) -> None:
-        sock = socket.socket(socket.AF_INET6 if ":" in address[0] else socket.AF_INET, socket.SOCK_STREAM)
+        try:
+            sock = socket.socket(socket.AF_INET6 if ":" in address[0] else socket.AF_INET, socket.SOCK_STREAM)
+        except OSError:
+            return  # no descriptor is left: tried again with what is sent next
         sock.setblocking(False)
         error = sock.connect_ex(address)  # else: what came of it is read when the socket becomes writable
         self._outgoing[rank] = out = _Outgoing(rank, sock, secrets.token_bytes(NONCE))

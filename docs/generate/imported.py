@@ -12,6 +12,7 @@ _FIXED = {
     "ARCHITECTURE.md": "architecture.md",
     "CHANGELOG.md": "project/changelog.md",
     "CONTRIBUTING.md": "project/contributing.md",
+    "SECURITY.md": "project/security.md",
     "tests/README.md": "project/tests.md",
     "uccl_ep/examples/README.md": "integrators/transformers.md",
     "uccl_ep/examples/launch/README.md": "guide/launchers.md",

@@ -16,6 +16,7 @@
 #include "engine/settings.h"
 #include "engine/words.h"
 #include "engine/worker.h"
+#include "memory/start_thread.h"
 
 namespace uccl {
 
@@ -59,7 +60,7 @@ Engine::Shared::Shared(EngineSettings s, std::unique_ptr<Transport> t, WorkerCou
 }
 
 void Engine::Shared::start_worker(u32 index) {
-  threads.emplace_back([this, index] { workers[index]->run(stop_at_ns); });
+  threads.push_back(start_thread("a proxy worker", [this, index] { workers[index]->run(stop_at_ns); }));
   const pthread_t thread = threads.back().native_handle();
   pthread_setname_np(thread, ("uccl-proxy-" + std::to_string(index)).c_str());  // 15 characters: fits 256 workers
   if (settings.cpus.empty()) return;

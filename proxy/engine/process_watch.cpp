@@ -14,6 +14,8 @@
 #include <system_error>
 #include <utility>
 
+#include "memory/start_thread.h"
+
 namespace uccl {
 namespace {
 
@@ -78,7 +80,7 @@ void ProcessWatch::start() {
   wake_fd_ = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
   if (wake_fd_ < 0) throw std::system_error(errno, std::generic_category(), "eventfd for the process watch");
   list_polled();
-  thread_ = std::thread([this] { run(); });
+  thread_ = start_thread("the process watch", [this] { run(); });
   pthread_setname_np(thread_.native_handle(), "uccl-watch");
 }
 

@@ -93,3 +93,19 @@ def test_blame_has_ended() -> None:
     assert eventually(lambda: has_ended(child.pid))  # before anybody has waited for it,
     child.communicate()
     assert has_ended(child.pid)  # and after
+
+
+def test_blame_a_process_that_cannot_be_looked_at_has_not_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is another user's on a /proc with hidepid, or this process has no descriptor left."""
+
+    def closed(*_: object, **__: object) -> None:
+        raise OSError(24, "Too many open files")
+
+    def another_users(*_: object) -> None:
+        raise PermissionError
+
+    monkeypatch.setattr("builtins.open", closed)
+    assert not has_ended(os.getpid()) and not is_stopped(os.getpid())
+    assert has_ended(2**22 + 5)
+    monkeypatch.setattr(os, "kill", another_users)
+    assert not has_ended(os.getpid())

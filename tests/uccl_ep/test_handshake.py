@@ -173,6 +173,23 @@ def test_handshake_host_identity_is_stable_and_survives_hidden_files(monkeypatch
     monkeypatch.setattr("builtins.open", hidden)
     assert "/" in handshake.host_identity()
 
+    def closed(*args: object, **kwargs: object) -> None:
+        raise OSError(24, "Too many open files")
+
+    monkeypatch.setattr("builtins.open", closed)
+    with pytest.raises(OSError, match="Too many"):  # no name rather than another one than the other ranks'
+        handshake.host_identity()
+
+
+def test_handshake_host_identity_is_of_a_user_and_group(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only ranks of the same user and group can map each other's memory."""
+    names = [handshake.host_identity()]
+    for changed in ("geteuid", "getegid"):
+        with monkeypatch.context() as patch:
+            patch.setattr(os, changed, lambda: 65534)
+            names.append(handshake.host_identity())
+    assert len(set(names)) == 3
+
 
 def test_handshake_route_address_is_one_interfaces_address(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not ipaddress.ip_address(handshake.route_address()).is_unspecified

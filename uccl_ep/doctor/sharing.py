@@ -70,10 +70,10 @@ def _look_into(child: subprocess.Popen[str]) -> str:
 
 
 def one_host(host: Host) -> Answer:
-    """How ranks know that they are on one host: the kernel's boot and the pid namespace."""
+    """How ranks know that they are on one host: the kernel's boot, the pid namespace, and who they run as."""
     identity = host_identity()
     if host.has(f"{host.proc}/sys/kernel/random/boot_id"):
-        return ready(f"boot/pid namespace {identity}")
+        return ready(f"boot/pid namespace/user:group {identity}")
     return lacking(
         f"by host name and network card only ({identity})",
         "/proc/sys/kernel/random/boot_id",

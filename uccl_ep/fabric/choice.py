@@ -128,7 +128,7 @@ def _without_nics(wanted: str, introductions: Sequence[Introduction], topology: 
     if wanted == "loopback" and not one_process:
         raise InvalidArgument("UCCL_EP_TRANSPORT=loopback needs all ranks in one process; use shared_memory or tcp")
     if wanted == "shared_memory" and not one_host:
-        raise InvalidArgument("UCCL_EP_TRANSPORT=shared_memory needs all ranks on one host; use tcp")
+        raise InvalidArgument("UCCL_EP_TRANSPORT=shared_memory needs all ranks on one host and of one user; use tcp")
     if wanted == "auto" and (topology.num_nodes == 1 or one_host):
         return "shared_memory", "all ranks share a host"
     if wanted not in ("auto", *NIC_FAMILIES):

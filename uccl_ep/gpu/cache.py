@@ -1,7 +1,8 @@
 """Compiled kernels on disk: content-addressed entries that any number of ranks, also on a shared home, may use at once.
 
 An entry appears whole (os.replace) and proves itself (length and digest), so that neither a crash nor a race can give a
-wrong kernel. Locks only save work: one compiles, the others read.
+wrong kernel. Locks only save work: one compiles, the others read. What an entry holds is run as code, so nothing is
+taken from a folder that others than this user, or root, can write to.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from uccl_ep.gpu.compiler import Code, Usage
+from uccl_ep.private import private_folder, read_file, temporary_folder, write_file
 from uccl_ep.settings import settings
 
 MAGIC = b"UCCLEPK1"
@@ -55,30 +57,27 @@ def default_folder() -> Path:
     named = settings().cache_dir
     if named:
         return Path(named)
+    folder = Path("~/.cache/uccl-ep")
     try:
         base = os.environ.get("XDG_CACHE_HOME", "")
         folder = (Path(base) if os.path.isabs(base) else Path.home() / ".cache") / "uccl-ep"
-        folder.mkdir(parents=True, exist_ok=True)
+        private_folder(folder, or_root=True)
         if os.access(folder, os.W_OK | os.X_OK):
             return folder
         why = "not writable"
     except (OSError, RuntimeError) as error:  # RuntimeError: no home at all
-        folder, why = Path("~/.cache/uccl-ep"), str(error)
+        why = str(error)
     private = _temporary_folder()
     say_once(f"{folder} cannot hold compiled kernels ({why}); using {private}. UCCL_EP_CACHE_DIR names another folder.")
     return private
 
 
 def _temporary_folder() -> Path:
-    """Named by user, and used only when it is really ours: what lies there is loaded as code."""
-    folder = Path(tempfile.gettempdir()) / f"uccl-ep-{os.getuid()}"
-    with contextlib.suppress(OSError):
-        folder.mkdir(mode=0o700, exist_ok=True)
-    with contextlib.suppress(OSError):
-        status = folder.lstat()
-        if stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid() and not status.st_mode & 0o022:
-            return folder
-    return Path(tempfile.mkdtemp(prefix="uccl-ep-"))
+    """Named by user, and used only when it is really ours; else a new one."""
+    try:
+        return temporary_folder()
+    except OSError:
+        return Path(tempfile.mkdtemp(prefix="uccl-ep-"))
 
 
 @dataclass(frozen=True)
@@ -108,18 +107,24 @@ def decode(data: bytes) -> Code:
         raise ValueError(f"{len(body)} bytes instead of {num_bytes}" if magic == MAGIC else "another kind of file")
     if hashlib.sha256(body).digest() != digest:
         raise ValueError("the digest does not match")
-    (meta_bytes,) = _META.unpack_from(body)  # what the digest covers is as it was written
-    meta = json.loads(body[_META.size : _META.size + meta_bytes])
-    usage = tuple(Usage(**u) for u in meta["usage"])
-    return Code(body[_META.size + meta_bytes :], usage, float(meta["seconds"]))
+    try:  # the digest is no signature: anybody can make one
+        (meta_bytes,) = _META.unpack_from(body)
+        meta = json.loads(body[_META.size : _META.size + meta_bytes])
+        usage = tuple(Usage(str(u.pop("kernel")), **{n: int(v) for n, v in u.items()}) for u in meta["usage"])
+        return Code(body[_META.size + meta_bytes :], usage, float(meta["seconds"]))
+    except (struct.error, KeyError, TypeError, AttributeError, OverflowError, RecursionError) as error:
+        raise ValueError(f"no usage of kernels in it: {type(error).__name__}") from error
 
 
 class KernelCache:
     """Entries of one folder. Never raises for what the folder does: a cache that fails is an empty cache.
 
+    A folder that others can write to is neither read nor written to, which is said once. One that only root can write
+    to is read by everybody (`uccl-ep warmup` as root, then `chmod 755`).
+
     Args:
-        folder: made when missing; default: `default_folder()`.
-        most_bytes: the bound that `prune` keeps.
+        folder: made when missing, for this user only; default: `default_folder()`.
+        most_bytes: the bound that `prune` keeps. A larger entry is not read.
         lock_wait_s: how long to wait for another process that makes the same entry.
     """
 
@@ -129,26 +134,30 @@ class KernelCache:
         self.folder = (folder if folder is not None else default_folder()).expanduser()
         self._most_bytes = most_bytes
         self._lock_wait_s = lock_wait_s
-        with contextlib.suppress(OSError):  # said when something cannot be stored
-            self.folder.mkdir(parents=True, exist_ok=True)
+        self._used = True
+        try:
+            private_folder(self.folder, or_root=True)
+        except OSError as error:
+            self._used = False
+            say_once(f"no compiled kernels are read from or kept in {self.folder} ({error}): each start compiles them")
 
     def path(self, key: str) -> Path:
         return self.folder / (key + SUFFIX)
 
     def load(self, key: str) -> Code | None:
         """The entry, or None when there is none, or (said) a damaged one."""
+        if not self._used:
+            return None
         path = self.path(key)
         try:
-            data = path.read_bytes()
+            code = decode(read_file(path, self._most_bytes, or_root=True))
         except FileNotFoundError:
             return None
         except OSError as error:
             say_once(f"compiled kernels in {self.folder} cannot be read ({error.strerror}): compiling again")
             return None
-        try:
-            code = decode(data)
-        except ValueError as error:
-            say_once(f"{path} is damaged ({error}): compiling again")
+        except (ValueError, MemoryError) as error:
+            say_once(f"{path} is damaged ({str(error) or 'there is no memory for it'}): compiling again")
             return None
         with contextlib.suppress(OSError):
             os.utime(path)  # prune() takes the least recently used
@@ -156,17 +165,10 @@ class KernelCache:
 
     def store(self, key: str, code: Code) -> None:
         """Writes the entry; a reader sees all of it or nothing."""
+        if not self._used:
+            return
         try:
-            handle, temporary = tempfile.mkstemp(prefix=".new-", dir=self.folder)
-            try:
-                with os.fdopen(handle, "wb") as file:
-                    file.write(encode(code))
-                os.chmod(temporary, 0o644)  # mkstemp's 0600 would keep a shared folder's other users out
-                os.replace(temporary, self.path(key))
-            except BaseException:
-                with contextlib.suppress(OSError):
-                    os.unlink(temporary)
-                raise
+            write_file(self.path(key), encode(code), 0o644)  # 0600 would keep others out of what root keeps for them
         except OSError as error:
             why = error.strerror or error  # without the temporary name, which makes every text another one
             say_once(f"compiled kernels cannot be kept in {self.folder} ({why}): the next start compiles again")
@@ -205,8 +207,11 @@ class KernelCache:
     def _lock(self, key: str, held: contextlib.ExitStack) -> bool:
         """Whether to go on: the lock is ours until `held` closes, or this folder has no locks. The kernel takes it from
         a holder that dies."""
+        if not self._used:
+            return True
         try:
-            file = os.open(self.path(key).with_suffix(".lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+            flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+            file = os.open(self.path(key).with_suffix(".lock"), flags, 0o600)
         except OSError:
             return True  # read-only
         try:
@@ -229,10 +234,12 @@ class KernelCache:
         """
         now, entries, removed = time.time(), [], []
         try:
-            files = [(path, path.stat()) for path in self.folder.iterdir() if path.is_file()]
+            files = [(path, path.lstat()) for path in self.folder.iterdir()] if self._used else []
         except OSError:
             return []  # another process prunes too, or the folder is gone
         for path, status in files:
+            if not stat.S_ISREG(status.st_mode):
+                continue
             if path.suffix == SUFFIX:
                 entries.append((status.st_mtime, status.st_size, path))
             elif path.name.startswith(".new-") or path.suffix == ".lock":

@@ -24,6 +24,7 @@ from uccl_ep import _native
 from uccl_ep.errors import InvalidArgument, UcclEpError
 from uccl_ep.observe.page import MOST_BYTES, Location, Page, unpack
 from uccl_ep.observe.publish import PAGE_SUFFIX
+from uccl_ep.private import read_file
 
 Words = npt.NDArray[np.uint64]
 
@@ -127,7 +128,7 @@ def _in_directory(directory: Path) -> list[Found]:
     found = []
     for path in directory.glob("uccl-ep-*.page"):
         try:
-            page = unpack(path.read_bytes())
+            page = unpack(read_file(path, MOST_BYTES, anybody=True))
         except (OSError, InvalidArgument):
             continue
         if _refers_to(page.pid, page.segments["control"]):  # else its rank was killed, or runs on another host

@@ -14,6 +14,7 @@ import numpy as np
 import uccl_ep
 from uccl_ep import _native
 from uccl_ep.observe.page import Location, Page, pack
+from uccl_ep.private import make_folder, write_file
 
 if TYPE_CHECKING:
     from uccl_ep.observe.metrics import MetricsServer
@@ -108,11 +109,9 @@ def _locate(segment: _native.Segment) -> Location:
 
 def _write_file(directory: Path, page: Page, data: bytes) -> Path:
     """Whole or not at all: readers may look at any moment."""
-    directory.mkdir(parents=True, exist_ok=True)
+    make_folder(directory)
     path = directory / f"uccl-ep-{page.job}-{page.rank}.page"
-    partial = path.with_suffix(f".{os.getpid()}")
-    partial.write_bytes(data)
-    os.replace(partial, path)
+    write_file(path, data)
     return path
 
 

@@ -20,7 +20,8 @@ def explain(
     A rank writes its record when a call raises PeerTimeout or PeerLost; the exception names the file, and
     UCCL_EP_FLIGHT_RECORDER the folder for them. Collect those of all hosts in one folder: the more ranks, the more can
     be said. All times are on one clock, in seconds from the first sign of trouble (T); between hosts it is made from
-    messages that both ends have recorded. Of several jobs in a folder the last one is told.
+    messages that both ends have recorded. Of several jobs in a folder the last one is told. What is no record, damaged,
+    or a link is skipped, and named on stderr; with no record at all the status is 2.
 
     Examples:
 

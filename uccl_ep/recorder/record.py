@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
-import os
-import tempfile
+import sys
+from collections import Counter
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_origin, get_type_hints
 
 import msgpack
 
 from uccl_ep.errors import InvalidArgument
+from uccl_ep.private import make_folder, read_file, write_file
 from uccl_ep.recorder.calls import Call
 from uccl_ep.recorder.events import Events, decode
 
 FORMAT, VERSION = "uccl-ep flight record", 1
 SUFFIX = ".uccl-ep"
-_MOST_BYTES = 1 << 30
-_TYPES = {"int": int, "str": str, "float": float, "dict": dict, "list": list}
+_MOST_BYTES = 256 << 20  # 64 proxy threads' rings with UCCL_EP_TRACE are half of it
+_MOST_ITEMS = 1 << 16  # of a list or map: an item of one byte takes 56 as an object
+_MOST_WALL_S = 1e11  # the year 5138
+_FAULT = ("kind", "phase", "peer", "waited_ns")
 
 
 @dataclass
@@ -116,7 +119,7 @@ def unpack(data: bytes, name: str) -> Record:
         InvalidArgument: it is none, of another version, or damaged; names the file and what is wrong.
     """
     try:
-        values = msgpack.unpackb(data, raw=False)
+        values = msgpack.unpackb(data, raw=False, max_array_len=_MOST_ITEMS, max_map_len=_MOST_ITEMS)
     except Exception as error:  # msgpack has a dozen kinds for bytes that are none of its own
         raise InvalidArgument(f"{name} is no flight record: {type(error).__name__}") from error
     if not isinstance(values, dict) or values.pop("format", None) != FORMAT:
@@ -130,7 +133,7 @@ def unpack(data: bytes, name: str) -> Record:
             decode(worker.data)
         record = Record(**values)
         _check(record)
-    except (KeyError, TypeError, ValueError) as error:
+    except (AttributeError, KeyError, OverflowError, TypeError, ValueError) as error:
         raise InvalidArgument(f"{name} is a damaged flight record: {error}") from error
     return record
 
@@ -144,67 +147,115 @@ def _call(values: dict[str, Any]) -> Call:
 
 
 def _check(record: Record) -> None:
-    for one in fields(Record):
-        value = getattr(record, one.name)
-        wanted = _TYPES[one.type.partition("[")[0]]
-        if not isinstance(value, wanted):
-            raise ValueError(f"{one.name} is a {type(value).__name__}, not a {wanted.__name__}")
+    """Refuses what a story or a trace would stumble over."""
+    _demand("it", record, Record)
     if not 0 <= record.rank < record.num_ranks:
         raise ValueError(f"rank {record.rank} of {record.num_ranks}")
     for name in ("node_of", "hostnames", "peers"):
         if len(getattr(record, name)) != record.num_ranks:
             raise ValueError(f"{name} is not of {record.num_ranks} ranks")
+    if any(len(row) != record.num_ranks or any(len(pair) != 2 for pair in row) for row in record.progress):
+        raise ValueError(f"progress is not of {record.num_ranks} ranks")
+    if not all(0 <= rank < record.num_ranks for rank in (*record.masked, *record.absent)):
+        raise ValueError(f"masked or absent ranks that are none of {record.num_ranks}")
+    if record.fault and not all(record.fault.get(name, -1) >= 0 for name in _FAULT):
+        raise ValueError(f"a fault without one of {', '.join(_FAULT)}")
+    if not 0 <= record.wall_s < _MOST_WALL_S:
+        raise ValueError(f"written {record.wall_s} s after 1970")
+
+
+def _demand(name: str, value: Any, kind: Any) -> None:
+    """Raises ValueError when a value is not of an annotation, all the way down."""
+    wanted, inner = get_origin(kind) or kind, get_args(kind)
+    if kind is Any:
+        return
+    if not isinstance(value, wanted):
+        raise ValueError(f"{name} is a {type(value).__name__}, not a {wanted.__name__}")
+    if is_dataclass(wanted):
+        kinds = get_type_hints(wanted)
+        for one in fields(wanted):
+            _demand(one.name, getattr(value, one.name), kinds[one.name])
+    elif wanted is list:
+        for item in value:
+            _demand(f"an item of {name}", item, inner[0])
+    elif wanted is dict:
+        for key, item in value.items():
+            _demand(f"a name in {name}", key, inner[0])
+            _demand(f"an item of {name}", item, inner[1])
 
 
 def write(record: Record, folder: Path) -> Path:
     """Writes a record's file, whole or not at all, for this user only; returns its path. Replaces an older one.
 
     Raises:
-        OSError: the folder cannot be made or written to.
+        OSError: the folder cannot be made or written to, or the way there leads over another user's link.
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    fd, temporary = tempfile.mkstemp(dir=folder, prefix=".record-")
-    try:
-        with os.fdopen(fd, "wb") as file:
-            file.write(pack(record))
-        path = folder / record.file_name
-        os.replace(temporary, path)
-    except BaseException:
-        os.unlink(temporary)
-        raise
+    make_folder(folder)
+    path = folder / record.file_name
+    write_file(path, pack(record))
     return path
 
 
 def read(path: Path) -> Record:
-    """A file's record.
+    """A file's record. Never waits: what is no regular file, or a link to one, is refused.
 
     Raises:
         InvalidArgument: it cannot be read, or see unpack.
     """
     try:
-        if path.stat().st_size > _MOST_BYTES:
-            raise InvalidArgument(f"{path} is no flight record: it is larger than {_MOST_BYTES} bytes")
-        return unpack(path.read_bytes(), str(path))
+        return unpack(read_file(path, _MOST_BYTES, anybody=True), str(path))
     except OSError as error:
         raise InvalidArgument(f"{path} cannot be read: {error.strerror}") from error
+    except MemoryError as error:
+        raise InvalidArgument(f"{path} cannot be read: there is no memory for it") from error
 
 
 def read_all(places: Iterable[Path]) -> list[Record]:
-    """The records in files and folders, of the session that was written last, ascending by rank.
+    """The records in files and folders, of the session that was written last, ascending by rank. What lies beside them
+    and is none is said on stderr, by its name and why.
 
     Raises:
-        InvalidArgument: there is none, or a file that was named is none.
+        InvalidArgument: there is none.
     """
-    found: list[Record] = []
+    found: list[tuple[Path, Record]] = []
     places = list(places)
-    for place in places:
-        files = sorted(place.glob(f"*{SUFFIX}")) if place.is_dir() else [place]
-        found += [read(file) for file in files]
+    for file in (file for place in places for file in _files(place)):
+        try:
+            found.append((file, read(file)))
+        except InvalidArgument as error:
+            _skip(str(error))
     if not found:
         shown = ", ".join(map(str, places))
         raise InvalidArgument(f"no flight record (*{SUFFIX}) in {shown}. UCCL_EP_FLIGHT_RECORDER says where they go.")
-    newest = max(found, key=lambda record: record.wall_s).session
+    newest = max((record for _, record in found), key=lambda record: record.wall_s).session
+    found = [(file, record) for file, record in found if record.session == newest]
+    ((group, _),) = Counter(_group(record) for _, record in found).most_common(1)
     of_rank: dict[int, Record] = {}
-    for record in sorted((r for r in found if r.session == newest), key=lambda r: r.wall_s):
-        of_rank[record.rank] = record
+    for file, record in sorted(found, key=lambda pair: pair[1].wall_s):
+        if _group(record) == group:
+            of_rank[record.rank] = record
+        else:
+            _skip(f"{file} is of another group than most records of this job")
     return [of_rank[rank] for rank in sorted(of_rank)]
+
+
+def _files(place: Path) -> list[Path]:
+    try:
+        return sorted(place.glob(f"*{SUFFIX}")) if place.is_dir() else [place]
+    except OSError as error:
+        _skip(f"{place} cannot be read: {error.strerror}")
+        return []
+
+
+def _group(record: Record) -> tuple[object, ...]:
+    """What all records of a session have alike."""
+    return (record.num_ranks, *record.hostnames, *record.node_of)
+
+
+def _skip(why: str) -> None:
+    print(f"uccl-ep: skipped: {printable(why)}", file=sys.stderr)
+
+
+def printable(text: str) -> str:
+    """A text from a file that anybody may have written, without what a terminal would obey."""
+    return "".join(c if c.isprintable() or c == "\n" else "?" for c in text)

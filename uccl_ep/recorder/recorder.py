@@ -7,13 +7,13 @@ UCCL_EP_FLIGHT_RECORDER=off; the rings take DEPTH events a proxy thread, with UC
 from __future__ import annotations
 
 import os
-import tempfile
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from uccl_ep import _native
 from uccl_ep.errors import UcclEpError
+from uccl_ep.private import temporary_folder, why_not_private
 from uccl_ep.recorder.calls import CallLog
 from uccl_ep.recorder.collect import collect
 from uccl_ep.recorder.record import SUFFIX, WorkerEvents, write
@@ -111,7 +111,9 @@ class FlightRecorder:
 def _told(path: str, trouble: str) -> str:
     if trouble:
         return f"(this rank's flight record could not be written: {trouble})"
-    return f"This rank's flight record: {path}\nWith those of the other ranks: uccl-ep explain {os.path.dirname(path)}"
+    told = f"This rank's flight record: {path}\nWith those of the other ranks: uccl-ep explain {os.path.dirname(path)}"
+    shared = why_not_private(Path(path).parent)
+    return f"{told}\nNot every record there need be of this job: {shared}" if shared else told
 
 
 def attach(error: UcclEpError, note: str) -> None:
@@ -126,14 +128,12 @@ def default_folder() -> Path:
     """This user's folder for records in the temporary one, with room for one more.
 
     Raises:
-        OSError: there is something else in its place: another user's, or a link.
+        OSError: there is something else in its place: another user's, a link, or one that others can write to.
     """
-    folder = Path(tempfile.gettempdir()) / f"uccl-ep-{os.geteuid()}"
-    with suppress(FileExistsError):
-        folder.mkdir(mode=0o700)
-    status = os.lstat(folder)
-    if status.st_uid != os.geteuid() or not os.path.isdir(folder) or os.path.islink(folder):
-        raise OSError(f"{folder} is not a folder of this user; UCCL_EP_FLIGHT_RECORDER names another place")
+    try:
+        folder = temporary_folder()
+    except OSError as error:
+        raise OSError(f"{error}; UCCL_EP_FLIGHT_RECORDER names another place") from error
     prune(folder, KEPT - 1)
     return folder
 

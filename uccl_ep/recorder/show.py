@@ -6,6 +6,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from uccl_ep.recorder.record import printable
 from uccl_ep.recorder.story import Story, tell
 
 
@@ -13,7 +14,7 @@ def show(story: Story, console: Console) -> None:
     """Prints a story; sentences that name the rank that it leads to first stand out."""
     console.print(Text(f"job {story.job}: {story.num_ranks} ranks, {len(story.ranks)} records", style="dim"))
     for number, sentence in enumerate(tell(story)):
-        console.print(Text(sentence, style="bold red" if number == 0 and story.culprit is not None else ""))
+        console.print(Text(printable(sentence), style="bold red" if number == 0 and story.culprit is not None else ""))
     console.print(_table(story))
 
 
@@ -28,11 +29,13 @@ def _table(story: Story) -> Table:
         style = "red" if rank == story.culprit else ""
         if rank not in rows:
             state = f"lost T{gone[rank].at_s:+.3f} s" if rank in gone else "no record"
-            table.add_row(str(rank), gone[rank].host if rank in gone else "", state, "", "", "", style=style)
+            host = printable(gone[rank].host) if rank in gone else ""
+            table.add_row(str(rank), Text(host), state, "", "", "", style=style)
             continue
         row, wait = rows[rank], waits.get(rank)
         doing = row.doing if row.open else f"none (last: {row.doing})"
         told = "" if wait is None else f"rank {wait.peer} in {wait.phase}"
         raised = row.error.partition(":")[0]
-        table.add_row(str(rank), row.host, doing, f"T{row.since_s:+.3f} s", told, raised, style=style)
+        cells = (str(rank), row.host, doing, f"T{row.since_s:+.3f} s", told, raised)
+        table.add_row(*(Text(printable(cell)) for cell in cells), style=style)
     return table

@@ -214,7 +214,7 @@ class _Reading:
             since = self.seconds(at_ns - fault["waited_ns"])
             wait = Waiting(record.rank, peer, phase_name(fault["phase"]), since)
             phase = _ROWS_OF.get(fault["phase"])
-            if phase is not None and 0 <= peer < record.num_ranks:
+            if phase is not None and phase < len(record.progress) and 0 <= peer < record.num_ranks:
                 if record.node_of[peer] != record.node_of[record.rank]:
                     due, wait.seen = record.progress[phase][peer]
                     wait.expected = due or None
@@ -284,7 +284,10 @@ def _when(seconds: float) -> str:
 
 def tell(story: Story) -> list[str]:
     """The story, a sentence each, the most important first."""
-    zero = datetime.fromtimestamp(story.zero, timezone.utc).strftime("%Y-%m-%d %H:%M:%S.%f")[:-3]
+    try:
+        zero = datetime.fromtimestamp(story.zero, timezone.utc).strftime("%Y-%m-%d %H:%M:%S.%f")[:-3]
+    except (ValueError, OverflowError):  # a damaged event's
+        zero = f"{story.zero:.3f} s after the beginning of 1970"
     told = [_first(story)]
     told += [_loss_in_words(loss) for loss in story.lost]
     told += [_wait_in_words(wait) for wait in story.waits]

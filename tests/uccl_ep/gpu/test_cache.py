@@ -93,7 +93,9 @@ def test_cache_read_only_folder_is_read(tmp_path: Path, monkeypatch: pytest.Monk
     def refuse(*_: object, **__: object) -> None:
         raise OSError(30, "Read-only file system")
 
-    for name in ("open", "utime", "replace"):
+    opened = os.open
+    monkeypatch.setattr(os, "open", lambda path, flags, *more: refuse() if flags & os.O_RDWR else opened(path, flags))
+    for name in ("utime", "replace"):
         monkeypatch.setattr(cache_module.os, name, refuse)
     monkeypatch.setattr(tempfile, "mkstemp", refuse)
     cache = KernelCache(tmp_path)
@@ -275,8 +277,9 @@ def test_cache_trusts_no_prepared_temporary_folder(homes: Path, trap: str, monke
         private.chmod(0o777 if trap == "open" else 0o700)
     if trap == "foreign":
         owner = private.stat().st_uid
-        monkeypatch.setattr(cache_module.os, "getuid", lambda: owner + 1)
+        monkeypatch.setattr(cache_module.os, "geteuid", lambda: owner + 1)
         (homes / "temporary" / f"uccl-ep-{owner + 1}").symlink_to(private)
     chosen = default_folder()
     assert chosen != private and chosen.parent == homes / "temporary"
+    assert not cache_module.os.listdir(chosen)
     assert chosen.name.startswith("uccl-ep-") and chosen.stat().st_mode & 0o777 == 0o700 and not chosen.is_symlink()

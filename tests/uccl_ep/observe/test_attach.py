@@ -120,6 +120,8 @@ def test_attach_by_directory(tmp_path: Path) -> None:
     (tmp_path / "made" / "uccl-ep-cut-0.page").write_bytes(b"".join(pack(rank.page))[:40])
     stale = dataclasses.replace(other.page, pid=rank.page.pid, segments=page().segments)  # its rank was killed
     (tmp_path / "made" / "uccl-ep-stale-1.page").write_bytes(b"".join(pack(stale)))
+    os.mkfifo(tmp_path / "made" / "uccl-ep-pipe-0.page")  # an open for reading would wait for its writer
+    (tmp_path / "made" / "uccl-ep-zero-0.page").symlink_to("/dev/zero")
     found = find(directory=tmp_path / "made")
     assert [f.page for f in found] == [rank.page]
     assert published.path is not None and published.path.exists()

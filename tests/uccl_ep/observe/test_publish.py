@@ -80,3 +80,14 @@ def test_publish_writes_a_file_whole_or_not_at_all(tmp_path: Path) -> None:
     assert [path.suffix for path in tmp_path.iterdir()] == [".page"]
     again = Published(page(1, 2), str(tmp_path))  # takes the name over
     assert published.path == again.path and len(list(tmp_path.iterdir())) == 1
+
+
+def test_publish_follows_no_link(tmp_path: Path) -> None:
+    """Who can write to the directory can plant a link at every name that can be told beforehand."""
+    one = page(1, 2)
+    (tmp_path / "victim").write_bytes(b"victim")
+    for suffix in (".page", f".{os.getpid()}"):
+        (tmp_path / f"uccl-ep-{one.job}-1{suffix}").symlink_to(tmp_path / "victim")
+    published = Published(one, str(tmp_path))
+    assert (tmp_path / "victim").read_bytes() == b"victim"
+    assert published.path is not None and not published.path.is_symlink()

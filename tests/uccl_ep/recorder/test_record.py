@@ -40,6 +40,11 @@ def test_recorder_record_refuses_what_is_none(tmp_path: Path) -> None:
             msgpack.packb({**good, "workers": [{"first": 0, "written": 0, "traced": False, "data": "text"}]}),
             msgpack.packb({k: v for k, v in good.items() if k != "fault"}),
             msgpack.packb({**good, "more": 1}),
+            msgpack.packb({**good, "node_of": ["0"] * 4}),
+            msgpack.packb({**good, "masked": [4]}),
+            msgpack.packb({**good, "fault": {"kind": 1}}),
+            msgpack.packb({**good, "progress": [[[0]] * 4]}),
+            msgpack.packb({**good, "wall_s": float("nan")}),
         ],
     }
     for words, files in cases.items():

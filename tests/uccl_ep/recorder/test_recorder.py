@@ -54,7 +54,7 @@ def test_recorder_fault_leaves_a_record(variables: Variables, tmp_path: Path) ->
     record = read(Path(error.flight_record))
     assert Path(error.flight_record).parent == tmp_path and record.file_name == Path(error.flight_record).name
     said = "\n".join([str(error), *getattr(error, "__notes__", [])])
-    assert error.flight_record in said and f"uccl-ep explain {tmp_path}" in said
+    assert error.flight_record in said and f"uccl-ep explain {tmp_path}" in said and "others can" not in said
     assert pickle.loads(pickle.dumps(error)).flight_record == error.flight_record  # to a parent process
     assert (record.rank, record.num_ranks, record.blamed, record.fault["peer"] >= 1) == (0, 2, 1, True)
     assert record.error.startswith("PeerTimeout: rank 1") and record.settings["timeout_s"] == 0.5
@@ -65,6 +65,16 @@ def test_recorder_fault_leaves_a_record(variables: Variables, tmp_path: Path) ->
     assert {Kind.BARRIER, Kind.ARRIVAL, Kind.FAULT} <= kinds
     story = read_story([record])
     assert story.culprit == 1 and story.waits[0].phase == "a barrier" and story.ranks[0].open
+
+
+def test_recorder_folder_that_others_write_to_is_said(variables: Variables, tmp_path: Path) -> None:
+    """A job may collect its records where all its users write; what is told from there need not be its own."""
+    variables(RANKS_PER_NODE=1, TIMEOUT_S=0.5, FLIGHT_RECORDER=tmp_path)
+    tmp_path.chmod(0o1777)
+    error = barriers_until_one_stays_away(lambda e: e)[0]
+    said = "\n".join([str(error), *getattr(error, "__notes__", [])])
+    assert Path(error.flight_record).stat().st_mode & 0o777 == 0o600
+    assert f"others can write to {tmp_path}" in said
 
 
 def test_recorder_dump_at_any_time(variables: Variables, tmp_path: Path) -> None:
@@ -154,6 +164,9 @@ def test_recorder_default_folder_is_private_and_bounded(tmp_path: Path, monkeypa
     (folder / "notes").write_text("not ours to remove")
     prune(folder, 2)
     assert sorted(p.name for p in folder.iterdir()) == [f"0{SUFFIX}", f"1{SUFFIX}", "notes"]
+    folder.chmod(0o777)
+    with pytest.raises(OSError, match=r"others can write to .*UCCL_EP_FLIGHT_RECORDER"):
+        default_folder()
     for path in folder.iterdir():
         path.unlink()
     folder.rmdir()
