@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from uccl_ep.device import EventHandle
     from uccl_ep.drop_in import install_as_deep_ep, uninstall_as_deep_ep
     from uccl_ep.elastic import ElasticBuffer, EPBuffer, EPHandle, HybridEPBuffer
-    from uccl_ep.errors import InvalidArgument, NotSupported, PeerLost, PeerTimeout, SettingsMismatch
+    from uccl_ep.errors import InvalidArgument, NoQuorum, NotSupported, PeerLost, PeerTimeout, SettingsMismatch
     from uccl_ep.errors import TransportError as TransportError
     from uccl_ep.errors import UcclEpError as UcclEpError
     from uccl_ep.events import EventOverlap
@@ -33,7 +33,7 @@ _NAMES = {
     "device": "EventHandle",
     "drop_in": "install_as_deep_ep uninstall_as_deep_ep",
     "elastic": "ElasticBuffer EPBuffer EPHandle HybridEPBuffer",
-    "errors": "InvalidArgument NotSupported PeerLost PeerTimeout SettingsMismatch TransportError UcclEpError",
+    "errors": "InvalidArgument NoQuorum NotSupported PeerLost PeerTimeout SettingsMismatch TransportError UcclEpError",
     "events": "EventOverlap",
     "memory": "MemoryBill memory_bill",
     "thread_group": "ThreadGroup run_ranks",
@@ -51,6 +51,7 @@ __all__ = [
     "HybridEPBuffer",
     "InvalidArgument",
     "MemoryBill",
+    "NoQuorum",
     "NotSupported",
     "PeerLost",
     "PeerTimeout",

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 
 from uccl_ep.switchboard import Message
 
+POLL_S = 0.05  # of what nobody tells: that a process has ended
 _MAX_REASON = 2000  # characters
 
 
@@ -93,7 +94,7 @@ class Accusations:
                 left = until - time.monotonic()
                 if left <= 0.0:
                     break
-                self._changed.wait(left)
+                self._changed.wait(min(left, POLL_S))
             return dict(self._said)
 
     def follow(self, accused: int, grace_s: float, patience_s: float) -> dict[int, Accusation]:
@@ -110,7 +111,7 @@ class Accusations:
                 until = began + patience_s if waits else max(began, spoke or began) + grace_s
                 if now >= until:
                     break
-                self._changed.wait(until - now)
+                self._changed.wait(min(until - now, POLL_S))
             return dict(self._said)
 
     def silent(self) -> set[int]:

@@ -8,37 +8,66 @@ said so in time, it is named.
 from __future__ import annotations
 
 import os
+import select
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 _STOPPED = (b"T", b"t")  # by a signal, or by a debugger
-_ENDED = (b"", b"Z", b"X")  # nobody may have asked yet how it ended
+_ENDED = (b"Z", b"X")  # nobody may have asked yet how it ended
+_START = 19  # field 22 of stat
 _NEVER = 1 << 63  # of this host, whose ranks are heard otherwise
 
 
-def _state(pid: int) -> bytes:
-    """Of a process of this host (proc(5), field 3 of stat); empty: there is none. "?": it cannot be told."""
+def _stat(pid: int) -> list[bytes]:
+    """Of a process of this host, from field 3 of stat on (proc(5)); empty: it has gone, or may not be looked at."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as file:
-            return file.read().rpartition(b")")[2].split()[0]
-    except (OSError, IndexError):  # it may be hidden (hidepid), or there is no descriptor left to look
-        try:
-            os.kill(pid, 0)
-        except ProcessLookupError:
-            return b""
-        except OSError:
-            pass
-        return b"?"
+            return file.read().rpartition(b")")[2].split()
+    except OSError:
+        return []
 
 
 def is_stopped(pid: int) -> bool:
     """Whether a process of this host exists and is stopped. Of those that belong to others the process watch knows."""
-    return _state(pid) in _STOPPED
+    return _stat(pid)[:1] in [[state] for state in _STOPPED]
 
 
-def has_ended(pid: int) -> bool:
-    """Whether no process of this host has that number any more."""
-    return _state(pid) in _ENDED
+def start_of(pid: int) -> int:
+    """When a process of this host began, in ticks of its clock; 0: it has gone, or may not be looked at."""
+    fields = _stat(pid)
+    return int(fields[_START]) if len(fields) > _START else 0
+
+
+def has_ended(pid: int, start: int = 0) -> bool:
+    """Whether a process of this host has ended. False of one that may not be looked at (hidepid) and is there.
+
+    Args:
+        start: its start_of() while it lived; another one then has its number. 0: not known.
+    """
+    fields = _stat(pid)
+    if not fields:
+        return not _is_there(pid)
+    return fields[0] in _ENDED or (start > 0 and int(fields[_START]) != start)
+
+
+def _is_there(pid: int) -> bool:
+    """The same without /proc."""
+    try:
+        process = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return False
+    except OSError:  # an old kernel or container profile, or no descriptor left
+        try:
+            os.kill(pid, 0)
+        except OSError as error:
+            return not isinstance(error, ProcessLookupError)
+        return True
+    try:
+        ends = select.poll()
+        ends.register(process, select.POLLIN)
+        return not ends.poll(0)
+    finally:
+        os.close(process)
 
 
 @dataclass(frozen=True)

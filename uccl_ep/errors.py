@@ -1,8 +1,9 @@
 """Every error a user of uccl_ep can see.
 
 Two families: a call that was refused before anything was sent (InvalidArgument, SettingsMismatch, NotSupported), and a
-wait that ended without what it waited for (PeerTimeout, PeerLost, TransportError). Each message names who, where, what
-was expected and what was seen, because "it hangs" with no rank in it is what users of such libraries report first.
+wait that ended without what it waited for (PeerTimeout, PeerLost, TransportError; of recover(), NoQuorum). Each message
+names who, where, what was expected and what was seen, because "it hangs" with no rank in it is what users of such
+libraries report first.
 """
 
 from __future__ import annotations
@@ -122,6 +123,20 @@ class PeerLost(_PeerError):
     reaches it. Arguments and attributes: the base's."""
 
     _verb = "lost"
+
+
+class NoQuorum(UcclEpError):
+    """recover() found too few ranks to be certain that no others go on as the same Buffer. Nothing was changed.
+
+    Attributes:
+        missing: ranks that may live and go on by themselves.
+        needed: how many ranks must be left.
+    """
+
+    def __init__(self, message: str, *, missing: tuple[int, ...] = (), needed: int = 0) -> None:
+        super().__init__(message)
+        self.missing = missing
+        self.needed = needed
 
 
 def _rebuild_peer_error(kind: type[_PeerError], fields: dict[str, Any]) -> _PeerError:

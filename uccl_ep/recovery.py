@@ -11,7 +11,7 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
-from uccl_ep.errors import InvalidArgument, PeerLost, PeerTimeout, UcclEpError, refuse
+from uccl_ep.errors import InvalidArgument, NoQuorum, PeerLost, PeerTimeout, UcclEpError, refuse
 from uccl_ep.group import Group, as_group
 from uccl_ep.roll_call import RollCall
 from uccl_ep.session import Session
@@ -79,7 +79,7 @@ class RecoveryApi:
         """Ranks that take part, ascending: all, less those that recover() went on without."""
         return [rank for rank in range(self.group_size) if rank not in self._session.absent]
 
-    def recover(self, group: Any = None, timeout_s: float | None = None) -> list[int]:
+    def recover(self, group: Any = None, timeout_s: float | None = None, allow_minority: bool = False) -> list[int]:
         """Goes on after PeerLost or PeerTimeout. Collective among the ranks that are left.
 
         Ranks and experts keep their numbers. Tokens that are routed to an absent rank's experts are dropped as a masked
@@ -87,12 +87,18 @@ class RecoveryApi:
         before are refused or without effect; sizes and settings stay. A rank that has not noticed the loss is told by
         the first one that calls this: its current or next call raises PeerLost.
 
+        Survivors go on where they are a majority of the last agreed members, or exactly half of them with the lowest
+        rank, because a network that is cut leaves living ranks on both sides. Ranks whose process has ended are not
+        counted, if a rank of their host is left to see it; that a connection has ended proves nothing.
+
         Args:
             group: None: the survivors agree on who is left, without the group, which may be broken. Else a new group
                 of the original size, in which replaced ranks construct a Buffer with the same arguments: all ranks
                 take part again.
             timeout_s: how long a rank that lives may take to come, and every later step of the start; None:
                 UCCL_EP_TIMEOUT_S.
+            allow_minority: goes on with fewer, when all survivors say so: the caller knows that no others do. Without
+                effect with a group, which agrees by itself on who takes part.
 
         Returns:
             The ranks that take part, ascending, the same on all of them.
@@ -100,6 +106,7 @@ class RecoveryApi:
         Raises:
             PeerLost: the others have gone on without this rank; says who told so. Make a new Buffer, or recover with a
                 new group.
+            NoQuorum: too few are left; says who is missing and how many are needed. recover() may be called again.
             PeerTimeout, UcclEpError: the new start failed; recover() may be called again.
             InvalidArgument: the Buffer has been destroyed, or the group is of another size or order.
         """
@@ -123,7 +130,7 @@ class RecoveryApi:
         before = set(range(self.group_size)) - session.absent
         if adapted is None:
             hints = {cause.peer} if isinstance(cause, (PeerLost, PeerTimeout)) and cause.peer is not None else set()
-            life = self._with_survivors(session, hints - {self.rank}, deadline_s)
+            life = self._with_survivors(session, hints - {self.rank}, deadline_s, allow_minority)
         else:
             session.close(0.0)
             life = self._make_session(adapted)
@@ -132,24 +139,27 @@ class RecoveryApi:
         self._report(before, cause, time.monotonic() - begin)
         return self.members()
 
-    def _with_survivors(self, session: Session, hints: set[int], deadline_s: float) -> Session:
+    def _with_survivors(self, session: Session, hints: set[int], deadline_s: float, allow_minority: bool) -> Session:
         roll_call = session.release_roll_call()
         assert roll_call is not None  # only a session whose start failed has none
         failure: UcclEpError | None = None
         try:
             while True:
                 before = roll_call.members
-                roll_call.agree(hints, deadline_s)
+                roll_call.agree(hints, deadline_s, allow_minority)
                 if failure is not None and roll_call.members == before:
                     raise failure  # not for want of a rank that has ended
                 session.close(0.0)
                 life, failure = self._try(roll_call, session, deadline_s)
                 if life is not None:
+                    roll_call.settle()
                     return life
                 peer = getattr(failure, "peer", None)
                 hints = set() if peer is None else {peer}
-        except BaseException:
+        except BaseException as error:
             session.keep_roll_call()
+            if isinstance(error, NoQuorum):
+                session.hear_call(list(error.missing), self.rank)  # nobody else uses it any more
             raise
 
     def _try(

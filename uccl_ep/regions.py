@@ -20,6 +20,7 @@ from uccl_ep.fabric.choice import GPU_MEMORY_FAMILIES
 from uccl_ep.faults import TIMEOUT
 from uccl_ep.handshake import Introduction, Meeting
 from uccl_ep.memory import MemoryPlan
+from uccl_ep.neighbours import Neighbours, Words
 from uccl_ep.os_limits import address_space
 from uccl_ep.settings import Settings
 from uccl_ep.topology import Topology
@@ -210,7 +211,7 @@ class Regions:
         """Opens the memory of this host's other ranks: control of all, to say goodbye there; data of the node's.
 
         Raises:
-            UcclEpError: it cannot be opened; names the rank, and says whether its process has ended.
+            UcclEpError: it cannot be opened; names the rank, and says whether its process has ended, or is hidden.
         """
         for peer in peers:
             m = peer.meeting
@@ -221,6 +222,8 @@ class Regions:
                     self._open_data(peer)
             except RuntimeError as error:
                 ended = ": its process has ended" if has_ended(m.segment_pid) else ""
+                if not ended and not os.path.exists(f"/proc/{m.segment_pid}"):
+                    ended = ": its process lives, but this one may not look at it (hidepid)"
                 raise UcclEpError(
                     f"rank {self.rank} cannot open the memory of rank {m.rank}{ended} ({error})"
                 ) from error
@@ -278,15 +281,28 @@ class Regions:
         """The process that runs the proxy: this one, or one beside it."""
         return self._watch_pid
 
+    def control_words(self, rank: int) -> Words:
+        """The control segment of a rank of this host; it stays mapped as long as somebody holds this."""
+        return np.frombuffer(self._peer_control[rank].numpy(), dtype=np.uint64)
+
     def control_word(self, rank: int, offset: int) -> int:
-        """A word of the control segment of a rank of this host."""
-        return int(np.frombuffer(self._peer_control[rank].numpy(), dtype=np.uint64)[offset // 8])
+        """One word of it."""
+        return int(self.control_words(rank)[offset // 8])
 
     def set_control_words(self, offset: int, value: int) -> None:
-        """Writes a word of the control segment of every other rank of this host."""
-        for rank, segment in self._peer_control.items():
+        """Writes a word of the control segment of every other rank of this host, where it does not hold more."""
+        for rank in self._peer_control:
             if rank != self.rank:
-                np.frombuffer(segment.numpy(), dtype=np.uint64)[offset // 8] = value
+                words = self.control_words(rank)
+                words[offset // 8] = max(int(words[offset // 8]), value)
+
+    def neighbours(self) -> Neighbours:
+        """What this rank sees of the other ranks of its host, whatever becomes of this object."""
+        own, others = self.plan.control.departed(self.rank) // 8, {}
+        for rank, peer in self._peers.items():
+            others[rank] = (peer.meeting.segment_pid, self.control_words(rank)[own : own + 1])
+        first = self.plan.control.departed(0) // 8
+        return Neighbours(self.control_words(self.rank)[first : first + self.num_ranks], others)
 
     def knowledge(self) -> Knowledge:
         """What can be seen from here of ranks that wait for each other."""

@@ -153,8 +153,8 @@ class Session(Witness):
         try:
             self._make_segments()
             if self.roll_call is None:
-                self.roll_call = RollCall(self.rank, self.num_ranks, self._secret, self._interface())
-            self.roll_call.on_call = self._hear_call
+                self.roll_call = RollCall(self.rank, self.num_ranks, self._secret, self._interface(), quorum=True)
+            self.roll_call.on_call = self.hear_call
             self._proxy = self._make_proxy()
             meeting = self._meeting(self._proxy.local_address())
         except Exception as failure:
@@ -281,6 +281,8 @@ class Session(Witness):
         others = [m for m in meetings if m.rank != self.rank and same_host[m.rank]]
         peers = [Peer(m, m.rank in members, self.introductions[m.rank].process == me.process) for m in others]
         self.regions.meet(peers)
+        if self.roll_call is not None:
+            self.roll_call.see(self.regions.neighbours())
         remote = [of != node for of in self.topology.node_of]
         assert self._proxy is not None
         self._proxy.connect(
@@ -347,7 +349,7 @@ class Session(Witness):
         """Every command of this rank so far is complete at its receiver. Of a CPU's kernels only."""
         return _native.rings_idle(self.regions.rings.address, self.regions.num_rings, self.settings.ring_capacity)
 
-    def _hear_call(self, suspects: list[int], teller: int) -> None:
+    def hear_call(self, suspects: list[int], teller: int) -> None:
         """Another rank calls the roll: what this one is doing ends with the loss that it has not noticed yet."""
         with self._closing:
             if not self._closed:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from uccl_ep import _native
 from uccl_ep.blame import Knowledge, root_of
+from uccl_ep.errors import UcclEpError
 from uccl_ep.fabric.facts import NIC_FAMILIES
 from uccl_ep.faults import (
     BAD_ARRIVAL,
@@ -91,7 +92,10 @@ class Witness:
             if fault["kind"] == WITHDRAWN and fault["peer"] != about:
                 fault["kind"] = PEER_LOST  # it has given up for the loss of that one
             self._known = fault, replace(self._evidence(fault), network=words if fault["peer"] == about else "")
-        error = error_of(self._known[0], self.rank, self.hostnames, self._known[1])
+        if self.roll_call is not None and self.roll_call.excluded_by is not None:
+            error: UcclEpError = self.roll_call.exclusion()  # whatever else it has lost: all others have lost this one
+        else:
+            error = error_of(self._known[0], self.rank, self.hostnames, self._known[1])
         raise error if self.recorder is None else self.recorder.noted(self, error)
 
     def _network_words(self, fault: Mapping[str, int]) -> str:

@@ -4,6 +4,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -29,12 +30,18 @@ int open_pidfd(int pid) {
 #endif
 }
 
-// The process's start time in clock ticks, or 0 when it has ended (a zombie has).
+constexpr u64 kUnseen = ~0ull;
+
+// Whether there is such a process, whatever may be known of it.
+bool exists(int pid) { return kill(pid, 0) == 0 || errno != ESRCH; }
+
+// The process's start time in clock ticks; 0 when it has ended (a zombie has); kUnseen when it lives and /proc does not
+// show it (hidepid, no descriptor left): its zombie is then taken for alive.
 u64 start_time(int pid) {
   char path[64], text[1024];
   snprintf(path, sizeof path, "/proc/%d/stat", pid);
   const int fd = open(path, O_RDONLY | O_CLOEXEC);
-  if (fd < 0) return 0;
+  if (fd < 0) return exists(pid) ? kUnseen : 0;
   const ssize_t n = read(fd, text, sizeof text - 1);
   close(fd);
   if (n <= 0) return 0;
@@ -102,7 +109,8 @@ void ProcessWatch::check(Watched& w, bool signalled) {
   if (w.ended) return;
   if (w.fd < 0) {
     const u64 now = start_time(w.pid);
-    signalled = now == 0 || now != w.started;
+    if (w.started == kUnseen) w.started = now;
+    signalled = now == 0 || (now != kUnseen && now != w.started);
   }
   if (!signalled) return;
   w.ended = true;

@@ -64,7 +64,7 @@ class Member:
 
 @dataclass(frozen=True)
 class Place:
-    """Where a rank runs: a host of its own making, and the network namespace that stands for it."""
+    """Where a rank runs: a host of its own making ("": this machine), and the network namespace that stands for it."""
 
     host: str
     namespace: str = ""
@@ -76,7 +76,8 @@ class Place:
         settings.cache_clear()
         if self.namespace:
             network.enter(self.namespace)
-        session.host_identity = lambda: self.host  # type: ignore[attr-defined]
+        if self.host:
+            session.host_identity = lambda: self.host  # type: ignore[attr-defined]
 
 
 @dataclass

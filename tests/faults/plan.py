@@ -26,10 +26,11 @@ HARMS = {
     "pause": "PeerTimeout",  # SIGSTOP by itself, SIGCONT when all have reported
     "stop-proxy": "PeerTimeout",  # SIGSTOP of its proxy process
     "cut": "PeerTimeout",  # the link of its host is set down
+    "part": "PeerTimeout",  # the same; then all call recover()
     "mute": "PeerTimeout",  # what its host sends is dropped; it still hears the others
     "deaf": "PeerTimeout",  # what its host is sent is dropped; the others still hear it
 }
-LINKS = ("cut", "mute", "deaf")
+LINKS = ("cut", "part", "mute", "deaf")
 
 # Where a rank is when it is harmed, and what its survivors are in when all that it had sent has arrived.
 POINTS = {
@@ -69,8 +70,9 @@ STAGES = {
 NODES = {"1x3": (3, 0), "2x2": (4, 2), "4x1": (4, 1), "2+1": (3, 2), "3x1": (3, 1)}  # (ranks, UCCL_EP_RANKS_PER_NODE)
 
 # How ranks reach each other: over shared memory or tcp of one host; as if each node were a host of its own, so that
-# nobody sees another's process; or as that with a network namespace for each.
-NETWORKS = ("shared_memory", "tcp", "tcp-apart", "tcp-netns")
+# nobody sees another's process; or as that with a network namespace for each. In shared_memory-netns each rank of one
+# host has a namespace without a link; then all survivors call recover().
+NETWORKS = ("shared_memory", "tcp", "tcp-apart", "tcp-netns", "shared_memory-netns")
 
 
 @dataclass(frozen=True)
@@ -111,6 +113,19 @@ class Plan:
     def victims(self) -> list[int]:
         """The ranks that survivors may name."""
         return [rank for rank in range(self.world.ranks) if rank not in self.survivors]
+
+    @property
+    def recovers(self) -> bool:
+        """All that live call recover() after the fault."""
+        return self.harm == "part" or self.network == "shared_memory-netns"
+
+    @property
+    def quorum(self) -> list[int]:
+        """Who goes on then: of those who can talk to each other, the one group that is large enough."""
+        living = [rank for rank in range(self.world.ranks) if rank != self.rank or self.harm == "part"]
+        groups = [self.survivors, self.victims] if self.harm == "part" else [[rank] for rank in living]
+        found = [g for g in groups if 2 * len(g) > len(living) or (2 * len(g) == len(living) and living[0] in g)]
+        return found[0] if found else []
 
     @property
     def held(self) -> int:
@@ -176,6 +191,7 @@ def parse(line: str) -> Plan:
         "a rank that leaves does so between calls": harm == "leave" and point in (*STARTING, *MID_STREAM, "counted"),
         "before it has a Buffer, a rank is killed or stopped": point in STARTING and harm not in ("kill", "stop"),
         "a stream is parted from outside": point in MID_STREAM and harm in LINKS,
+        "without links, a rank is killed": network == "shared_memory-netns" and (harm != "kill" or point in STARTING),
     }
     for why, wrong in conflicts.items():
         if wrong:

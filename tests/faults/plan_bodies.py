@@ -184,12 +184,27 @@ def _life(actor: Actor) -> None:
     except UcclEpError as error:
         member.tell("fault", fault_of(error))
     member.ask()  # all have reported, and nobody is at work any more
+    if actor.plan.recovers:
+        member.tell("recovered", recovered(buffer))
+        member.ask()  # all have, and a group that goes on does so without the others
+        buffer.destroy()
+        return
     alive = sum_of_peer(buffer, actor.plan.rank)
     begin = time.monotonic()
     member.tell("again", again(buffer, actor.mode))
     buffer.destroy()
     member.tell("destroyed", time.monotonic() - begin)
     member.tell("untouched", alive())
+
+
+def recovered(buffer: Buffer) -> list[int] | Fault:
+    """Who goes on with this rank, or why nobody does. A group that goes on plays a barrier."""
+    try:
+        members = buffer.recover()
+        buffer.barrier()
+        return members
+    except UcclEpError as error:
+        return fault_of(error)
 
 
 def fault_at_start(error: RuntimeError) -> Fault:

@@ -48,6 +48,7 @@ def test_plan_table_has_every_word() -> None:
         ("leave 2 mid-dispatch throughput 2x2 tcp thread", "between calls"),
         ("pause 2 connecting throughput 2x2 tcp thread", "killed or stopped"),
         ("cut 2 mid-combine throughput 2x2 tcp-netns thread", "from outside"),
+        ("stop 2 idle throughput 4x1 shared_memory-netns thread", "a rank is killed"),
     ],
 )
 def test_plan_refuses_what_does_not_go_together(line: str, words: str) -> None:
@@ -73,6 +74,15 @@ def test_plan_says_who_may_be_named_and_for_what() -> None:
     assert (cut.survivors, cut.victims) == ([0, 1], [2, 3])
     late = parse("stop 3 dispatch-sent low_latency 2x2 tcp thread")
     assert late.phases(2) == ("combine", "dispatch") and late.phases(0) == ("combine",)
+    for line, quorum in (
+        ("part 2 idle low_latency 2x2 tcp-netns thread", [0, 1]),
+        ("part 1 idle low_latency 2x2 tcp-netns thread", [0, 1]),
+        ("part 0 idle low_latency 4x1 tcp-netns thread", [1, 2, 3]),
+        ("kill 1 idle low_latency 4x1 shared_memory-netns thread", []),
+        ("kill 0 idle low_latency 1x3 shared_memory-netns thread", [1]),
+    ):
+        assert parse(line).recovers and parse(line).quorum == quorum, line
+    assert not cut.recovers
     killed = parse("kill 1 idle throughput 4x1 tcp-apart thread")
     assert killed.kind == "PeerLost" and killed.limit_s < stopped.limit_s and len(killed.phases(0)) > 1
     for plan in TABLE:

@@ -39,7 +39,7 @@ def _cases() -> list[object]:
 
 @pytest.mark.parametrize("plan", _cases())
 def test_plan(plan: Plan, summary: Summary, no_network: str, request: pytest.FixtureRequest) -> None:
-    if plan.network == "tcp-netns" and no_network:
+    if plan.network.endswith("-netns") and no_network:
         summary.add(Line(str(plan), "skipped", note=no_network))
         pytest.skip(f"FAULT PLAN NOT RUN: network namespaces cannot be made: {no_network}")
     result = Result(plan)
@@ -64,8 +64,9 @@ class Result:
         plan = self.plan
         with ExitStack() as stack:
             hosts = None
-            if plan.network == "tcp-netns":
-                hosts = stack.enter_context(Network(plan.topology.num_nodes))
+            if plan.network.endswith("-netns"):
+                alone = plan.network == "shared_memory-netns"
+                hosts = stack.enter_context(Network(plan.world.ranks if alone else plan.topology.num_nodes))
             fleet = stack.enter_context(Fleet(plan.world, planned, plan, places=_places(plan, hosts)))
             if plan.point in STARTING:
                 self._start(fleet)
@@ -121,7 +122,7 @@ class Result:
             os.kill(proxy.pid, signal.SIGKILL if plan.harm == "kill-proxy" else signal.SIGSTOP)
         elif plan.harm in LINKS:
             assert hosts is not None
-            hosts.harm(plan.harm, plan.topology.node_of[plan.rank])
+            hosts.harm("cut" if plan.harm == "part" else plan.harm, plan.topology.node_of[plan.rank])
         else:
             return
         fleet.answer(plan.rank)
@@ -150,6 +151,9 @@ class Result:
                 own_proxy = rank == plan.rank and plan.harm in ("kill-proxy", "stop-proxy")
                 assert fault.kind == ("TransportError" if own_proxy else "PeerTimeout"), (rank, fault)
                 assert own_proxy or fault.peer != rank, (rank, fault)
+        if plan.recovers:
+            self._recover(fleet, sorted({*plan.survivors, *cut_off}))
+            return
         for rank in plan.survivors:
             fleet.answer(rank)
         for rank, fault in fleet.wait_for("again", plan.survivors).items():
@@ -170,6 +174,20 @@ class Result:
             assert untouched or plan.harm == "pause", f"rank {rank} saw the dead rank's memory change"
         self._nothing_left(fleet, [*ending, *([plan.rank] if plan.harm == "leave" else [])])
 
+    def _recover(self, fleet: Fleet, living: list[int]) -> None:
+        """No two groups go on, and whoever does not says why."""
+        for rank in living:
+            fleet.answer(rank)
+        for rank, found in fleet.wait_for("recovered", living).items():
+            if rank in self.plan.quorum:
+                assert found == self.plan.quorum, (rank, found)
+            else:
+                assert isinstance(found, Fault) and found.kind == "NoQuorum", (rank, found)
+                assert "allow_minority=True" in found.text and "recover(group)" in found.text, (rank, found)
+        for rank in living:
+            fleet.answer(rank)
+        self._nothing_left(fleet, living)
+
     def _nothing_left(self, fleet: Fleet, ranks: list[int]) -> None:
         left = {rank: more for rank, more in fleet.wait_for("left", ranks).items() if more}
         self.leaks = sum(sum(more.values()) for more in left.values())
@@ -179,6 +197,9 @@ class Result:
 
 
 def _places(plan: Plan, hosts: Network | None) -> list[Place] | None:
+    if plan.network == "shared_memory-netns":
+        assert hosts is not None
+        return [Place("", hosts.name(rank)) for rank in range(plan.world.ranks)]
     if plan.network not in ("tcp-apart", "tcp-netns"):
         return None
     nodes = plan.topology.node_of

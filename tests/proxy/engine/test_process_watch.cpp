@@ -1,5 +1,6 @@
 // Deaths of processes are told once, quickly, with and without pidfds, and never for one that lives.
 #include <signal.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -68,6 +69,25 @@ TEST(engine_process_watch_tells_a_process_that_was_gone_before) {
     watch.start();
     CHECK(within(500'000'000, calls, 1));
   }
+}
+
+// As where /proc is mounted with hidepid: here no descriptor is left to look with.
+TEST(engine_process_watch_takes_a_process_that_it_may_not_look_at_for_alive) {
+  const pid_t pid = spawn_sleeper();
+  std::atomic<int> calls{0};
+  ProcessWatch watch({pid}, [&](u32) { ++calls; }, false);
+  watch.start();
+  rlimit before;
+  getrlimit(RLIMIT_NOFILE, &before);
+  const rlimit none{3, before.rlim_max};
+  setrlimit(RLIMIT_NOFILE, &none);
+  usleep(3 * ProcessWatch::kPeriodMs * 1000);
+  const int early = calls.load();
+  end(pid);
+  const bool told = within(500'000'000, calls, 1);
+  setrlimit(RLIMIT_NOFILE, &before);
+  CHECK_EQ(early, 0);
+  CHECK(told);
 }
 
 TEST(engine_process_watch_sleeps_after_a_death) {
