@@ -31,6 +31,7 @@ from uccl_ep.handshake import (
 )
 from uccl_ep.memory import MemoryBill, MemoryPlan
 from uccl_ep.observe.publish import publish
+from uccl_ep.ownership import NoCopies
 from uccl_ep.plan.fill import Agreed
 from uccl_ep.plan.portrait import paint
 from uccl_ep.plan.start import show_start
@@ -68,7 +69,7 @@ class Start:
     prepare: Callable[[Session], None] = lambda session: None
 
 
-class Session(Witness):
+class Session(NoCopies, Witness):
     """Everything of a rank that is not an operation. Made collectively by all ranks of the group, or, from a
     SurvivorGroup, by those that are left of it.
 

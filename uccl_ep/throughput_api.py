@@ -13,6 +13,7 @@ from uccl_ep.config import Config
 from uccl_ep.device import Device, EventHandle
 from uccl_ep.errors import refuse
 from uccl_ep.events import EventOverlap
+from uccl_ep.ownership import in_turn
 from uccl_ep.recorder.calls import recorded
 from uccl_ep.routing import ThroughputHandle
 from uccl_ep.session import Session
@@ -70,6 +71,7 @@ class ThroughputApi:
         first, second = bias
         return first, second
 
+    @in_turn("get_dispatch_layout")
     @recorded("get_dispatch_layout")
     @kept_until_run
     def get_dispatch_layout(
@@ -102,6 +104,7 @@ class ThroughputApi:
             results = self._throughput.layout(ids, num_experts)
             return *results, self._end(async_finish, (ids, *results))
 
+    @in_turn("dispatch")
     @recorded("dispatch")
     @kept_until_run
     def dispatch(
@@ -225,6 +228,7 @@ class ThroughputApi:
         checks.vector("num_tokens_per_expert", per_expert, torch.int32, per_expert.numel())
         return in_rank, per_expert
 
+    @in_turn("combine")
     @recorded("combine")
     @kept_until_run
     def combine(
@@ -295,7 +299,7 @@ class ThroughputApi:
             for part in value if isinstance(value, (tuple, list)) else (value,):
                 if isinstance(part, Tensor):
                     self._device.check_tensor(name, part)
-        return self._device.behind(getattr(previous_event, "event", previous_event))
+        return self._device.behind(checks.event("previous_event", previous_event))
 
     def _end(self, async_finish: bool, keep: tuple[Any, ...]) -> Event:
         if not async_finish:

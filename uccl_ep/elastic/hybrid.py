@@ -17,6 +17,7 @@ from uccl_ep.elastic.dispatch import Call
 from uccl_ep.elastic.handle import EPHandle
 from uccl_ep.errors import InvalidArgument, NotSupported, refuse
 from uccl_ep.group import as_group
+from uccl_ep.ownership import NoCopies, in_turn
 
 Tensor = torch.Tensor
 
@@ -54,7 +55,7 @@ def map_to_indices(routing_map: Tensor, probs: Tensor | None) -> tuple[Tensor, T
     return torch.where(chosen, order, -1).contiguous(), weights
 
 
-class HybridEPBuffer:
+class HybridEPBuffer(NoCopies):
     """Dispatch of tokens to rows by expert, and back, by routing maps. Making one is collective.
 
     Shapes use T = this rank's tokens, E = experts, L = E / N local experts, H = hidden_dim.
@@ -90,6 +91,7 @@ class HybridEPBuffer:
         self.num_experts = checks.whole("num_local_experts", num_local_experts, 1, _native.MAX_EXPERTS // ranks) * ranks
         topk = min(self.num_experts, _native.MAX_TOPK)
         self._elastic = ElasticBuffer(group, None, 0, max_num_of_tokens_per_rank, hidden_dim, topk)
+        self._owner = self._elastic._owner
         self.group, self.rank, self.group_size = group, self._elastic.rank_idx, ranks
         self.use_fp8 = checks.flag("use_fp8", use_fp8)
         sizes = SimpleNamespace(
@@ -99,6 +101,7 @@ class HybridEPBuffer:
         )
         self.configurer = SimpleNamespace(buffer_config=sizes)
 
+    @in_turn("dispatch_with_permute")
     def dispatch_with_permute(
         self,
         *,
@@ -165,6 +168,7 @@ class HybridEPBuffer:
         made = self._made(results[3], num_permuted_tokens, bool(non_blocking))
         return *self._cut(results, made.num_rows), made.counts, made
 
+    @in_turn("combine_with_unpermute")
     def combine_with_unpermute(
         self,
         *,

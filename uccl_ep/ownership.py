@@ -1,0 +1,110 @@
+"""Who may use a Buffer: the process that made it, through the object itself and no copy, one call at a time."""
+
+from __future__ import annotations
+
+import functools
+import os
+import threading
+from collections.abc import Callable
+from typing import Any, NoReturn, TypeVar, cast
+
+from uccl_ep.errors import InvalidArgument, NotSupported
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+_Result = TypeVar("_Result")
+_CALL = "call"
+
+here = os.getpid()
+"""This process, also in a child of fork()."""
+
+
+def _arrive() -> None:
+    global here
+    here = os.getpid()
+
+
+os.register_at_fork(after_in_child=_arrive)
+
+
+def refuse_elsewhere(pid: int) -> None:
+    """Raises InvalidArgument in another process than `pid`: what that one made has its threads and connections there,
+    and a child of its fork() has only a picture of them."""
+    if pid != here:
+        raise InvalidArgument(
+            f"this Buffer belongs to process {pid}, and this is process {here}, a child of its fork(): nothing was "
+            f"done. Call it in process {pid}, or make a Buffer of this process's own after the fork."
+        )
+
+
+class NoCopies:
+    """What copy, deepcopy and pickle refuse."""
+
+    def __reduce_ex__(self, protocol: object) -> NoReturn:
+        raise NotSupported(
+            f"a {type(self).__name__} cannot be copied or pickled: it is memory, threads and connections of one "
+            "process. Pass the object itself on; another process makes a Buffer of its own."
+        )
+
+
+class Owner(NoCopies):
+    """Of a Buffer: the process that made it, and the call that it is in.
+
+    No lock is held across a call: a second one does not wait but is refused, whichever thread makes it.
+
+    Attributes:
+        pid: of the process.
+    """
+
+    def __init__(self) -> None:
+        self.pid = here
+        self._running: dict[str, tuple[int, str]] = {}  # _CALL: (thread, what it calls)
+
+    @property
+    def elsewhere(self) -> bool:
+        """Whether this is another process: a child of fork()."""
+        return self.pid != here
+
+    def run(self, name: str, call: Callable[..., _Result], *args: Any, **kwargs: Any) -> _Result:
+        """Makes a call, named `name` in the errors of others that come meanwhile.
+
+        Raises:
+            InvalidArgument: this is another process, or another call is under way.
+        """
+        refuse_elsewhere(self.pid)
+        mine, running = (threading.get_ident(), name), self._running
+        # An interrupt may come between any two lines. So what is entered is taken out by whoever finds it to be its
+        # own, with operators that call nothing in between.
+        try:
+            other = running.setdefault(_CALL, mine)
+            if other is mine:
+                return call(*args, **kwargs)
+        finally:
+            if _CALL in running and running[_CALL] is mine:
+                del running[_CALL]
+        raise _busy(name, *other)
+
+
+def _busy(name: str, thread: int, other: str) -> InvalidArgument:
+    if thread == threading.get_ident():
+        return InvalidArgument(
+            f"{name} in the middle of {other} of the same Buffer, on one thread, is refused: a signal handler or a "
+            "finalizer has called. Let it leave a note, and call when the first call has returned."
+        )
+    where = next((t.name for t in threading.enumerate() if t.ident == thread), thread)
+    return InvalidArgument(
+        f"{name} is refused while thread {where} is in {other} of the same Buffer: it makes one call at a time. Let "
+        "threads take turns, or give each a Buffer of its own."
+    )
+
+
+def in_turn(name: str) -> Callable[[_Function], _Function]:
+    """Decorates a method of what has an `_owner`: a call that is refused in another process and during another one."""
+
+    def decorate(method: _Function) -> _Function:
+        @functools.wraps(method)
+        def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+            return self._owner.run(name, method, self, *args, **kwargs)
+
+        return cast(_Function, call)
+
+    return decorate
