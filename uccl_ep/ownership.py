@@ -81,17 +81,17 @@ class Owner(NoCopies):
         finally:
             if _CALL in running and running[_CALL] is mine:
                 del running[_CALL]
-        raise _busy(name, *other)
+        _refuse_second(name, *other)
 
 
-def _busy(name: str, thread: int, other: str) -> InvalidArgument:
+def _refuse_second(name: str, thread: int, other: str) -> NoReturn:
     if thread == threading.get_ident():
-        return InvalidArgument(
+        raise InvalidArgument(
             f"{name} in the middle of {other} of the same Buffer, on one thread, is refused: a signal handler or a "
             "finalizer has called. Let it leave a note, and call when the first call has returned."
         )
     where = next((t.name for t in threading.enumerate() if t.ident == thread), thread)
-    return InvalidArgument(
+    raise InvalidArgument(
         f"{name} is refused while thread {where} is in {other} of the same Buffer: it makes one call at a time. Let "
         "threads take turns, or give each a Buffer of its own."
     )
