@@ -153,8 +153,9 @@ class Buffer(NoCopies, LowLatencyApi, ThroughputApi, MaskApi, RecoveryApi):
         if self._owner.elsewhere:
             self.runtime = None  # what it stands for is the parent's
         if self.runtime is not None:
-            self._owner.run("destroy", self._destroy)
+            self._destroy()
 
+    @in_turn("destroy")
     def _destroy(self) -> None:
         session, self.runtime = self.runtime, None
         if session is None:

@@ -289,7 +289,7 @@ class LowLatencyApi:
 
             log = log_of(session)
             recorded_hook = hook if log is None else log.hook(hook)
-            return EventOverlap(), functools.partial(self._owner.run, "a receive hook", recorded_hook)
+            return EventOverlap(), functools.partial(_receive, self, recorded_hook)
         receive()
         if async_finish:
             event = self._device.record(keep)
@@ -325,3 +325,9 @@ class LowLatencyApi:
         self._check_low_latency(False, False)
         self._low_latency.set_shape(num_max_dispatch_tokens_per_rank, hidden, num_experts, self._collective.barrier)
         self._collective.barrier()
+
+
+@in_turn("a receive hook")
+def _receive(buffer: LowLatencyApi, hook: Callable[[], None]) -> None:
+    """What a receive hook is: a call of its Buffer."""
+    hook()

@@ -6,12 +6,12 @@ import functools
 import os
 import threading
 from collections.abc import Callable
+from threading import get_ident
 from typing import Any, NoReturn, TypeVar, cast
 
 from uccl_ep.errors import InvalidArgument, NotSupported
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
-_Result = TypeVar("_Result")
 _CALL = "call"
 
 here = os.getpid()
@@ -52,40 +52,23 @@ class Owner(NoCopies):
     No lock is held across a call: a second one does not wait but is refused, whichever thread makes it.
 
     Attributes:
-        pid: of the process.
+        pid: of the process. running: under _CALL, the thread that is in a call, and what it calls.
     """
+
+    __slots__ = ("pid", "running")
 
     def __init__(self) -> None:
         self.pid = here
-        self._running: dict[str, tuple[int, str]] = {}  # _CALL: (thread, what it calls)
+        self.running: dict[str, tuple[int, str]] = {}
 
     @property
     def elsewhere(self) -> bool:
         """Whether this is another process: a child of fork()."""
         return self.pid != here
 
-    def run(self, name: str, call: Callable[..., _Result], *args: Any, **kwargs: Any) -> _Result:
-        """Makes a call, named `name` in the errors of others that come meanwhile.
-
-        Raises:
-            InvalidArgument: this is another process, or another call is under way.
-        """
-        refuse_elsewhere(self.pid)
-        mine, running = (threading.get_ident(), name), self._running
-        # An interrupt may come between any two lines. So what is entered is taken out by whoever finds it to be its
-        # own, with operators that call nothing in between.
-        try:
-            other = running.setdefault(_CALL, mine)
-            if other is mine:
-                return call(*args, **kwargs)
-        finally:
-            if _CALL in running and running[_CALL] is mine:
-                del running[_CALL]
-        _refuse_second(name, *other)
-
 
 def _refuse_second(name: str, thread: int, other: str) -> NoReturn:
-    if thread == threading.get_ident():
+    if thread == get_ident():
         raise InvalidArgument(
             f"{name} in the middle of {other} of the same Buffer, on one thread, is refused: a signal handler or a "
             "finalizer has called. Let it leave a note, and call when the first call has returned."
@@ -98,12 +81,28 @@ def _refuse_second(name: str, thread: int, other: str) -> NoReturn:
 
 
 def in_turn(name: str) -> Callable[[_Function], _Function]:
-    """Decorates a method of what has an `_owner`: a call that is refused in another process and during another one."""
+    """Decorates a method of what has an `_owner`; `name` is what errors of other calls meanwhile say of it.
+
+    They raise InvalidArgument in another process, and while another call is under way.
+    """
 
     def decorate(method: _Function) -> _Function:
         @functools.wraps(method)
         def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-            return self._owner.run(name, method, self, *args, **kwargs)
+            owner = self._owner
+            if owner.pid != here:
+                refuse_elsewhere(owner.pid)
+            mine, running = (get_ident(), name), owner.running
+            # An interrupt may come between any two lines. So what is entered is taken out by whoever finds it to be its
+            # own, with operators that call nothing in between.
+            try:
+                other = running.setdefault(_CALL, mine)
+                if other is mine:
+                    return method(self, *args, **kwargs)
+            finally:
+                if _CALL in running and running[_CALL] is mine:
+                    del running[_CALL]
+            _refuse_second(name, *other)
 
         return cast(_Function, call)
 

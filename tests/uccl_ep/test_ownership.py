@@ -254,7 +254,7 @@ def test_ownership_a_second_thread_in_a_call_is_refused(variables: Any) -> None:
         with Gate(buffer._device):
             first = threading.Thread(target=buffer.barrier, name="the-first")
             first.start()
-            assert eventually(lambda: buffer._owner._running)
+            assert eventually(lambda: buffer._owner.running)
             for name, call in calls.items():
                 if name in looks:
                     call()
@@ -312,27 +312,49 @@ def test_ownership_a_signal_handler_in_the_middle_of_a_call_is_refused(variables
         assert_works(buffer)
 
 
+class Door:
+    """Makes calls."""
+
+    def __init__(self) -> None:
+        self._owner = Owner()
+
+    @in_turn("knock")
+    def knock(self, body: Callable[[], object] = int, *, loud: bool = False) -> tuple[object, bool]:
+        """Knocks."""
+        return body(), loud
+
+    @in_turn("open")
+    def open(self) -> None:
+        pass
+
+
+def test_ownership_in_turn_keeps_the_methods_face() -> None:
+    assert Door().knock(list, loud=True) == ([], True)
+    assert Door.knock.__doc__ == "Knocks."
+    assert list(inspect.signature(Door.knock).parameters) == ["self", "body", "loud"]
+
+
 def test_ownership_a_call_that_fails_is_over() -> None:
-    owner = Owner()
+    door = Door()
     for error in (ValueError, KeyboardInterrupt):
 
         def fail(error: type[BaseException] = error) -> None:
             raise error
 
         with pytest.raises(error):
-            owner.run("one", fail)
-    assert owner.run("another", lambda value: value, 3) == 3
-    with pytest.raises(InvalidArgument, match="inner in the middle of outer"):
-        owner.run("outer", owner.run, "inner", lambda: None)
-    assert owner.run("again", int) == 0
+            door.knock(fail)
+    door.open()
+    with pytest.raises(InvalidArgument, match="open in the middle of knock"):
+        door.knock(door.open)
+    door.open()
 
 
-@pytest.mark.parametrize("line", ["refuse_elsewhere", "mine, running", "other =", "if other", "return call"])
+@pytest.mark.parametrize("line", ["owner =", "if owner.pid", "mine, running", "other =", "if other", "return method"])
 def test_ownership_an_interrupt_before_any_line_leaves_it_free(line: str) -> None:
-    owner, hits = Owner(), []
+    door, hits = Door(), []
 
     def tracer(frame: FrameType, event: str, _: object) -> Any:
-        if frame.f_code is Owner.run.__code__ and event == "line":
+        if frame.f_code is Door.knock.__code__ and event == "line":
             if linecache.getline(frame.f_code.co_filename, frame.f_lineno).strip().startswith(line):
                 hits.append(line)
                 raise KeyboardInterrupt
@@ -341,26 +363,8 @@ def test_ownership_an_interrupt_before_any_line_leaves_it_free(line: str) -> Non
     sys.settrace(tracer)
     try:
         with pytest.raises(KeyboardInterrupt):
-            owner.run("call", int)
+            door.knock()
     finally:
         sys.settrace(None)
     assert hits == [line]
-    assert owner.run("after", int) == 0
-
-
-def test_ownership_in_turn_keeps_the_methods_face() -> None:
-    class Door:
-        def __init__(self) -> None:
-            self._owner = Owner()
-
-        @in_turn("knock")
-        def knock(self, times: int, *, loud: bool = False) -> tuple[int, bool]:
-            """Knocks."""
-            return times, loud
-
-    assert Door().knock(2, loud=True) == (2, True)
-    assert Door.knock.__doc__ == "Knocks." and list(inspect.signature(Door.knock).parameters) == [
-        "self",
-        "times",
-        "loud",
-    ]
+    assert door.knock() == (0, False)
