@@ -28,6 +28,7 @@ from uccl_ep.low_latency_api import LowLatencyApi
 from uccl_ep.mask_api import MaskApi
 from uccl_ep.memory import MemoryBill, low_latency_size_hint
 from uccl_ep.os_limits import naming
+from uccl_ep.ownership import NoCopies, Owner, in_turn, refuse_elsewhere
 from uccl_ep.recorder.calls import recorded
 from uccl_ep.recovery import RecoveryApi
 from uccl_ep.session import Session, Start
@@ -39,7 +40,7 @@ from uccl_ep.throughput_api import ThroughputApi
 Tensor = torch.Tensor
 
 
-class Buffer(LowLatencyApi, ThroughputApi, MaskApi, RecoveryApi):
+class Buffer(NoCopies, LowLatencyApi, ThroughputApi, MaskApi, RecoveryApi):
     """Memory, proxy and kernels of one rank for expert-parallel dispatch and combine. Making one is collective.
 
     Args:
@@ -67,6 +68,9 @@ class Buffer(LowLatencyApi, ThroughputApi, MaskApi, RecoveryApi):
 
     Every other method raises PeerTimeout when a wait for a peer passes UCCL_EP_TIMEOUT_S and PeerLost when a peer's
     process or connection has ended; after either, only recover() and destroy() can be called.
+
+    A Buffer makes one call at a time, on any thread: a second one meanwhile raises InvalidArgument, as does every call
+    in a child of fork(), where destroy() and the end of the process have no effect on the parent. It cannot be copied.
 
     On a CPU a synchronous call returns when it is done. On a GPU no call waits on the host, except barrier, destroy and
     a dispatch without handle and num_worst_tokens, which returns counts: kernels run behind the caller's current stream
@@ -98,6 +102,7 @@ class Buffer(LowLatencyApi, ThroughputApi, MaskApi, RecoveryApi):
         device: str | None = None,
     ) -> None:
         self.runtime: Session | None = None
+        self._owner = Owner()
         for name, value in (("num_nvl_bytes", num_nvl_bytes), ("num_rdma_bytes", num_rdma_bytes)):
             if isinstance(value, bool) or not isinstance(value, int) or value < 0 or value % 128:
                 refuse(name, value, "a multiple of 128, 0 or more")
@@ -150,7 +155,15 @@ class Buffer(LowLatencyApi, ThroughputApi, MaskApi, RecoveryApi):
 
         Raises:
             PeerTimeout, PeerLost, ...: on a GPU, a fault that no call has raised yet. The memory is freed all the same.
+            InvalidArgument: a call is under way; nothing was done.
         """
+        if self._owner.elsewhere:
+            self.runtime = None  # what it stands for is the parent's
+        if self.runtime is not None:
+            self._destroy()
+
+    @in_turn("destroy")
+    def _destroy(self) -> None:
         session, self.runtime = self.runtime, None
         if session is None:
             return
@@ -165,12 +178,13 @@ class Buffer(LowLatencyApi, ThroughputApi, MaskApi, RecoveryApi):
     def __del__(self) -> None:
         if getattr(self, "runtime", None) is None:
             return
-        if self.explicitly_destroy:
+        if self.explicitly_destroy and not self._owner.elsewhere:
             warnings.warn("uccl_ep.Buffer was made with explicitly_destroy=True but never destroyed", stacklevel=1)
         self.destroy()
 
     @property
     def _session(self) -> Session:
+        refuse_elsewhere(self._owner.pid)
         if self.runtime is None:
             raise InvalidArgument("this Buffer has been destroyed")
         if self.runtime.closed:
@@ -215,6 +229,7 @@ class Buffer(LowLatencyApi, ThroughputApi, MaskApi, RecoveryApi):
 
     def get_comm_stream(self) -> Any:
         """The stream that communication kernels run on; on a GPU a torch.cuda.Stream."""
+        _ = self._session  # refuses a Buffer that has been destroyed
         return self._device.comm_stream
 
     def get_local_buffer_tensor(
@@ -289,6 +304,7 @@ class Buffer(LowLatencyApi, ThroughputApi, MaskApi, RecoveryApi):
         session = self._session
         return str(session.recorder.dump(session, Path(path) if path else None, "the program asked for it"))
 
+    @in_turn("barrier")
     @recorded("barrier")
     def barrier(self) -> None:
         """Returns when every rank has entered it and everything sent before is delivered. Collective."""

@@ -115,6 +115,18 @@ def weights(name: str, value: Any, shape: tuple[int, ...]) -> Tensor:
     return checked
 
 
+def event(name: str, value: Any) -> Any:
+    """The bare event of an event argument; None: there is nothing to wait for.
+
+    Raises:
+        InvalidArgument: it is something else.
+    """
+    bare = getattr(value, "event", value)  # of an EventOverlap
+    if bare is not None and not callable(getattr(bare, "query", None)):
+        refuse(name, value, "None, or an event such as capture() and calls with async_finish=True return")
+    return bare
+
+
 def vector(name: str, value: Any, dtype: torch.dtype, size: int) -> Tensor | None:
     """A contiguous 1-D tensor of `size` elements, or None.
 

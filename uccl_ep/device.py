@@ -9,7 +9,7 @@ from typing import Any, Protocol
 
 import torch
 
-from uccl_ep import _native
+from uccl_ep import _native, ownership
 from uccl_ep.errors import refuse
 from uccl_ep.output_pool import OutputPool
 from uccl_ep.settings import Settings
@@ -31,7 +31,7 @@ class Point(Protocol):
 current_point: list[Callable[[], Point]] = [_native.Event]
 
 
-class EventHandle:
+class EventHandle(ownership.NoCopies):
     """A point in a stream's work that another stream, or the caller, can wait for.
 
     Made without arguments it records the current stream. On a CPU the current stream is the calling thread, which has
@@ -41,6 +41,7 @@ class EventHandle:
     def __init__(self, event: Point | None = None, check: Callable[[], None] | None = None) -> None:
         self.native: Point = event if event is not None else current_point[-1]()
         self._check = check
+        self._made_in = ownership.here
 
     def current_stream_wait(self) -> None:
         """Makes the current stream wait until the event has happened; on a CPU that is the caller.
@@ -49,13 +50,16 @@ class EventHandle:
 
         Raises:
             UcclEpError: what was waited for failed; see Buffer for the kinds.
+            InvalidArgument: this is a child that fork() has made since.
         """
+        ownership.refuse_elsewhere(self._made_in)
         self.native.wait(_FOREVER_NS)  # every kernel before it has a deadline of its own
         if self._check is not None:
             self._check()
 
     def query(self) -> bool:
-        """Whether the event has happened; never blocks, never raises."""
+        """Whether the event has happened; never blocks. Raises nothing but what a child of fork() is told."""
+        ownership.refuse_elsewhere(self._made_in)
         return self.native.query()
 
 

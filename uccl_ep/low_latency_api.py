@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -19,6 +20,7 @@ from uccl_ep.low_latency_formats import BF16, FP8, FP8_UE8M0, NVFP4, NVFP4_UNIT,
 from uccl_ep.low_latency_handle import Handle as LowLatencyHandle
 from uccl_ep.low_latency_handle import check_handle
 from uccl_ep.low_latency_overlap import OverlapArguments
+from uccl_ep.ownership import Owner, in_turn
 from uccl_ep.recorder.calls import log_of, recorded
 from uccl_ep.session import Session
 
@@ -31,6 +33,7 @@ class LowLatencyApi:
     group_size: int
     low_latency_mode: bool
     enable_shrink: bool
+    _owner: Owner
     _device: Device
     _collective: Collective
     _low_latency: LowLatency
@@ -39,6 +42,7 @@ class LowLatencyApi:
     def _session(self) -> Session:
         raise AttributeError("_session")  # Buffer has it
 
+    @in_turn("low_latency_dispatch")
     @recorded("low_latency_dispatch")
     @kept_until_run
     def low_latency_dispatch(
@@ -138,6 +142,7 @@ class LowLatencyApi:
         event, hook = self._finish_low_latency(received.receive, received.keep, async_finish, return_recv_hook)
         return received.x, received.count, received.handle, event, hook
 
+    @in_turn("low_latency_combine")
     @recorded("low_latency_combine")
     @kept_until_run
     def low_latency_combine(
@@ -283,7 +288,8 @@ class LowLatencyApi:
                     self._low_latency.leave_shape(leave)
 
             log = log_of(session)
-            return EventOverlap(), hook if log is None else log.hook(hook)
+            recorded_hook = hook if log is None else log.hook(hook)
+            return EventOverlap(), functools.partial(_receive, self, recorded_hook)
         receive()
         if async_finish:
             event = self._device.record(keep)
@@ -298,6 +304,7 @@ class LowLatencyApi:
             if isinstance(value, Tensor):
                 self._device.check_tensor(name, value)
 
+    @in_turn("get_next_low_latency_combine_buffer")
     def get_next_low_latency_combine_buffer(self, handle: LowLatencyHandle) -> Tensor:
         """bf16 view [L, P, H] of registered memory for the next combine with zero_copy=True.
 
@@ -308,6 +315,7 @@ class LowLatencyApi:
         self._low_latency.wait_for_zero_copy()
         return self._low_latency.zero_copy_rows(handle, self._low_latency.next_combine_epoch())
 
+    @in_turn("clean_low_latency_buffer")
     def clean_low_latency_buffer(self, num_max_dispatch_tokens_per_rank: int, hidden: int, num_experts: int) -> None:
         """Readies low latency for these sizes after throughput calls. Collective.
 
@@ -317,3 +325,9 @@ class LowLatencyApi:
         self._check_low_latency(False, False)
         self._low_latency.set_shape(num_max_dispatch_tokens_per_rank, hidden, num_experts, self._collective.barrier)
         self._collective.barrier()
+
+
+@in_turn("a receive hook")
+def _receive(buffer: LowLatencyApi, hook: Callable[[], None]) -> None:
+    """What a receive hook is: a call of its Buffer."""
+    hook()

@@ -12,6 +12,7 @@ from uccl_ep import checks
 from uccl_ep.device import Device
 from uccl_ep.errors import InvalidArgument, NotSupported, refuse
 from uccl_ep.low_latency import LowLatency
+from uccl_ep.ownership import in_turn
 from uccl_ep.session import Session
 from uccl_ep.throughput import Throughput
 
@@ -29,6 +30,7 @@ class MaskApi:
     def _session(self) -> Session:
         raise AttributeError("_session")  # Buffer has it
 
+    @in_turn("low_latency_update_mask_buffer")
     def low_latency_update_mask_buffer(self, rank_to_mask: int, mask: bool = False) -> None:
         """Masks a rank (mask=True) or takes the mask away. Masks hold for both modes, whatever upstream's name says.
 
@@ -48,6 +50,7 @@ class MaskApi:
             self._check_unmask({rank_to_mask})
         self._set_mask(rank_to_mask, mask)
 
+    @in_turn("low_latency_query_mask_buffer")
     def low_latency_query_mask_buffer(self, mask_status: torch.Tensor) -> None:
         """Writes the mask into `mask_status` (int32 [N]): 1 = masked."""
         self._check_mask()
@@ -58,6 +61,7 @@ class MaskApi:
         self._device.catch_up()  # a kernel may mask a rank
         status.copy_(self._session.mask)
 
+    @in_turn("low_latency_clean_mask_buffer")
     def low_latency_clean_mask_buffer(self) -> None:
         """Takes every mask away; ranks that are no members keep theirs. Raises as low_latency_update_mask_buffer."""
         self._check_mask()

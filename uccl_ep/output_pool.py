@@ -57,7 +57,8 @@ class OutputPool:
 
     A block is free again when the last tensor on its storage is gone, views and what autograd keeps included. Free
     blocks are kept up to the most that was ever in use at once, and beyond it, up to twice that, what was dropped and
-    then asked for again. Threads may share a pool. A forked child sees what its parent writes into a result afterwards.
+    then asked for again. Threads may share a pool. A forked child sees what its parent writes into a result
+    afterwards, but for pages that it has written itself, which are its own.
 
     Args:
         arena: where blocks are taken from, pages as they are written; None: anonymous memory only.

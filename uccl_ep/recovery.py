@@ -13,6 +13,7 @@ from typing import Any
 
 from uccl_ep.errors import InvalidArgument, NoQuorum, PeerLost, PeerTimeout, UcclEpError, refuse
 from uccl_ep.group import Group, as_group
+from uccl_ep.ownership import in_turn
 from uccl_ep.roll_call import RollCall
 from uccl_ep.session import Session
 from uccl_ep.survivor_group import SurvivorGroup
@@ -79,6 +80,7 @@ class RecoveryApi:
         """Ranks that take part, ascending: all, less those that recover() went on without."""
         return [rank for rank in range(self.group_size) if rank not in self._session.absent]
 
+    @in_turn("recover")
     def recover(self, group: Any = None, timeout_s: float | None = None, allow_minority: bool = False) -> list[int]:
         """Goes on after PeerLost or PeerTimeout. Collective among the ranks that are left.
 

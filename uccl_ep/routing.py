@@ -97,7 +97,7 @@ class ThroughputHandle(tuple[Tensor, ...]):
         return f"ThroughputHandle({len(self)} tensors, {self.routing.num_rows} rows)"
 
     def __reduce__(self) -> Any:
-        raise NotSupported("a dispatch handle names live buffers of this process; it cannot be pickled")
+        raise NotSupported("a dispatch handle names live buffers of this process; it cannot be pickled or copied")
 
 
 def _send_order(routing: Routing) -> Tensor:

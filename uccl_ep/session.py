@@ -32,6 +32,7 @@ from uccl_ep.handshake import (
 from uccl_ep.memory import MemoryBill, MemoryPlan
 from uccl_ep.observe.publish import publish
 from uccl_ep.os_limits import address_space, in_words
+from uccl_ep.ownership import NoCopies
 from uccl_ep.plan.fill import Agreed
 from uccl_ep.plan.portrait import paint
 from uccl_ep.plan.start import show_start
@@ -72,7 +73,7 @@ class Start:
     alike: Mapping[str, Any] = field(default_factory=dict)
 
 
-class Session(Witness):
+class Session(NoCopies, Witness):
     """Everything of a rank that is not an operation. Made collectively by all ranks of the group, or, from a
     SurvivorGroup, by those that are left of it.
 

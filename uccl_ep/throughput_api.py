@@ -14,6 +14,7 @@ from uccl_ep.device import Device, EventHandle
 from uccl_ep.errors import refuse
 from uccl_ep.events import EventOverlap
 from uccl_ep.faults import dtype_code
+from uccl_ep.ownership import in_turn
 from uccl_ep.recorder.calls import recorded
 from uccl_ep.routing import ThroughputHandle
 from uccl_ep.session import Session
@@ -71,6 +72,7 @@ class ThroughputApi:
         first, second = bias
         return first, second
 
+    @in_turn("get_dispatch_layout")
     @recorded("get_dispatch_layout")
     @kept_until_run
     def get_dispatch_layout(
@@ -104,6 +106,7 @@ class ThroughputApi:
             results = self._throughput.layout(ids, num_experts)
             return *results, self._end(async_finish, (ids, *results))
 
+    @in_turn("dispatch")
     @recorded("dispatch")
     @kept_until_run
     def dispatch(
@@ -252,6 +255,7 @@ class ThroughputApi:
         checks.vector("num_tokens_per_expert", per_expert, torch.int32, per_expert.numel())
         return Layout(per_rank, per_node, in_rank, per_expert, None)
 
+    @in_turn("combine")
     @recorded("combine")
     @kept_until_run
     def combine(
@@ -322,7 +326,7 @@ class ThroughputApi:
             for part in value if isinstance(value, (tuple, list)) else (value,):
                 if isinstance(part, Tensor):
                     self._device.check_tensor(name, part)
-        return self._device.behind(getattr(previous_event, "event", previous_event))
+        return self._device.behind(checks.event("previous_event", previous_event))
 
     def _end(self, async_finish: bool, keep: tuple[Any, ...]) -> Event:
         if not async_finish:

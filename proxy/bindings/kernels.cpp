@@ -1,4 +1,4 @@
-// Streams, kernel arguments and launches of the CPU build. Arguments are the kernels' own structs: Python fills fields.
+// Kernel arguments and launches of the CPU build. Arguments are the kernels' own structs: Python fills fields.
 #include <nanobind/stl/function.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
@@ -12,11 +12,11 @@
 
 #include "bindings/rank_tables.h"
 #include "bindings/register.h"
+#include "bindings/streams.h"
 #include "kernels/collective/barrier.h"
 #include "kernels/cpu/low_latency.h"
 #include "kernels/cpu/throughput.h"
 #include "kernels/host/runtime.h"
-#include "kernels/host/stream.h"
 #include "kernels/low_latency/dispatch_send.h"
 
 namespace nb = nanobind;
@@ -65,8 +65,8 @@ void register_entries(nb::module_& m) {
       "Shared memory of a block, for a kernel's argument struct as bytes.");
   m.def(
       "launch",
-      [](simt::Stream& stream, const std::string& name, const nb::bytes& args, const Shape& shape) {
-        kernel_entry(name, args).launch(stream, args.data(), shape);
+      [](HostStream& stream, const std::string& name, const nb::bytes& args, const Shape& shape) {
+        kernel_entry(name, args).launch(stream.get(), args.data(), shape);
       },
       nb::arg("stream"), nb::arg("kernel"), nb::arg("args"), nb::arg("shape"),
       "Queues a kernel by name with its argument struct as bytes, as a GPU's driver does.");
@@ -90,7 +90,9 @@ void kernel(nb::module_& m, const char* name, void (*run)(const Args&, const cpu
       sizeof(Args),
       [shared_bytes, copy](const void* args, u32 warps) -> u64 { return shared_bytes(copy(args), warps); },
       [queue, copy](simt::Stream& stream, const void* args, const Shape& shape) { queue(stream, copy(args), shape); }};
-  m.def(name, queue, nb::arg("stream"), nb::arg("args"), nb::arg("shape"));
+  m.def(
+      name, [queue](HostStream& stream, const Args& args, const Shape& shape) { queue(stream.get(), args, shape); },
+      nb::arg("stream"), nb::arg("args"), nb::arg("shape"));
 }
 
 // A kernel as it is instantiated here, with this file's width.
@@ -120,17 +122,7 @@ void call_fields(nb::class_<Args>& c) {
       "reduces", [](const Args& a) { return a.call.reduces; }, [](Args& a, u32 reduces) { a.call.reduces = reduces; });
 }
 
-void register_streams(nb::module_& m) {
-  nb::class_<simt::Event>(m, "Event")
-      .def(nb::init<>())
-      .def("query", &simt::Event::query)
-      .def("wait", &simt::Event::wait, nb::arg("timeout_ns"), nb::call_guard<nb::gil_scoped_release>());
-  nb::class_<simt::Stream>(m, "Stream", "An ordered queue of kernels: the CPU's stand-in for a CUDA stream.")
-      .def(nb::init<bool>(), nb::arg("deferred") = false)
-      .def("record", &simt::Stream::record)
-      .def("wait", &simt::Stream::wait, nb::arg("event"))
-      .def("finish", &simt::Stream::finish, nb::call_guard<nb::gil_scoped_release>())
-      .def("synchronize", &simt::Stream::synchronize, nb::call_guard<nb::gil_scoped_release>());
+void register_shape(nb::module_& m) {
   nb::class_<Shape>(m, "LaunchShape")
       .def(nb::init<u32, u32, u32>(), nb::arg("grid"), nb::arg("warps"), nb::arg("threads"))
       .def_ro("grid", &Shape::grid)
@@ -390,7 +382,7 @@ void register_streams_of_rows(nb::module_& m) {
 }  // namespace
 
 void register_kernels(nb::module_& m) {
-  register_streams(m);
+  register_shape(m);
   register_entries(m);
   register_rank(m);
   register_low_latency_call(m);

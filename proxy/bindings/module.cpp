@@ -18,6 +18,7 @@ NB_MODULE(_native, m) {
   uccl::register_memory(m);
   uccl::register_proxy(m);
   uccl::register_layouts(m);
+  uccl::register_streams(m);
   uccl::register_kernels(m);
   uccl::register_simulation(m);
   uccl::register_probe(m);

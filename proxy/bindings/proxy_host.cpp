@@ -54,10 +54,10 @@ ProxyHost::ProxyHost(ProxySettings settings) : settings_(std::move(settings)) {
   t.connect_timeout_ns = settings_.connect_timeout_ns;
   t.fabric = settings_.fabric;
   t.unreached = settings_.unreached;
-  transport_ = make_transport(settings_.family, t);
+  transport_.reset(make_transport(settings_.family, t).release());
 }
 
-ProxyHost::~ProxyHost() { stop(0); }
+ProxyHost::~ProxyHost() = default;  // the engine first, which stops
 
 u8* ProxyHost::place(const SpanSettings& s) {
   if (s.fd >= 0) {
@@ -114,7 +114,7 @@ void ProxyHost::connect(const std::vector<std::string>& addresses, const std::ve
                             settings_.event_capacity, settings_.trace);
   auto* workers = static_cast<WorkerCounters*>(counters_->data());
   auto* peers = reinterpret_cast<PeerCounters*>(workers + settings_.num_workers);
-  engine_ = std::make_unique<Engine>(std::move(e), std::move(transport_), workers, peers);
+  engine_ = std::make_unique<Engine>(std::move(e), std::unique_ptr<Transport>(transport_.release()), workers, peers);
 }
 
 void ProxyHost::start() {
@@ -138,9 +138,10 @@ std::vector<QueueCounters> ProxyHost::queue_counters() const {
 }
 
 ProxyGuard::ProxyGuard(int pid, u8* control, u32 rank)
-    : faults_(control, nullptr, 0),
-      watch_({pid}, [this, rank](u32) { faults_.raise({.kind = FaultKind::kPeerLost, .peer = rank}); }) {
-  watch_.start();
+    : faults_(control, nullptr, 0), watch_(make_at_home<ProcessWatch>(std::vector<int>{pid}, [this, rank](u32) {
+        faults_.raise({.kind = FaultKind::kPeerLost, .peer = rank});
+      })) {
+  watch_->start();
 }
 
 }  // namespace uccl

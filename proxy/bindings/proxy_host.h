@@ -1,5 +1,5 @@
 // One rank's proxy from plain settings: maps the segments by descriptor, makes the transport and the engine. The same
-// object serves inside the rank's process and in a process of its own.
+// object serves inside the rank's process and in a process of its own. In a child of fork() its end has no effect.
 #pragma once
 #include <memory>
 #include <string>
@@ -8,6 +8,7 @@
 #include "engine/engine.h"
 #include "engine/faults.h"
 #include "engine/process_watch.h"
+#include "memory/home.h"
 #include "memory/segment.h"
 
 namespace uccl {
@@ -85,8 +86,8 @@ class ProxyHost {
   std::vector<std::shared_ptr<Segment>> segments_;
   std::shared_ptr<Segment> rings_, counters_, events_;
   AddressSpace local_;
-  std::unique_ptr<Transport> transport_;  // until it is connected and the engine has it
-  std::vector<Note> notes_;               // what it said by then
+  HomePtr<Transport> transport_;  // until it is connected and the engine has it
+  std::vector<Note> notes_;       // what it said by then
   std::unique_ptr<Engine> engine_;
 };
 
@@ -95,11 +96,11 @@ class ProxyHost {
 class ProxyGuard {
  public:
   ProxyGuard(int pid, u8* control, u32 rank);
-  void stop() { watch_.stop(); }  // before the proxy is told to end
+  void stop() { watch_->stop(); }  // before the proxy is told to end
 
  private:
   Faults faults_;
-  ProcessWatch watch_;
+  HomePtr<ProcessWatch> watch_;
 };
 
 }  // namespace uccl

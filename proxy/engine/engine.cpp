@@ -22,6 +22,7 @@ namespace uccl {
 
 struct Engine::Shared {
   Shared(EngineSettings s, std::unique_ptr<Transport> t, WorkerCounters* worker_counters, PeerCounters* peer_counters);
+  ~Shared() { stop(0); }
   void start_worker(u32 index);
   void stop(u64 drain_ns);
 
@@ -85,9 +86,9 @@ void Engine::Shared::stop(u64 drain_ns) {
 
 Engine::Engine(EngineSettings settings, std::unique_ptr<Transport> transport, WorkerCounters* worker_counters,
                PeerCounters* peer_counters)
-    : shared_(std::make_unique<Shared>(std::move(settings), std::move(transport), worker_counters, peer_counters)) {}
+    : shared_(make_at_home<Shared>(std::move(settings), std::move(transport), worker_counters, peer_counters)) {}
 
-Engine::~Engine() { stop(0); }
+Engine::~Engine() = default;
 
 void Engine::start() {
   Shared& s = *shared_;

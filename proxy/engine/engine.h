@@ -8,6 +8,7 @@
 
 #include "diag/event_ring.h"
 #include "memory/address_space.h"
+#include "memory/home.h"
 #include "ring/layout.h"
 #include "transport/transport.h"
 #include "wire/control.h"
@@ -59,7 +60,7 @@ class Engine {
   // `worker_counters` and `peer_counters` point at num_workers and num_ranks zeroed entries that outlive the engine.
   Engine(EngineSettings settings, std::unique_ptr<Transport> transport, WorkerCounters* worker_counters,
          PeerCounters* peer_counters);
-  ~Engine();  // stops
+  ~Engine();  // stops; in a child of fork() it has no effect
   Engine(const Engine&) = delete;
   Engine& operator=(const Engine&) = delete;
 
@@ -74,7 +75,7 @@ class Engine {
 
  private:
   struct Shared;
-  std::unique_ptr<Shared> shared_;
+  HomePtr<Shared> shared_;
 };
 
 }  // namespace uccl

@@ -2,11 +2,14 @@
 #include "memory/segment.h"
 
 #include <fcntl.h>
+#include <pthread.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include <cerrno>
+#include <mutex>
+#include <set>
 #include <stdexcept>
 #include <system_error>
 
@@ -63,6 +66,41 @@ void demand_size(int fd, std::size_t bytes, const std::string& what) {
 
 }  // namespace
 
+// All segments of this process. A fork waits until nobody changes the set, so that its child finds it whole.
+struct Mapped {
+  std::mutex mutex;
+  std::set<Segment*> segments;
+
+  Mapped() {
+    pthread_atfork([] { Segment::mapped().mutex.lock(); }, [] { Segment::mapped().mutex.unlock(); }, part_all);
+  }
+  static void part_all() {
+    Mapped& all = Segment::mapped();
+    for (Segment* segment : all.segments) segment->part();
+    all.mutex.unlock();
+  }
+};
+
+Mapped& Segment::mapped() {
+  static Mapped& all = *new Mapped();  // for ever: segments may outlive whatever ends with the process
+  return all;
+}
+
+Segment::Segment(int fd, void* data, std::size_t bytes) : fd_(fd), data_(data), bytes_(bytes) {
+  const std::lock_guard<std::mutex> lock(mapped().mutex);
+  mapped().segments.insert(this);
+}
+
+// The child's pages become private where they are. Where the system does not promise memory for that, they can still be
+// read: a write then ends the child, and is no write to the parent's rows.
+void Segment::part() {
+  if (!shared_) return;  // since an earlier fork: what was written since would be lost
+  shared_ = false;
+  const int flags = MAP_PRIVATE | MAP_NORESERVE | MAP_FIXED;
+  if (mmap(data_, bytes_, PROT_READ | PROT_WRITE, flags, fd_, 0) == MAP_FAILED)
+    mmap(data_, bytes_, PROT_READ, MAP_SHARED | MAP_FIXED, fd_, 0);
+}
+
 std::shared_ptr<Segment> Segment::create(const std::string& name, std::size_t bytes) {
   const std::string what = "segment " + name;
   const std::size_t size = whole_pages(bytes, what);
@@ -100,12 +138,16 @@ std::shared_ptr<Segment> Segment::adopt(int fd, std::size_t bytes) {
 }
 
 bool Segment::give_back(std::size_t offset, std::size_t bytes) {
-  if (offset > bytes_ || bytes > bytes_ - offset) return false;
+  if (offset > bytes_ || bytes > bytes_ - offset || !home_.here()) return false;
   return fallocate(fd_, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, static_cast<off_t>(offset),
                    static_cast<off_t>(bytes)) == 0;
 }
 
 Segment::~Segment() {
+  {
+    const std::lock_guard<std::mutex> lock(mapped().mutex);
+    mapped().segments.erase(this);
+  }
   munmap(data_, bytes_);
   close(fd_);
 }

@@ -1,8 +1,11 @@
-// A span of memory that other processes can map: a memfd, so nothing is left behind whatever kills its owner.
+// A span of memory that other processes can map: a memfd, so nothing is left behind whatever kills its owner. In a child
+// of fork() what was mapped before becomes the child's own as it writes to it: nobody else sees what it writes.
 #pragma once
 #include <cstddef>
 #include <memory>
 #include <string>
+
+#include "memory/home.h"
 
 namespace uccl {
 
@@ -19,7 +22,8 @@ class Segment {
   Segment(const Segment&) = delete;
   Segment& operator=(const Segment&) = delete;
 
-  // Gives whole pages within [offset, offset + bytes) back to the system; they read as zeros again. False: it refused.
+  // Gives whole pages within [offset, offset + bytes) back to the system; they read as zeros again. False: it refused,
+  // or this is a child of fork(), whose parent uses them.
   bool give_back(std::size_t offset, std::size_t bytes);
 
   void* data() const { return data_; }
@@ -27,10 +31,16 @@ class Segment {
   int fd() const { return fd_; }
 
  private:
-  Segment(int fd, void* data, std::size_t bytes) : fd_(fd), data_(data), bytes_(bytes) {}
+  Segment(int fd, void* data, std::size_t bytes);
+  static struct Mapped& mapped();
+  void part();  // in a child of fork()
+
   int fd_;
   void* data_;
   std::size_t bytes_;
+  Home home_;
+  bool shared_ = true;  // with other processes
+  friend struct Mapped;
 };
 
 }  // namespace uccl

@@ -115,6 +115,8 @@ def test_buffer_accepts_every_branchs_keywords_and_shows_its_attributes(variable
         assert buffer.get_comm_stream() is buffer.get_comm_stream()
         buffer.destroy()
         assert buffer.runtime is None
+        with pytest.raises(InvalidArgument, match="this Buffer has been destroyed"):
+            buffer.get_comm_stream()
 
     run_ranks(1, body)
     assert Buffer.num_sms == 20

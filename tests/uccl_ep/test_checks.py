@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tests.uccl_ep.ranks import assert_refused
-from uccl_ep import _native, checks
+from uccl_ep import Buffer, EventHandle, EventOverlap, _native, checks
 
 BF16 = (torch.bfloat16,)
 
@@ -120,3 +120,16 @@ def test_checks_flag_refuses_what_is_neither(value: Any) -> None:
 
 def test_checks_flag_takes_booleans_and_numbers() -> None:
     assert [checks.flag("use_x", value) for value in (True, False, 1, 0)] == [True, False, True, False]
+
+
+@pytest.mark.parametrize("value", ["now", 0, False, torch.zeros(1), [Buffer.capture()], EventOverlap("now")])
+def test_checks_event_refuses_what_is_none(value: Any) -> None:
+    assert_refused(lambda: checks.event("previous_event", value), ["previous_event=", "None, or an event such as cap"])
+
+
+def test_checks_event_takes_events_bare_and_wrapped() -> None:
+    bare = EventHandle()
+    for value in (bare, EventOverlap(bare)):
+        assert checks.event("e", value) is bare
+    assert checks.event("e", None) is None
+    assert checks.event("e", EventOverlap()) is None  # of a synchronous call

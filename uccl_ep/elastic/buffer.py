@@ -14,6 +14,7 @@ from uccl_ep.elastic.dispatch import DispatchApi
 from uccl_ep.elastic.experimental import ExperimentalApi
 from uccl_ep.errors import InvalidArgument, refuse
 from uccl_ep.group import as_group
+from uccl_ep.ownership import NoCopies, Owner, in_turn
 
 
 class _ElasticRows(Buffer):
@@ -24,7 +25,7 @@ class _ElasticRows(Buffer):
         super().__init__(group, num_bytes, explicitly_destroy=True, device=device)
 
 
-class ElasticBuffer(DispatchApi, CombineApi, ExperimentalApi):
+class ElasticBuffer(NoCopies, DispatchApi, CombineApi, ExperimentalApi):
     """Memory, proxy and kernels of one rank for V2's dispatch and combine. Making one is collective.
 
     Shapes use T = this rank's tokens, K = top-k, N = ranks, E = experts, L = E / N local experts, H = hidden channels,
@@ -72,6 +73,7 @@ class ElasticBuffer(DispatchApi, CombineApi, ExperimentalApi):
         device: str | None = None,
     ) -> None:
         self.runtime: Any = None
+        self._owner = Owner()  # a call here may make several of the Buffer's
         self.explicitly_destroy = checks.flag("explicitly_destroy", explicitly_destroy)
         if num_cpu_bytes:
             refuse("num_cpu_bytes", num_cpu_bytes, "0: only upstream's experimental parts use CPU bytes")
@@ -114,16 +116,19 @@ class ElasticBuffer(DispatchApi, CombineApi, ExperimentalApi):
         self._end()
 
     def _end(self) -> None:
-        self.runtime = None
-        self._buffer.destroy()
+        try:
+            self._buffer.destroy()
+        finally:
+            self.runtime = self._buffer.runtime  # None, unless it was refused
 
     def __del__(self) -> None:
         if getattr(self, "runtime", None) is None:
             return
-        if self.explicitly_destroy:
+        if self.explicitly_destroy and not self._owner.elsewhere:
             warnings.warn("uccl_ep.ElasticBuffer: explicitly_destroy=True but never destroyed", stacklevel=1)
         self._end()
 
+    @in_turn("barrier")
     def barrier(self, use_comm_stream: bool = True, with_cpu_sync: bool = False, sequential: bool = True) -> None:
         """Returns when every rank has entered it and everything sent before is delivered. Collective.
 

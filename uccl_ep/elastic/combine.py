@@ -13,6 +13,7 @@ from uccl_ep.elastic import expand
 from uccl_ep.elastic.handle import EPHandle
 from uccl_ep.errors import refuse
 from uccl_ep.events import EventOverlap
+from uccl_ep.ownership import in_turn
 
 Tensor = torch.Tensor
 
@@ -23,6 +24,7 @@ class CombineApi:
     allow_multiple_reduction: bool
     _buffer: Buffer
 
+    @in_turn("combine")
     def combine(
         self,
         x: Tensor,
@@ -59,7 +61,8 @@ class CombineApi:
         x, weights = self._checked(x, handle, topk_weights, (num_sms, num_qps))
         if previous_event is not None and not allocate_on_comm_stream:
             refuse("previous_event", previous_event, "None without allocate_on_comm_stream=True")
-        for event in (previous_event, previous_event_before_epilogue):
+        given = {"previous_event": previous_event, "previous_event_before_epilogue": previous_event_before_epilogue}
+        for event in [checks.event(name, value) for name, value in given.items()]:
             if event is not None:
                 event.current_stream_wait()  # what torch does below reads x as well
         if weights is not None:

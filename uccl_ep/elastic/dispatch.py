@@ -15,6 +15,7 @@ from uccl_ep.elastic import expand
 from uccl_ep.elastic.handle import EPHandle
 from uccl_ep.errors import InvalidArgument, refuse
 from uccl_ep.events import EventOverlap
+from uccl_ep.ownership import in_turn
 
 Tensor = torch.Tensor
 Event = EventOverlap[EventHandle]
@@ -115,6 +116,7 @@ class DispatchApi:
     def get_theoretical_num_sms(self, num_experts: int, num_topk: int) -> int:
         raise AttributeError("get_theoretical_num_sms")  # ElasticBuffer has it
 
+    @in_turn("dispatch")
     def dispatch(
         self,
         x: Tensor | tuple[Tensor, Tensor],
@@ -187,6 +189,8 @@ class DispatchApi:
     ) -> Callable[[], Results]:
         """Sends; returns what gives (recv_x, recv_topk_idx, recv_topk_weights, handle) when it is called."""
         data, scales = split(x)
+        for name, event in zip(("previous_event", "previous_event_before_epilogue"), call.before, strict=True):
+            checks.event(name, event)
         if handle is None:
             if topk_idx is None:
                 refuse("topk_idx", None, "int64 [T, K], or a handle")

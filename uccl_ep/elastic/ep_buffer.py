@@ -13,6 +13,7 @@ from uccl_ep.elastic.dispatch import Call
 from uccl_ep.elastic.handle import EPHandle
 from uccl_ep.errors import NotSupported, refuse
 from uccl_ep.events import EventOverlap
+from uccl_ep.ownership import NoCopies, in_turn
 
 Tensor = torch.Tensor
 Event = EventOverlap[EventHandle]
@@ -23,7 +24,7 @@ _ATTRIBUTES = (
 )
 
 
-class EPBuffer:
+class EPBuffer(NoCopies):
     """ElasticBuffer with V2.5's arguments; see there for what they mean, for shapes, and for the attributes.
 
     Args that differ: no num_cpu_bytes; `lb_allocation_plan_or_num_bytes` must be 0 (expert load balancing inside the
@@ -72,6 +73,7 @@ class EPBuffer:
             explicitly_destroy=explicitly_destroy,
             device=device,
         )
+        self._owner = self._elastic._owner
         for name in _ATTRIBUTES.split():
             setattr(self, name, getattr(self._elastic, name))
         self.barrier = self._elastic.barrier
@@ -95,6 +97,7 @@ class EPBuffer:
         """Prints what this rank has allocated, by purpose."""
         print(self._elastic._buffer.memory_bill())
 
+    @in_turn("dispatch")
     def dispatch(
         self,
         x: Tensor | tuple[Tensor, Tensor],

@@ -18,6 +18,7 @@ from uccl_ep.elastic.handle import EPHandle
 from uccl_ep.elastic.sizes import check_hidden
 from uccl_ep.errors import InvalidArgument, NotSupported, refuse
 from uccl_ep.group import as_group
+from uccl_ep.ownership import NoCopies, in_turn
 
 Tensor = torch.Tensor
 
@@ -55,7 +56,7 @@ def map_to_indices(routing_map: Tensor, probs: Tensor | None) -> tuple[Tensor, T
     return torch.where(chosen, order, -1).contiguous(), weights
 
 
-class HybridEPBuffer:
+class HybridEPBuffer(NoCopies):
     """Dispatch of tokens to rows by expert, and back, by routing maps. Making one is collective.
 
     Shapes use T = this rank's tokens, E = experts, L = E / N local experts, H = hidden_dim.
@@ -92,6 +93,7 @@ class HybridEPBuffer:
         topk = min(self.num_experts, _native.MAX_TOPK)
         check_hidden("hidden_dim", hidden_dim, checks.flag("use_fp8", use_fp8))
         self._elastic = ElasticBuffer(group, None, 0, max_num_of_tokens_per_rank, hidden_dim, topk)
+        self._owner = self._elastic._owner
         self.group, self.rank, self.group_size = group, self._elastic.rank_idx, ranks
         self.use_fp8 = checks.flag("use_fp8", use_fp8)
         sizes = SimpleNamespace(
@@ -101,6 +103,7 @@ class HybridEPBuffer:
         )
         self.configurer = SimpleNamespace(buffer_config=sizes)
 
+    @in_turn("dispatch_with_permute")
     def dispatch_with_permute(
         self,
         *,
@@ -169,6 +172,7 @@ class HybridEPBuffer:
         made = self._made(results[3], num_permuted_tokens, bool(non_blocking))
         return *self._cut(results, made.num_rows), made.counts, made
 
+    @in_turn("combine_with_unpermute")
     def combine_with_unpermute(
         self,
         *,

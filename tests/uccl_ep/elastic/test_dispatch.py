@@ -234,6 +234,8 @@ def test_dispatch_refusals(variables: Any) -> None:
             (x, {"topk_weights": torch.zeros(4, 3)}, "topk_weights"),
             (x, {"topk_idx": options["topk_idx"][:3]}, "4 rows"),
             (x, {"previous_event": EventHandle()}, "allocate_on_comm_stream"),
+            (x, {"previous_event": "now", "allocate_on_comm_stream": True}, "previous_event='now'"),
+            (x, {"previous_event_before_epilogue": "now"}, "previous_event_before_epilogue='now'"),
             (x, {"cumulative_local_expert_recv_stats": torch.zeros(2)}, "cumulative"),
             (x, {"handle": "no"}, "handle='str'"),
             (many, {"topk_idx": ids}, "num_max_tokens_per_rank=20"),
