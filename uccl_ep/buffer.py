@@ -282,7 +282,7 @@ class Buffer(NoCopies, LowLatencyApi, ThroughputApi, MaskApi, RecoveryApi):
         """
         tag = checks.whole("tag", tag, 0, (1 << 32) - 1)
         self._session.context.tag = tag
-        self._low_latency.refresh_context()
+        self._low_latency.prototypes.refresh()
 
     def memory_bill(self) -> MemoryBill:
         """What this rank has allocated, by purpose; print it."""

@@ -102,7 +102,7 @@ class LowLatency:
         self._recorded: tuple[int, int, int] | None = None  # the sizes of calls that are in graphs
         self._layout = _native.LowLatencyLayout()
         self._max_topk = 0  # of a call with this layout
-        self._prototypes = Prototypes(session, device)
+        self.prototypes = Prototypes(session, device)
         self._sums = Sums(session, device)
         self._ranks, self._has_remote = session.num_ranks, session.topology.num_nodes > 1
 
@@ -159,14 +159,9 @@ class LowLatency:
         if self._shape is not None:
             barrier()
         self._shape, self._layout, self._max_topk = shape, layout, layout.max_topk
-        self._prototypes.lay_out(layout, num_experts)
+        self.prototypes.lay_out(layout, num_experts)
         self._sums.use(form)
         self._recorded = shape if capturing else self._recorded
-
-    def refresh_context(self) -> None:
-        """The session's context has changed: calls from now on have it."""
-        if self._shape is not None:
-            self._prototypes.lay_out(self._layout, self._shape[2])
 
     def leave_shape(self, barrier: Callable[[], None]) -> None:
         """After a receiving half: when the sizes are not those of this Buffer's graphs, all ranks wait for each other,
@@ -235,7 +230,7 @@ class LowLatency:
         work = device.empty(2 + -(-ranks * local // 2), dtype=torch.int64)  # the epoch's words, then counts of rows
         words = work.data_ptr()
 
-        args = _native.DispatchSendArgs(self._prototypes.dispatch_send)
+        args = _native.DispatchSendArgs(self.prototypes.dispatch_send)
         args.epoch, args.x, args.topk_idx = words, x.data_ptr(), topk_idx.data_ptr()
         args.num_tokens, args.topk = tokens, topk
         args.format, args.round_scale = form.code, int(form.round_scale)
@@ -246,9 +241,8 @@ class LowLatency:
 
         received = ReceivedRows.make(device, form.code, local, rows, hidden)
         count = device.empty(local, dtype=torch.int32)
-        # Three planes: token, slot at its source, source rank. The handle shows the first; combine finds the others
-        # behind it in the same storage, so that a handle put together again from its parts still works.
-        # Behind the planes the kernel leaves the dispatch's number, which combine shows to the other ranks.
+        # Three planes: token, slot at its source, source rank; then the dispatch's number. The handle shows the first;
+        # combine finds the others in the same storage, also where a handle was put together again from its parts.
         src_info = device.empty(3 * local * rows + 1, dtype=torch.int32)
         layout_range = device.empty(local, ranks, dtype=torch.int64)
         given = (x, topk_idx, form.global_scale, cumulative_stats, wait_stats)
@@ -257,7 +251,7 @@ class LowLatency:
             self._dispatches.finish(epoch)
             if self._sums.owed:
                 self._sums.catch_up()
-            take = _native.DispatchReceiveArgs(self._prototypes.dispatch_receive)
+            take = _native.DispatchReceiveArgs(self.prototypes.dispatch_receive)
             take.epoch, take.counts, take.format = words, words + 16, form.code
             take.recv_x = received.x.data_ptr()
             take.recv_scales = 0 if received.scales is None else received.scales.data_ptr()
@@ -312,7 +306,7 @@ class LowLatency:
         self._begin()
         word = device.empty(2, dtype=torch.int64)
         reduces = self._sums.form_of(form).reduces
-        args = _native.CombineSendArgs(self._prototypes.combine_send)
+        args = _native.CombineSendArgs(self.prototypes.combine_send)
         args.epoch, args.reduces = word.data_ptr(), int(reduces)
         args.x, args.row_stride, args.format = x.data_ptr(), hidden, int(form)
         args.src_info, args.layout_range = planes, handle[1].data_ptr()
@@ -342,13 +336,13 @@ class LowLatency:
         blocks = _SEND_BLOCKS if overlap is None else overlap.num_sms
         device.launch(_native.low_latency_combine_send, args, device.grid(blocks, _WARPS))
         if reduces:
-            self._sums.owe(self._prototypes.combine_reduce, wait_stats, word, readable)
+            self._sums.owe(self.prototypes.combine_reduce, wait_stats, word, readable)
 
         def receive() -> None:
             self._combines.finish(epoch)
             if self._sums.owed:
                 self._sums.catch_up()
-            take = _native.CombineReceiveArgs(self._prototypes.combine_receive)
+            take = _native.CombineReceiveArgs(self.prototypes.combine_receive)
             take.epoch, take.reduces = word.data_ptr(), int(reduces)
             take.out, take.topk_idx, take.weights = out.data_ptr(), topk_idx.data_ptr(), topk_weights.data_ptr()
             take.wait_stats = 0 if wait_stats is None else wait_stats.data_ptr()

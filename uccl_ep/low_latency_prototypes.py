@@ -41,6 +41,11 @@ class Prototypes:
         self._num_writes_of_sums = device.zeros(session.num_ranks, dtype=torch.int32)
         self._staging_tickets = device.zeros(_STAGING_TICKETS, dtype=torch.int64)
 
+    def refresh(self) -> None:
+        """The session's context has changed: calls from now on have it."""
+        if hasattr(self, "dispatch_send"):
+            self.lay_out(self.dispatch_send.call.layout, self.dispatch_send.call.num_experts)
+
     def lay_out(self, layout: _native.LowLatencyLayout, num_experts: int) -> None:
         """From now on calls have these sizes."""
         call = _native.LowLatencyCall()

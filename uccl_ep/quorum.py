@@ -79,7 +79,7 @@ class Quorum:
         """Whether this group may go on."""
         counted = self.base - self.dead
         here = counted & set(group)
-        return 2 * len(here) > len(counted) or (2 * len(here) == len(counted) and min(counted) in here)
+        return 2 * len(here) > len(counted) or (2 * len(here) == len(counted) and min(counted, default=-1) in here)
 
     def refusal(self, group: Collection[int], unwilling: Collection[int]) -> NoQuorum:
         """The error for a group that may not; `unwilling` are those of it that did not ask for it all the same."""
