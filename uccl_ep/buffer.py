@@ -267,6 +267,7 @@ class Buffer(NoCopies, LowLatencyApi, ThroughputApi, MaskApi, RecoveryApi):
         _ = self._session  # refuses a Buffer that has been destroyed
         return self._device.empty(num_rows, hidden, dtype=dtype)
 
+    @in_turn("set_call_tag")
     def set_call_tag(self, tag: int) -> None:
         """Names the step that calls from now on belong to, so that ranks which are in different steps refuse the call.
 
