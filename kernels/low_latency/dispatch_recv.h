@@ -30,6 +30,7 @@ struct SourceView {
   const u8* rows;
   const RoutingHeader* header;
   const short* ids;
+  u32 num_tokens, topk;  // of the header, and never more than there is room for
 };
 DEV SourceView source_view(const DispatchReceiveArgs& a, u64 epoch, u32 source) {
   const LowLatencyLayout& layout = a.call.layout;
@@ -47,7 +48,20 @@ DEV SourceView source_view(const DispatchReceiveArgs& a, u64 epoch, u32 source) 
     routing = layout.hosted_routing(epoch, slot);
   }
   const RoutingHeader* header = reinterpret_cast<const RoutingHeader*>(base + routing);
-  return SourceView{base + rows, header, reinterpret_cast<const short*>(header + 1)};
+  const u32 tokens = header->num_tokens, topk = header->topk;
+  return SourceView{base + rows, header, reinterpret_cast<const short*>(header + 1),
+                    tokens < layout.max_tokens ? tokens : layout.max_tokens,
+                    topk < layout.max_topk ? topk : layout.max_topk};
+}
+
+// One lane: a source's routing block holds no more than there is room for.
+DEV bool check_routing(const DispatchReceiveArgs& a, const Turn& turn, u32 source) {
+  const RoutingHeader& h = *source_view(a, turn.epoch, source).header;
+  const u32 theirs[] = {h.num_tokens, h.topk}, most[] = {a.call.layout.max_tokens, a.call.layout.max_topk};
+  for (u32 i = 0; i < 2; ++i)
+    if (theirs[i] > most[i])
+      return bad_arrival(turn.wait, WaitSite{WaitPhase::kDispatchReceive, source, kNoChannel, most[i]}, theirs[i]);
+  return true;
 }
 
 // One warp waits for a source and checks that it speaks of the same shapes.
@@ -72,6 +86,7 @@ DEV bool await_source(const DispatchReceiveArgs& a, const Turn& turn, u32 source
         record_fault(turn.wait, what, FaultKind::kMismatch, theirs[i]);
         ok = false;
       }
+      ok = ok && check_routing(a, turn, source);
     }
   }
   *absent = warp_agree(gone);
@@ -98,14 +113,21 @@ DEV bool count_rows(const DispatchReceiveArgs& a, const Turn& turn, u32 warp, u3
     const u32 source = u / groups, group = u % groups;
     bool absent;
     if (!await_source(a, turn, source, &absent)) return false;
-    u32 n[kMatchesPerLane] = {};
+    u32 n[kMatchesPerLane] = {}, most = 0;
     if (!absent) {
       const SourceView v = source_view(a, turn.epoch, source);
       const ExpertGroup g = expert_group(a, group);
-      count_matches(v.ids, v.header->num_tokens * v.header->topk, g.first, g.width, n);
+      count_matches(v.ids, v.num_tokens * v.topk, g.first, g.width, n);
+      most = v.num_tokens;
     }
+    bool fits = true;  // into the source's share of an expert's rows
     for (u32 i = 0; i < kMatchesPerLane; ++i)
-      if (const u32 e = expert_of_lane(group, i); e < experts) a.counts[source * experts + e] = n[i];
+      if (const u32 e = expert_of_lane(group, i); e < experts) {
+        a.counts[source * experts + e] = n[i];
+        if (n[i] > most)
+          fits = bad_arrival(turn.wait, WaitSite{WaitPhase::kDispatchReceive, source, kNoChannel, most}, n[i]);
+      }
+    if (simt::ballot(!fits) != 0) return false;
   }
   return true;
 }
@@ -137,9 +159,10 @@ DEV void place_rows(const DispatchReceiveArgs& a, const Turn& turn, u32 warp, u3
     if (simt::ballot(n != 0) == 0) continue;  // also when the source is absent and its routing block nonsense
     const SourceView v = source_view(a, turn.epoch, source);
     const ExpertGroup g = expert_group(a, group);
-    const u32 topk = v.header->topk;
+    const u32 topk = v.topk;
     i32* const rows = a.src_info + group * kMatchWidth * stride;
-    for_each_match(v.ids, v.header->num_tokens * topk, g.first, g.width, begin, [=](u32 j, u32 at, u32 slot) {
+    for_each_match(v.ids, v.num_tokens * topk, g.first, g.width, begin, [=](u32 j, u32 at, u32 slot) {
+      if (at >= stride) return;  // ids that were counted otherwise: overwritten since
       i32* out = rows + j * stride + at;
       out[0] = static_cast<i32>(slot / topk);
       out[plane] = static_cast<i32>(slot);

@@ -116,6 +116,12 @@ DEV bool wait_for_slot(const RankContext& c, const WaitContext& wait, const Wait
   return wait_or_mask(c, wait, site, head, [&](u64 seen) { return site.expected - seen < g.num_slots; }, absent);
 }
 
+// One lane: a reader at `head` has found a tail that lets it read on. A correct writer is never more than a ring ahead.
+DEV bool tail_fits(const WaitContext& wait, WaitSite site, const StreamGeometry& g, u64 head, u64 tail) {
+  site.expected = head + g.num_slots;
+  return tail - head <= g.num_slots || bad_arrival(wait, site, tail);
+}
+
 // One lane: a chunk to another node; it has the same place in the ring at both ends.
 struct OutgoingChunk {
   Direction direction;
