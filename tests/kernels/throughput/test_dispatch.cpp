@@ -190,7 +190,7 @@ TEST(throughput_dispatch_refuses_a_tail_beyond_the_ring_and_a_row_of_another_lap
       const std::vector<Taken> taken = taken_rows(world, c, round, 1);
       return !taken.empty() && taken[0].source == 0;
     };
-    while (!row_of_0() || !taken_rows(world, c, round, 0).empty()) ++round;
+    while (!row_of_0() || throughput_input(world, c, round, 1).num_tokens != 0) ++round;
     const RoundPlan plan = round_plan(world, c, round);
     std::vector<std::unique_ptr<Routing>> routings(2);
     std::vector<std::unique_ptr<ThroughputRank>> ranks(2);
