@@ -233,8 +233,9 @@ DEV u32 sum_up_to(u32 v) {
   return v;
 }
 
-// The whole block: sums over sources. Says in `shared` when it failed.
-DEV void sum_counts(const CountsArgs& a, const WaitContext& wait, CountsShared& shared, u64 epoch) {
+// The whole block: sums over sources. False in threads that found what cannot be.
+DEV bool sum_counts(const CountsArgs& a, const WaitContext& wait, const CountsShared& shared, u64 epoch) {
+  bool good = true;
   const TopologyView& topology = a.rank.topology;
   const u32 channels = a.num_channels;
   if (simt::warp() == 0) {
@@ -260,11 +261,12 @@ DEV void sum_counts(const CountsArgs& a, const WaitContext& wait, CountsShared& 
       const CountsBlock block = counts_block(h, channels, topology.crowd_size(s));
       const u32 word = block.experts[topology.place_in_crowd(s) * a.num_local_experts + e];
       const u32 n = take_count(wait, epoch, s, word, CountWord::kMost);
-      if (n == CountWord::kNoCount) simt::st_release_gpu(&shared.failed, 1u);
+      good = good && n != CountWord::kNoCount;
       sum += n;
     }
     a.expert_counts[e] = static_cast<u32>(align_up(sum, a.expert_alignment));
   }
+  return good;
 }
 
 KERNEL KERNEL_BOUNDS(kMaxBlockLanes) throughput_counts(CountsArgs a) {
@@ -289,9 +291,7 @@ KERNEL KERNEL_BOUNDS(kMaxBlockLanes) throughput_counts(CountsArgs a) {
   }
   simt::sync_block();
   if (simt::ld_acquire_gpu(&shared.failed) != 0) return;
-  sum_counts(a, wait, shared, epoch);
-  simt::sync_block();
-  if (simt::ld_acquire_gpu(&shared.failed) != 0) return;
+  if (!simt::sync_block_and(sum_counts(a, wait, shared, epoch))) return;
   if (simt::tid() == 0) simt::st_relaxed_gpu(a.epoch, epoch);  // every thread read it before the last sync_block
 }
 

@@ -162,7 +162,7 @@ struct Crediting {
 // One lane: tells the source when the slowest reader has gone on by `news` chunks.
 DEV bool return_credit(const DispatchArgs& a, const WaitContext& wait, Crediting& c, u64 news) {
   u32 who;
-  const u64 head = slowest_head(a.rank, c.source, c.stream.heads, &who);
+  const u64 head = slowest_head(a.rank, c.source, c.stream, &who);
   if (head < c.told + news) return true;
   c.told = head;
   return send_credit(a.rank, wait, Direction::kDispatch, c.source, c.channel, head);
@@ -172,7 +172,7 @@ DEV bool return_credit(const DispatchArgs& a, const WaitContext& wait, Crediting
 DEV bool finish_credits(const DispatchArgs& a, const WaitContext& wait, Crediting& c, u64 end) {
   while (c.told < end) {
     WaitSite site{WaitPhase::kDispatchReceive, a.rank.topology.rank, c.channel, end};
-    const auto slowest = [&] { return slowest_head(a.rank, c.source, c.stream.heads, &site.peer); };
+    const auto slowest = [&] { return slowest_head(a.rank, c.source, c.stream, &site.peer); };
     if (!wait_until(wait, site, slowest, [&](u64 head) { return head > c.told; })) return false;
     if (!return_credit(a, wait, c, 1)) return false;
   }

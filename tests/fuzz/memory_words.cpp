@@ -14,8 +14,8 @@ namespace {
 // Collects places.
 struct Collector {
   Places all;
-  void add(const void* at, u64 bytes, bool unprovable = false) {
-    all.push_back({const_cast<u8*>(static_cast<const u8*>(at)), bytes, unprovable});
+  void add(const void* at, u64 bytes, Proof proof = Proof::kSealed) {
+    all.push_back({const_cast<u8*>(static_cast<const u8*>(at)), bytes, proof});
   }
   // The headers of all rows that a ring of one channel holds.
   void add_headers(const u8* unit, const StreamGeometry& g, u32 channel) {
@@ -31,9 +31,9 @@ void add_dispatch(const World& world, const StreamGeometry& g, u32 source, u32 v
   for (u32 channel = 0; channel < g.num_channels; ++channel) {
     const StreamAddress s = dispatch_stream(me, world.throughput, source, channel);
     to.add_headers(s.unit, g, channel);
-    to.add(s.tail, 8);
-    for (u32 i = 0; source == victim && i < me.topology.local_size; ++i) to.add(&s.heads[i], 8);
-    to.add(own_control(me) + me.control_layout.credit(Direction::kDispatch, source, channel), 8);
+    to.add(s.tail, 8, Proof::kCounter);
+    for (u32 i = 0; source == victim && i < me.topology.local_size; ++i) to.add(&s.heads[i], 8, Proof::kCounter);
+    to.add(own_control(me) + me.control_layout.credit(Direction::kDispatch, source, channel), 8, Proof::kCounter);
   }
 }
 
@@ -41,21 +41,20 @@ void add_combine(const World& world, const StreamGeometry& g, u32 peer, u32 vict
   const RankContext& me = world.context(victim);
   const TopologyView& t = me.topology;
   for (u32 channel = 0; channel < g.num_channels; ++channel) {
-    // In range it lets the victim's caller write to rows that may still be read.
-    to.add(contribution_stream(me, world.throughput, victim, peer, channel).heads, 8, true);
-    to.add(own_control(me) + me.control_layout.credit(Direction::kCombine, peer, channel), 8);
+    to.add(contribution_stream(me, world.throughput, victim, peer, channel).heads, 8, Proof::kCounter);
+    to.add(own_control(me) + me.control_layout.credit(Direction::kCombine, peer, channel), 8, Proof::kCounter);
     if (!t.is_local(peer)) {
       const u32 cell = t.cell_of[peer];
       const StreamAddress s = partial_stream(me, world.throughput, cell, channel);
       to.add_headers(s.unit, g, channel);
-      to.add(s.tail, 8);
+      to.add(s.tail, 8, Proof::kCounter);
       continue;
     }
     for (u32 source = 0; peer != victim && source < t.num_ranks; ++source) {
       if (t.host_of(source, t.cell) != victim) continue;
       const StreamAddress s = contribution_stream(me, world.throughput, peer, source, channel);
       to.add_headers(s.unit, g, channel);
-      to.add(s.tail, 8);
+      to.add(s.tail, 8, Proof::kCounter);
     }
   }
 }
@@ -108,13 +107,13 @@ Places received_words(const World& world, u64 epoch, u32 victim) {
   for (u32 source = 0; source < world.num_ranks(); ++source) {
     if (source == victim) continue;
     const SourceView v = source_view(a, epoch, source);
-    to.add(v.header, LowLatencyLayout::routing_bytes(world.shape().max_tokens, world.shape().max_topk), true);
-    to.add(arrival_flag(a.rank, Phase::kDispatch, source), 8, true);
-    to.add(own_data(a.rank) + a.rank.signals.consumed(Phase::kDispatch, source), 8, true);
-    to.add(own_control(a.rank) + a.rank.control_layout.consumed(Phase::kDispatch, source), 8, true);
+    to.add(v.header, LowLatencyLayout::routing_bytes(world.shape().max_tokens, world.shape().max_topk), Proof::kNone);
+    to.add(arrival_flag(a.rank, Phase::kDispatch, source), 8, Proof::kNone);
+    to.add(own_data(a.rank) + a.rank.signals.consumed(Phase::kDispatch, source), 8, Proof::kNone);
+    to.add(own_control(a.rank) + a.rank.control_layout.consumed(Phase::kDispatch, source), 8, Proof::kNone);
     to.add(own_control(a.rank) + a.rank.control_layout.expect(Phase::kDispatch, epoch, source), sizeof(ExpectHeader));
     to.add(own_control(a.rank) + a.rank.control_layout.expect(Phase::kSpare, epoch, source), sizeof(ExpectHeader),
-           true);
+           Proof::kNone);
   }
   return to.all;
 }
@@ -128,20 +127,21 @@ Places combined_words(const World& world, const LowLatencyCase& c, u64 epoch, u3
   Collector to;
   for (u64 slot = 0; slot < slots; ++slot) {
     // bf16 rows that are copied do not look at it; where they stay, an offset in range is another row.
-    to.add(data + layout.combine_slot(epoch, slot), sizeof(LogfmtHeader), c.back != CombineFormat::kLogfmt);
+    to.add(data + layout.combine_slot(epoch, slot), sizeof(LogfmtHeader),
+           c.back == CombineFormat::kLogfmt ? Proof::kSealed : Proof::kNone);
   }
   for (u32 peer = 0; peer < t.num_ranks; ++peer) {
-    to.add(data + me.signals.flag(Phase::kCombine, peer), 8, true);
-    to.add(data + me.signals.consumed(Phase::kCombine, peer), 8, true);
+    to.add(data + me.signals.flag(Phase::kCombine, peer), 8, Proof::kNone);
+    to.add(data + me.signals.consumed(Phase::kCombine, peer), 8, Proof::kNone);
     for (const Phase phase : {Phase::kCombine, Phase::kWeights, Phase::kReduced}) {
-      to.add(own_control(me) + me.control_layout.flag(phase, peer), 8, true);
+      to.add(own_control(me) + me.control_layout.flag(phase, peer), 8, Proof::kNone);
       to.add(own_control(me) + me.control_layout.expect(phase, epoch, peer), sizeof(ExpectHeader));
     }
     if (!c.reduces || t.is_local(peer) || t.host_of(peer, t.cell) != victim) continue;
     const u32 hosted = t.hosted_slot(peer, t.cell);
-    to.add(data + layout.hosted_weights(epoch, hosted), layout.weights_stride(), true);
+    to.add(data + layout.hosted_weights(epoch, hosted), layout.weights_stride(), Proof::kNone);
     for (u64 slot = 0; slot < slots; ++slot)
-      to.add(data + layout.hosted_combine_slot(epoch, hosted, slot), sizeof(u64), true);
+      to.add(data + layout.hosted_combine_slot(epoch, hosted, slot), sizeof(u64), Proof::kNone);
   }
   return to.all;
 }

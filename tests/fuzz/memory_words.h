@@ -8,11 +8,17 @@
 
 namespace uccl::fuzz {
 
-// Neighbouring words. `unprovable`: what they say in range cannot be told from the truth, so a wrong row is no finding.
+// How a wrong row is judged when one of the words was overwritten.
+enum class Proof : u32 {
+  kSealed,  // a finding
+  kCounter,  // none when the number came out near the truth: by then the row may be half written
+  kNone  // none: what it says in range cannot be told from the truth
+};
+// Neighbouring words.
 struct Words {
   u8* at;
   u64 bytes;
-  bool unprovable;
+  Proof proof;
 };
 using Places = std::vector<Words>;
 
