@@ -262,17 +262,22 @@ DEV void pad_tail(const DispatchArgs& a, u32 channel) {
 
 // The whole block.
 DEV void send_streams(const DispatchArgs& a, const WaitContext& wait, u32 channel) {
-  if (channel == 0 && a.call.identify && !identify(a.rank, a.call, CallKind::kCachedDispatch, wait)) return;
   for (u32 n = simt::warp(); n < a.rank.topology.num_cells; n += simt::num_warps())
     if (a.rank.topology.is_audience(n)) send_stream(a, wait, channel, n);
 }
 
 // The whole block.
 DEV void receive_streams(const DispatchArgs& a, const WaitContext& wait, u32 channel) {
-  if (a.call.identify && !await_identified(a.rank, a.call, wait)) return;
   // Ascending on every rank: the smallest unfinished source of a class always has all its readers, so none starves.
   for (u32 s = simt::warp(); s < a.rank.topology.num_ranks; s += simt::num_warps()) receive_stream(a, wait, channel, s);
   if (a.pad_tail) pad_tail(a, channel);
+}
+
+// The whole block: this call's, before anything else of the launch. A block that writes goes on meanwhile.
+DEV bool identify_again(const DispatchArgs& a, u32 channel) {
+  const WaitContext wait = wait_context(a.rank);
+  const bool ok = channel != 0 || identify(a.rank, a.call, CallKind::kCachedDispatch, wait);
+  return await_identified(a.rank, a.call, wait) && ok;  // all warps wait here, and a failure ends that
 }
 
 KERNEL KERNEL_BOUNDS(kMaxBlockLanes) throughput_dispatch(DispatchArgs a) {
@@ -289,7 +294,7 @@ KERNEL KERNEL_BOUNDS(kMaxBlockLanes) throughput_dispatch(DispatchArgs a) {
   }
   if (simt::bid() % 2 == 0)
     send_streams(a, wait, channel);
-  else
+  else if (!a.call.identify || identify_again(a, channel))
     receive_streams(a, wait, channel);
   if (a.call.identify) end_identified(a.call);
 }
