@@ -232,7 +232,7 @@ TEST(throughput_merge_refuses_rows_that_cannot_stand_there) {
     u32 taken = 0;
     bench.on_lane([&](MergeShared& m, const WaitContext& wait) {
       const RankContext& c = bench.world->context(0);
-      while (look_ahead(c, wait, bench.call, m, 0, true) == Step::kReady) {
+      while (taken < 9 && look_ahead(c, wait, bench.call, m, 0, true) == Step::kReady) {
         clear_entry(m.plan[0]);
         take_token(bench.call, m, 0, kNoToken, m.plan[0]);
         ++taken;
