@@ -77,6 +77,7 @@ class NativeBuild:
             listing = _must_run([str(self.folder / program), "--list"], f"list the tests of {program}")
             for line in listing.splitlines():
                 name, file = line.split("\t")
+                file = file[file.index("tests/") :]  # ccache makes it relative to the build's folder
                 self.tests.setdefault((wave, file), []).append(name)
 
 
