@@ -46,6 +46,7 @@ byte alive;
 mtype phase[RANKS];
 byte generation[RANKS], try[RANKS];
 byte decision[RANKS * (GENERATIONS + 1)]; /* members, by generation; 0: none yet */
+byte started[RANKS];                      /* generations whose members have all given this rank their first part */
 byte suspects[RANKS], dead[RANKS];        /* uccl_ep/agreement.py */
 bit backed[RANKS];
 byte proposed[RANKS], confirmed[RANKS];   /* who has said this rank's suspects to it */
@@ -124,12 +125,16 @@ inline vote(me) {
   phase[me] = confirming
 }
 
-/* uccl_ep/recovery.py: every member has given its part of the start, so all have decided this. */
+/* uccl_ep/session.py: the exchanges of a start. A rank gives its second part when it has the first of all members, which
+ * have decided alike; and goes on when it has the second of all. */
 #define GAVE(rank) (!(MEMBERS(me) & BIT(rank)) || DECISION(rank, generation[me]) == MEMBERS(me))
+#define STARTED(rank) (!(MEMBERS(me) & BIT(rank)) || (started[rank] & BIT(generation[me])))
 #if RANKS == 4
 #define ALL_GAVE (GAVE(0) && GAVE(1) && GAVE(2) && GAVE(3))
+#define ALL_STARTED (STARTED(0) && STARTED(1) && STARTED(2) && STARTED(3))
 #else
 #define ALL_GAVE (GAVE(0) && GAVE(1) && GAVE(2))
+#define ALL_STARTED (STARTED(0) && STARTED(1) && STARTED(2))
 #endif
 
 inline go_on(me) {
@@ -208,7 +213,11 @@ proctype Rank(byte me) {
 works:
 end:
   do
-  :: atomic { LIVES(me) && phase[me] == decided && ALL_GAVE -> go_on(me) }
+  :: atomic {
+      LIVES(me) && phase[me] == decided && !(started[me] & BIT(generation[me])) && ALL_GAVE ->
+      started[me] = started[me] | BIT(generation[me])
+    }
+  :: atomic { LIVES(me) && phase[me] == decided && ALL_STARTED -> go_on(me) }
   :: atomic {
       LIVES(me) && generation[me] < GENERATIONS &&
       (phase[me] == on || phase[me] == decided || (phase[me] == refused && try[me] < TRIES)) ->
