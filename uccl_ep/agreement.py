@@ -24,7 +24,7 @@ import time
 from collections.abc import Collection
 
 from uccl_ep.accusations import POLL_S
-from uccl_ep.errors import InvalidArgument, NoQuorum, PeerLost
+from uccl_ep.errors import InvalidArgument, PeerLost
 from uccl_ep.neighbours import Neighbours
 from uccl_ep.quorum import Quorum
 from uccl_ep.roll_call_view import ALIVE, CONFIRMING, DECIDED, PROPOSING, View
@@ -61,7 +61,7 @@ class Agreement:
         self._refusing: dict[int, float] = {}  # whose listeners refuse though they seem to live, and since when
         self._ballot, self._refusals = 0, 0  # of the open generation
         self._allows, self._backed = False, False  # to go on without a quorum; this rank knows of one
-        self._refusal: NoQuorum | None = None
+        self._refused: tuple[frozenset[int], frozenset[int]] | None = None  # whom, and who of them was unwilling
         self._grace_s = REFUSAL_GRACE_S
         self._moved_at = 0.0
         self._told: tuple[int, int, int] | None = None
@@ -106,13 +106,13 @@ class Agreement:
         """
         with self._changed:
             goal = self.generation + 1
-            self._joined, self._refusal, self._allows = True, None, allow_minority
+            self._joined, self._refused, self._allows = True, None, allow_minority
             self._hints = frozenset(hints) & self.members
             self._grace_s = min(REFUSAL_GRACE_S, deadline_s / 4)
             self._open_ballot(max([self._ballot + 1, *(view.ballot for view in self._views.values())]))
             began = time.monotonic()
             heard = set(self._views)
-            while self.generation < goal and self.excluded_by is None and self._refusal is None:
+            while self.generation < goal and self.excluded_by is None and self._refused is None:
                 self._check_open()
                 self._look()
                 self._step()
@@ -128,8 +128,8 @@ class Agreement:
             self._joined = False
             if self.excluded_by is not None:
                 raise self.exclusion()
-            if self._refusal is not None:
-                raise self._refusal
+            if self._refused is not None and self._quorum is not None:
+                self._quorum.refuse(*self._refused)
             return sorted(self.members)
 
     def _open_ballot(self, ballot: int) -> None:
@@ -217,18 +217,18 @@ class Agreement:
 
     def _count(self, views: list[View]) -> None:
         """All have confirmed. Lock held."""
-        if (quorum := self._quorum) is None or self._backed or any(view.backed for view in views):
+        if self._quorum is None or self._backed or any(view.backed for view in views):
             self._decide(frozenset(self._suspects))
         elif self._allows and all(view.allows for view in views):
             self._decide(frozenset(self._suspects))
         else:
-            self._refuse(quorum)
+            self._refuse()
 
-    def _refuse(self, quorum: Quorum) -> None:
+    def _refuse(self) -> None:
         """Ends this rank's part in a ballot, and says so. Lock held."""
-        group = self.members - self._suspects
+        group = frozenset(self.members - self._suspects)
         willing = {rank for rank, view in self._views.items() if view.allows} | ({self.rank} if self._allows else set())
-        self._refusal = quorum.refusal(group, group - willing)
+        self._refused = group, group - willing
         self._refusals += 1
         self._joined, self._called, self._phase, self._hints = False, False, ALIVE, frozenset()
         self._suspects = set(range(self.num_ranks)) - self.members
@@ -295,7 +295,7 @@ class Agreement:
         if known is not None and known.phase > ALIVE and view.refusals > known.refusals:
             if self._quorum is not None:
                 self._suspects |= known.suspects - {self.rank}
-                self._refuse(self._quorum)  # as that one was
+                self._refuse()  # as that one was
         elif view.phase > ALIVE and view.ballot > self._ballot:
             self._gone.clear()
             self._refusing.clear()

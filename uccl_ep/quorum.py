@@ -13,6 +13,7 @@ that was agreed on is no base yet: a rank of it may have missed that, and go on 
 from __future__ import annotations
 
 from collections.abc import Collection
+from typing import NoReturn
 
 from uccl_ep.errors import NoQuorum
 from uccl_ep.neighbours import Neighbours
@@ -81,8 +82,8 @@ class Quorum:
         here = counted & set(group)
         return 2 * len(here) > len(counted) or (2 * len(here) == len(counted) and min(counted, default=-1) in here)
 
-    def refusal(self, group: Collection[int], unwilling: Collection[int]) -> NoQuorum:
-        """The error for a group that may not; `unwilling` are those of it that did not ask for it all the same."""
+    def refuse(self, group: Collection[int], unwilling: Collection[int]) -> NoReturn:
+        """Raises NoQuorum for a group that may not; `unwilling` of it did not ask for that all the same."""
         counted = self.base - self.dead
         missing = sorted(counted - set(group))
         needed = len(counted) // 2 + 1
@@ -94,7 +95,7 @@ class Quorum:
             if set(unwilling) - {self.rank} and self.rank not in unwilling
             else "if you know that they have ended, call recover(allow_minority=True) on all that are left"
         )
-        return NoQuorum(
+        raise NoQuorum(
             f"rank {self.rank}: rank(s) {_listed(missing)} cannot be reached, and may go on by themselves{why}. Left "
             f"are {_listed(group)} of the last agreed {_listed(self.base)}; needed are {needed} of {_listed(counted)}"
             f"{half}: {ways}; or recover(group) with a new group, in which ranks may be replaced.",

@@ -18,7 +18,7 @@ from docs.generate.markdown import table
 
 ROOT = Path(__file__).resolve().parents[2]
 ELLIPSIS = "…"
-PUBLIC = {"UcclEpError", "InvalidArgument", "SettingsMismatch", "TransportError", "NotSupported"}
+PUBLIC = {"UcclEpError", "InvalidArgument", "SettingsMismatch", "TransportError", "NotSupported", "NoQuorum"}
 WORD_TABLES = ("proxy/transport/verbs/errors.cpp", "proxy/transport/libfabric/codes.cpp")
 FEWEST_LETTERS = 6  # of fixed text; with fewer, a message only wraps another one's words
 _INTERNAL = ("proxy/simulation", "proxy/transport/simulated")  # of `uccl-ep simulate`; no transport of a job

@@ -44,6 +44,7 @@ def outlive(member: Member, ranks_per_node: int, mode: str, dooms: Sequence[Doom
         member.tell("still going")
     except UcclEpError as error:
         member.tell("excluded", fault_of(error))
+        member.tell("first", fault)
     buffer.destroy()
 
 

@@ -80,6 +80,31 @@ def test_survivors_of_two_losses_one_after_the_other(mode: str) -> None:
         check_end(fleet, [0, 1])
 
 
+@pytest.mark.parametrize(
+    ("mode", "victims", "transport"),
+    [
+        ("l", (1, 2), TCP),
+        ("t", (0, 1, 2), SHARED_MEMORY),
+        slow("t", (0, 1), TCP),
+        slow("t", (1, 2), SHARED_MEMORY),
+        slow("l", (0, 2, 3), TCP),
+    ],
+)
+def test_survivors_of_losses_at_once(mode: str, victims: tuple[int, ...], transport: str) -> None:
+    """However few are left on a host: that the others have ended is certain there."""
+    never = Doom(-1, signal.SIGKILL)
+    survivors = [rank for rank in range(4) if rank not in victims]
+    with Fleet(World(4, 2, transport), outlive, 2, mode, [never]) as fleet:
+        begin(fleet, 4)
+        for number in (signal.SIGSTOP, signal.SIGCONT):  # nobody goes on with one that is killed a moment later
+            for rank in survivors:
+                fleet.signal(rank, number)
+            for rank in victims if number == signal.SIGSTOP else ():
+                fleet.signal(rank, signal.SIGKILL)
+        check_recovered(fleet, survivors)
+        check_end(fleet, survivors)
+
+
 @pytest.mark.parametrize(("mode", "proxy"), [("l", "thread"), ("t", "process")])
 def test_survivors_of_a_stopped_rank_that_wakes_up(mode: str, proxy: str) -> None:
     """It is told that it was excluded, and what it still does reaches nobody."""
@@ -91,6 +116,8 @@ def test_survivors_of_a_stopped_rank_that_wakes_up(mode: str, proxy: str) -> Non
         fleet.signal(3, signal.SIGCONT)
         excluded = fleet.wait_for("excluded", [3])[3]
         assert excluded.kind == "PeerLost" and "rank 3 was excluded: rank " in excluded.text
+        first = fleet.wait_for("first", [3])[3]
+        assert first.kind == "PeerLost" and "rank 3 was excluded: rank " in first.text
         check_end(fleet, [0, 1, 2])
 
 

@@ -52,6 +52,7 @@ QUIET = (
     "progress",
 )
 BARRIER = ("barrier_orders_data", "nobody_leaves_before_all_entered", "progress")
+RECOVER = ("never_two_groups", "nobody_is_refused_in_a_group_that_goes_on", "progress")
 
 # What only dispatches, with two outstanding, is where announcements are needed.
 _DISPATCHES = ("ORDER=0", "SENDS=3")
@@ -74,6 +75,11 @@ MODELS = (
     Model("quiet, 7 commands, 2 in flight", "quiet.pml", ("LONG", "ROOM=2"), QUIET),
     Model("barrier, 3 ranks, 2 rounds", "barrier.pml", (), BARRIER),
     Model("barrier, 2 ranks, 2 rounds", "barrier.pml", ("RANKS=2",), BARRIER, quick=True),
+    Model("recover, 3 ranks, 1 life", "recover.pml", ("GENERATIONS=1",), RECOVER, quick=True),
+    Model("recover, 3 ranks, 2 lives", "recover.pml", (), RECOVER),
+    Model("recover, 2 tries", "recover.pml", ("GENERATIONS=1", "TRIES=2"), RECOVER),
+    Model("recover, one host, 2 deaths", "recover.pml", ("HOST=7", "DEATHS=2", "GENERATIONS=1"), RECOVER),
+    Model("recover, 4 ranks", "recover.pml", ("RANKS=4", "DEATHS=0", "GENERATIONS=1"), RECOVER),
 )  # fmt: skip
 
 BUGS = (
@@ -119,4 +125,12 @@ BUGS = (
     Bug("BUG_LEAVES_AT_ONCE", "barrier.pml", ("nobody_leaves_before_all_entered",), ("RANKS=2", "ROUNDS=1")),
     Bug("BUG_HEARD_THIS_ROUND_ONLY", "barrier.pml", ("progress",)),
     Bug("BUG_HEARD_GOES_BACK", "barrier.pml", ("progress",)),
+    Bug("BUG_NO_QUORUM", "recover.pml", ("never_two_groups",)),
+    Bug("BUG_HALF_IS_ENOUGH", "recover.pml", ("never_two_groups",)),
+    Bug("BUG_A_CONNECTIONS_END_IS_PROOF", "recover.pml", ("never_two_groups",)),
+    Bug("BUG_VOTES_ARE_NOT_TOLD", "recover.pml", ("never_two_groups",)),
+    Bug("BUG_WHAT_WAS_AGREED_IS_THE_BASE", "recover.pml", ("never_two_groups",)),
+    Bug("BUG_OWN_KNOWLEDGE_ONLY", "recover.pml", ("nobody_is_refused_in_a_group_that_goes_on",),
+        ("RANKS=4", "HOST=12", "GENERATIONS=1")),
+    Bug("BUG_NOBODY_IS_GIVEN_UP", "recover.pml", ("progress",)),
 )  # fmt: skip

@@ -12,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.uccl_ep.proxies import eventually
-from uccl_ep.blame import Knowledge, has_ended, is_stopped, root_of
+from uccl_ep import blame
+from uccl_ep.blame import Knowledge, has_ended, is_stopped, root_of, start_of
 
 
 @pytest.mark.parametrize(
@@ -109,3 +110,28 @@ def test_blame_a_process_that_cannot_be_looked_at_has_not_ended(monkeypatch: pyt
     assert has_ended(2**22 + 5)
     monkeypatch.setattr(os, "kill", another_users)
     assert not has_ended(os.getpid())
+
+
+def test_blame_of_a_process_that_proc_does_not_show(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As with hidepid: it lives until the kernel says that it has ended, with a pidfd or without."""
+    monkeypatch.setattr(blame, "_stat", lambda pid: [])
+    assert blame.start_of(os.getpid()) == 0
+    for forbidden in (False, True):
+        if forbidden:
+            monkeypatch.setattr(os, "pidfd_open", refused, raising=False)
+        child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+        assert not has_ended(child.pid)
+        child.kill()
+        child.communicate()
+        assert has_ended(child.pid)
+    monkeypatch.setattr(os, "kill", refused)
+    assert not has_ended(os.getpid()), "another user's"
+
+
+def refused(*arguments: int) -> int:
+    raise PermissionError("Operation not permitted")
+
+
+def test_blame_of_a_number_that_another_process_has_now() -> None:
+    start = start_of(os.getpid())
+    assert start > 0 and not has_ended(os.getpid(), start) and has_ended(os.getpid(), start + 1)

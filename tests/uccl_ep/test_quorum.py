@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from tests.uccl_ep.test_neighbours import sleeper
+from uccl_ep.errors import NoQuorum
 from uccl_ep.neighbours import Neighbours
 from uccl_ep.quorum import Quorum
 
@@ -107,11 +108,17 @@ def test_quorum_takes_others_word_for_deaths_but_not_for_its_own() -> None:
     assert made.dead == {0}
 
 
+def refusal(made: Quorum, group: set[int], unwilling: set[int]) -> NoQuorum:
+    with pytest.raises(NoQuorum) as caught:
+        made.refuse(group, unwilling)
+    return caught.value
+
+
 def test_quorum_refusal_says_who_is_missing_how_many_are_needed_and_what_to_do() -> None:
     with sleeper() as child:
         made = knows(4, {3}, rank=2)
         made.see(life(child.pid))
-        error = made.refusal({2}, {2})
+        error = refusal(made, {2}, {2})
         for words in (
             "rank 2: rank(s) 0, 1 cannot be reached, and may go on by themselves (the processes of 1 live on this host",
             "Left are 2 of the last agreed 0, 1, 2, 3; needed are 2 of 0, 1, 2: if you know",
@@ -122,5 +129,5 @@ def test_quorum_refusal_says_who_is_missing_how_many_are_needed_and_what_to_do()
         assert (error.missing, error.needed) == ((0, 1), 2)
         again = pickle.loads(pickle.dumps(error))
         assert (str(again), again.missing, again.needed) == (str(error), (0, 1), 2)
-    text = str(knows(4, (), rank=2).refusal({2, 3}, {3}))
+    text = str(refusal(knows(4, (), rank=2), {2, 3}, {3}))
     assert "needed are 3 of 0, 1, 2, 3, or 2 of them with rank 0: rank(s) 3 did not ask for allow_minority=True" in text

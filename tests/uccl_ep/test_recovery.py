@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ from tests.end_to_end.play import make_buffer, playing
 from tests.end_to_end.steps import LowLatencyStep, Step, ThroughputStep
 from tests.end_to_end.world import World, as_threads
 from tests.uccl_ep.ranks import assert_refused
-from uccl_ep import Buffer, InvalidArgument, PeerLost, PeerTimeout, ThreadGroup, UcclEpError
+from uccl_ep import Buffer, InvalidArgument, NoQuorum, PeerLost, PeerTimeout, ThreadGroup, UcclEpError
 
 RANKS, VICTIM = 4, 1
 
@@ -160,7 +161,7 @@ def test_recover_without_the_excluded_rank_which_may_only_leave() -> None:
         try:
             if group.rank() == VICTIM:
                 time.sleep(2.5)
-                with pytest.raises(PeerLost):
+                with pytest.raises(PeerLost, match="rank 1 was excluded: rank "):
                     play(buffer, step("t", 1), 0)
                 with pytest.raises(PeerLost, match="rank 1 was excluded: rank "):
                     buffer.recover(timeout_s=5.0)
@@ -176,6 +177,36 @@ def test_recover_without_the_excluded_rank_which_may_only_leave() -> None:
             buffer.destroy()
 
     as_threads(World(3, timeout_s=20.0), body)
+
+
+def test_recover_of_too_few_is_refused_unless_they_allow_it() -> None:
+    """Half of the ranks do not come, and may have gone on by themselves."""
+    few, done = (1, 2), threading.Barrier(4)
+
+    def body(group: ThreadGroup) -> None:
+        buffer = make_buffer(group, [step("t", 0)], 0, slack=6)
+        try:
+            if group.rank() not in few:
+                done.wait(30)
+                with pytest.raises(PeerLost, match=f"rank {group.rank()} was excluded: rank "):
+                    buffer.recover(timeout_s=5.0)
+                return
+            for _ in range(2):
+                with pytest.raises(NoQuorum, match="rank.s. 0, 3 cannot be reached, and may go on") as caught:
+                    buffer.recover(timeout_s=0.7)
+                assert (caught.value.missing, caught.value.needed) == ((0, 3), 3)
+                assert buffer.recoveries == []
+                with pytest.raises(PeerLost):
+                    play(buffer, step("t", 1), 0)
+            assert buffer.recover(timeout_s=0.7, allow_minority=True) == [1, 2]
+            for number in range(40, 43):
+                play(buffer, replace(step("t", number), masked=(0, 3)), 0)
+            buffer.barrier()
+            done.wait(30)
+        finally:
+            buffer.destroy()
+
+    as_threads(World(4, timeout_s=20.0), body)
 
 
 def test_recover_that_failed_leaves_a_buffer_that_says_so(monkeypatch: pytest.MonkeyPatch) -> None:

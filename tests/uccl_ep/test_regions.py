@@ -120,6 +120,29 @@ def test_regions_memory_of_a_rank_that_has_ended_is_missed_by_its_name() -> None
             made(0).meet([Peer(meeting, True, False)])
 
 
+def test_regions_memory_of_a_rank_that_may_not_be_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    meeting = replace(made(1).meeting(b"", 0), control_fd=987654)
+    exists = os.path.exists
+    monkeypatch.setattr(os.path, "exists", lambda path: path != f"/proc/{os.getpid()}" and exists(path))
+    with pytest.raises(UcclEpError, match=r"rank 1: its process lives, but this one may not look at it \(hidepid\) "):
+        made(0).meet([Peer(meeting, True, False)])
+
+
+def test_regions_neighbours_are_the_ranks_of_the_host_and_outlive_it() -> None:
+    one, two = made(0), made(1)
+    one.meet([Peer(two.meeting(b"", 0), False, True)])
+    two.meet([Peer(one.meeting(b"", 0), False, True)])
+    first, second = one.neighbours(), two.neighbours()
+    one.set_control_words(one.plan.control.departed(0), 2)
+    assert 1 in first and 0 not in first and second.has_left(0)
+    first.vote_against([1])
+    one.set_control_words(one.plan.control.departed(0), 2)
+    assert second.has_voted_against(0), "it leaves after its vote, which stays"
+    one.close()
+    two.close()
+    assert second.has_voted_against(0) and not first.has_voted_against(1)
+
+
 def test_regions_what_the_proxy_maps_and_peers_are_told() -> None:
     regions = made(1, low_latency=True)
     plan = regions.plan
