@@ -61,10 +61,11 @@ TEST(engine_doorbell_ends_sleeps) {
 // A proxy in a process of its own (UCCL_EP_PROXY=process) maps the control segment elsewhere.
 TEST(engine_doorbell_ends_the_sleep_of_another_process) {
   const auto mine = Segment::create("test", ControlLayout::kTables);
-  const auto its = Segment::open(getpid(), mine->fd(), ControlLayout::kTables);
   u8* const control = static_cast<u8*>(mine->data());
+  const int fd = mine->fd();
   const pid_t child = fork();
-  if (child == 0) {
+  if (child == 0) {  // it opens the segment as a process of its own does: what it inherits is no longer shared
+    const auto its = Segment::open(getppid(), fd, ControlLayout::kTables);
     Doorbell bell(static_cast<u8*>(its->data()));
     bell.sleep(kLongNs);
     _exit(bell.heard() ? 0 : 1);
