@@ -22,7 +22,7 @@ def routing(num_nodes: int, words: bool) -> Routing:
         rank_prefix=torch.tensor([2, 3]).int(),
         expert_counts=HostWords(counts, counts.data_ptr()) if words else counts,
         recv_total=HostWords(one, one.data_ptr()) if words else one,
-        recv_src_idx=torch.tensor([0, 1, 0]).int(), refusal=None, num_rows=0, owner=None,
+        recv_src_idx=torch.tensor([0, 1, 0]).int(), number=torch.ones(1).int(), refusal=None, num_rows=0, owner=None,
     )  # fmt: skip
 
 
