@@ -74,13 +74,14 @@ DEV bool identify(const RankContext& c, const ThroughputCall& call, CallKind kin
 }
 
 // The whole block, before it reads what other ranks have written: they are in the same call, so it has the shape that
-// this rank expects. False: the call has failed.
+// this rank expects. False: the call has failed. The block that compares has the deadline, names whom it waits for, and
+// ends this wait too: with its word, or with the rank's fault.
 DEV bool await_identified(const RankContext& c, const ThroughputCall& call, const WaitContext& wait) {
   bool ok = true;
   if (simt::tid() == 0) {
     const u64 epoch = simt::ld_relaxed_gpu(&call.identities->calls) + 1;
-    WaitContext patient = wait;  // the block that compares gives up first, and names whom it waits for
-    patient.deadline_ns = c.timeout_ns > ~0ull - wait.deadline_ns ? ~0ull : wait.deadline_ns + c.timeout_ns;
+    WaitContext patient = wait;
+    patient.deadline_ns = ~0ull;
     ok = wait_until(
         patient, WaitSite{WaitPhase::kCombineReceive, c.topology.rank, kNoChannel, epoch},
         [&] { return simt::ld_acquire_gpu(&call.identities->compared); }, [&](u64 seen) { return seen >= epoch; });
