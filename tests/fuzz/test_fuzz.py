@@ -48,6 +48,7 @@ def compiler() -> str:
 def fuzzer(tmp_path_factory: pytest.TempPathFactory) -> Path:
     clang, folder = compiler(), tmp_path_factory.mktemp("fuzzer")
     sources = [p for name in _FOLDERS for p in sorted((ROOT / "proxy" / name).rglob("*.cpp"))]
+    sources += [ROOT / "proxy/transport/proof.cpp"]
     sources += [p for p in sorted((ROOT / "tests/fuzz").glob("*.cpp")) if not p.name.startswith("test_")]
     includes = [f"-I{ROOT / p}" for p in ("proxy", "", "tests")]
 

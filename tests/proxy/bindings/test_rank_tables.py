@@ -82,8 +82,10 @@ def test_rank_tables_with_cells_a_rank_and_absent_ranks(hosts: list[str], data: 
 def test_rank_tables_context_carries_the_settings() -> None:
     made, memory = tables([0, 0, 1], 1, shrink=True)
     raw = made.context.bytes
-    data, control, _rings, num_rings, shrink, mask, stats, timeout, offset = struct.unpack_from("<3Q2I4Q", raw, 96)
-    assert (num_rings, shrink, mask, stats, timeout, offset) == (0, 1, 4242, 4343, 77, 1 << 33)
+    data, control, _rings, num_rings, shrink, mask, stats, timeout, tag, _, offset = struct.unpack_from(
+        "<3Q2I3Q2IQ", raw, 96
+    )
+    assert (num_rings, shrink, mask, stats, timeout, tag, offset) == (0, 1, 4242, 4343, 77, 0, 1 << 33)
     import ctypes
 
     assert list((ctypes.c_uint64 * 2).from_address(data)) == [memory.data_ptr(), memory.data_ptr() + 1]
