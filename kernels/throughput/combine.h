@@ -307,7 +307,8 @@ KERNEL KERNEL_BOUNDS(kMaxBlockLanes) throughput_combine(CombineArgs a) {
   if (!may_start(wait)) return;
   if (role == 0)
     contribute_all(a, wait, channel);
-  else if (!await_identified(a.rank, a.call, wait))
+  else if (const IdentityState& seen = *a.call.identities;  // sums for other nodes go out before those have come
+           !await_identified(a.rank, a.call, role == 1 ? &seen.compared : &seen.node, wait))
     return;
   else if (role == 1)
     combine_own(a, wait, shared, channel);

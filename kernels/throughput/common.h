@@ -18,7 +18,8 @@ namespace uccl {
 // Which of a rank's calls have exchanged identities (identify.h); zeroed once.
 struct IdentityState {
   u64 calls;  // launches that have ended
-  u64 compared;  // launches whose rows may be read: all ranks were found to be in them
+  u64 node;  // launches whose rows of this node may be read: its ranks were found to be in them
+  u64 compared;  // the same for all ranks
   u32 ticket, unused;
 };
 

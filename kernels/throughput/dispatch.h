@@ -277,7 +277,7 @@ DEV void receive_streams(const DispatchArgs& a, const WaitContext& wait, u32 cha
 DEV bool identify_again(const DispatchArgs& a, u32 channel) {
   const WaitContext wait = wait_context(a.rank);
   const bool ok = channel != 0 || identify(a.rank, a.call, CallKind::kCachedDispatch, wait);
-  return await_identified(a.rank, a.call, wait) && ok;  // all warps wait here, and a failure ends that
+  return await_identified(a.rank, a.call, &a.call.identities->compared, wait) && ok;  // all warps wait here, and a failure ends that
 }
 
 KERNEL KERNEL_BOUNDS(kMaxBlockLanes) throughput_dispatch(DispatchArgs a) {

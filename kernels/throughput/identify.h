@@ -36,13 +36,12 @@ DEV bool tell_identity(const RankContext& c, const WaitContext& wait, const Call
   return true;
 }
 
-// Lane 0 of one warp: every rank that is not left out is in the same call.
+// Lane 0 of one warp: every rank of this node (`local`), or of the others, that is not left out is in the same call.
 DEV bool compare_identities(const RankContext& c, const WaitContext& wait, WaitPhase phase,
-                            const CallIdentity& identity, u64 epoch) {
+                            const CallIdentity& identity, u64 epoch, bool local) {
   const TopologyView& t = c.topology;
   for (u32 r = 0; r < t.num_ranks; ++r) {
-    if (t.is_absent(r) || r == t.rank) continue;
-    const bool local = t.is_local(r);
+    if (t.is_absent(r) || r == t.rank || t.is_local(r) != local) continue;
     const u64* const flag = local ? word(data_of(c, r), c.signals.flag(Phase::kIdentity, r))
                                   : word(own_control(c), c.control_layout.flag(Phase::kIdentity, r));
     bool absent;
@@ -67,16 +66,19 @@ DEV bool identify(const RankContext& c, const ThroughputCall& call, CallKind kin
     const u64 epoch = simt::ld_relaxed_gpu(&call.identities->calls) + 1;
     const CallIdentity identity = identity_of(c, call, kind);
     const WaitPhase phase = kind == CallKind::kCombine ? WaitPhase::kCombineReceive : WaitPhase::kDispatchReceive;
-    ok = tell_identity(c, wait, identity, epoch) && compare_identities(c, wait, phase, identity, epoch);
+    ok = tell_identity(c, wait, identity, epoch) && compare_identities(c, wait, phase, identity, epoch, true);
+    if (ok) simt::st_release_gpu(&call.identities->node, epoch);  // pairs with await_identified
+    ok = ok && compare_identities(c, wait, phase, identity, epoch, false);
     if (ok) simt::st_release_gpu(&call.identities->compared, epoch);  // pairs with await_identified
   }
   return warp_agree(ok);
 }
 
-// The whole block, before it reads what other ranks have written: they are in the same call, so it has the shape that
-// this rank expects. False: the call has failed. The block that compares has the deadline, names whom it waits for, and
-// ends this wait too: with its word, or with the rank's fault.
-DEV bool await_identified(const RankContext& c, const ThroughputCall& call, const WaitContext& wait) {
+// The whole block, before it reads what other ranks have written: those of `compared` (one of IdentityState's two) are
+// in the same call, so it has the shape that this rank expects. False: the call has failed. The block that compares has
+// the deadline, names whom it waits for, and ends this wait too: with its word, or with the rank's fault.
+DEV bool await_identified(const RankContext& c, const ThroughputCall& call, const u64* compared,
+                          const WaitContext& wait) {
   bool ok = true;
   if (simt::tid() == 0) {
     const u64 epoch = simt::ld_relaxed_gpu(&call.identities->calls) + 1;
@@ -84,7 +86,7 @@ DEV bool await_identified(const RankContext& c, const ThroughputCall& call, cons
     patient.deadline_ns = ~0ull;
     ok = wait_until(
         patient, WaitSite{WaitPhase::kCombineReceive, c.topology.rank, kNoChannel, epoch},
-        [&] { return simt::ld_acquire_gpu(&call.identities->compared); }, [&](u64 seen) { return seen >= epoch; });
+        [&] { return simt::ld_acquire_gpu(compared); }, [&](u64 seen) { return seen >= epoch; });
   }
   return simt::sync_block_and(ok);
 }

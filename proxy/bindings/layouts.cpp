@@ -37,6 +37,18 @@ void register_words(nb::module_& m) {
           "flag",
           [](const SignalLayout& l, u32 phase, u32 source) { return l.flag(static_cast<Phase>(phase), source); },
           nb::arg("phase"), nb::arg("source"))
+      .def(
+          "stream_tail",
+          [](const SignalLayout& l, u32 direction, u32 source, u32 channel) {
+            return l.stream_tail(static_cast<Direction>(direction), source, channel);
+          },
+          nb::arg("direction"), nb::arg("source"), nb::arg("channel"))
+      .def(
+          "sent",
+          [](const SignalLayout& l, u32 direction, u32 peer, u32 channel) {
+            return l.sent(static_cast<Direction>(direction), peer, channel);
+          },
+          nb::arg("direction"), nb::arg("peer"), nb::arg("channel"))
       .def("bytes", &SignalLayout::bytes);
 }
 

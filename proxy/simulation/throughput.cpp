@@ -17,7 +17,7 @@ ThroughputRank::ThroughputRank(Driver& driver, World& world, Attendance& attenda
       oracle_(oracle),
       rank_(rank),
       epoch_(c.world.age),
-      identities_{c.world.age, c.world.age, 0, 0} {}
+      identities_{c.world.age, c.world.age, c.world.age, 0, 0} {}
 
 simt::LaunchConfig ThroughputRank::shape(u32 grid, u64 smem_bytes) const {
   simt::LaunchConfig config;

@@ -150,11 +150,9 @@ def published(buffer: Buffer) -> int:
     """Chunks of streams that this rank's kernels have let others see so far, in all."""
     session = buffer._session
     signals = session.plan.signals
-    flags = signals.flag(1, 0) * 4  # bytes of the flags of all phases
     streams = 2 * signals.num_ranks * signals.num_channels  # of both directions
     words = session.data.numpy().view(np.uint64)
-    tails = 2 * flags // 8
-    sent = tails + streams * (1 + signals.max_readers)
+    tails, sent = signals.stream_tail(0, 0, 0) // 8, signals.sent(0, 0, 0) // 8
     return int(words[tails : tails + streams].sum() + words[sent : sent + streams].sum())
 
 
