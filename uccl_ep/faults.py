@@ -172,6 +172,19 @@ def _difference(fault: Mapping[str, int]) -> tuple[str, str, str]:
     here, there = (names[value] if value < len(names) else str(value) for value in (fault["expected"], fault["seen"]))
     return what, here, there
 
+def _of_a_word(fault: Mapping[str, int], rank: int, who: str) -> UcclEpError:
+    """A kernel has read a word that cannot be: of a peer's, or of the handle that its own caller has passed on."""
+    phase = phase_name(fault["phase"])
+    if fault["peer"] == rank:
+        return UcclEpError(
+            f"rank {rank}: the handle given to {phase} is not as dispatch returned it (expected {fault['expected']}, "
+            f"seen {fault['seen']}): its tensors were written to, or are another call's. Pass it on as it came."
+        )
+    return TransportError(
+        f"rank {rank}: a word came that no correct peer sends, from {who} in {phase} (status {code_of(fault)}, at most "
+        f"or exactly {fault['expected']} can be): memory was overwritten. No row of this call may be used."
+    )
+
 
 def error_of(
     fault: Mapping[str, int], rank: int, hostnames: Sequence[str], evidence: Evidence | None = None
@@ -229,6 +242,8 @@ def error_of(
         return UcclEpError(
             f"rank {rank}: a command for {who} was refused (reason {fault['seen']}): a defect, please report"
         )
+    if kind == BAD_ARRIVAL and fault["phase"]:
+        return _of_a_word(fault, rank, who)
     words = "the network reported an error" if kind == TRANSPORT else "a message came that no correct peer sends"
     if evidence is not None and evidence.network:
         words += f" ({evidence.network})"

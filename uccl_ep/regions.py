@@ -259,7 +259,10 @@ class Regions:
 
     @property
     def arenas(self) -> int:
-        """Address of u64 [ranks of this node]: where each one's arena is mapped here; 0: not all have one."""
+        """Address of u64 [2, ranks of this node]: where each one's arena is mapped here, and how many bytes it has.
+
+        0: not all have one.
+        """
         return 0 if self._arena_table is None else self._arena_table.data_ptr()
 
     @property
@@ -364,7 +367,8 @@ class Regions:
 
 
 def _addresses(segments: dict[int, _native.Segment], members: Sequence[int]) -> torch.Tensor | None:
-    """int64 [members]: where their segments are mapped here; None: some have none."""
+    """int64 [2, members]: where their segments are mapped here, and their bytes; None: some have none."""
     if not all(rank in segments for rank in members):
         return None
-    return torch.tensor([segments[rank].address for rank in members], dtype=torch.int64)
+    places = [segments[rank].address for rank in members], [segments[rank].bytes for rank in members]
+    return torch.tensor(places, dtype=torch.int64)

@@ -94,7 +94,7 @@ void count_writes(u64 batches) {
   auto* header = reinterpret_cast<ExpectHeader*>(world.a.data.data());
   std::vector<Command> group(kBatch);
   for (u64 epoch = 1; epoch <= batches; ++epoch) {
-    *header = ExpectHeader{epoch, kBatch - 1, 0, 0};
+    *header = ExpectHeader::make(epoch, kBatch - 1, 0, 0);
     const u32 key = epoch_key(Phase::kDispatch, epoch);
     std::fill_n(group.begin(), kBatch - 1, Command{Op::kWrite, 1, key, 64, 64, 16});
     const u64 to = kControlOffset + world.b.layout.expect(Phase::kDispatch, epoch, 0);

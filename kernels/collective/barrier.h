@@ -57,10 +57,12 @@ KERNEL rank_barrier(BarrierArgs a) {
   }
   for (u32 g = simt::tid(); g < t.local_size; g += simt::ntid()) {
     const u64* entered = word(a.rank.data[g], a.rank.signals.barrier());
+    const WaitSite site{WaitPhase::kBarrier, t.mates[g], kNoChannel, a.round};
     bool absent;
-    wait_or_mask(
-        a.rank, wait, WaitSite{WaitPhase::kBarrier, t.mates[g], kNoChannel, a.round},
-        [&] { return simt::ld_acquire_sys(entered); }, [&](u64 seen) { return seen >= a.round; }, &absent);
+    const bool ok = wait_or_mask(
+        a.rank, wait, site, [&] { return simt::ld_acquire_sys(entered); }, [&](u64 seen) { return seen >= a.round; },
+        &absent);
+    if (ok && !absent) keeps_step(a.rank, wait, site, simt::ld_acquire_sys(entered), a.round + 1);
   }
   if (simt::tid() == 0 && t.num_nodes > 1) await_remote(a, wait);
 }

@@ -96,6 +96,28 @@ DEV void add_stat(const RankContext& c, u32 peer, PeerStat stat, u64 value) {
   simt::add_gpu(&c.peer_stats[peer * kPeerStats + static_cast<u32>(stat)], value);
 }
 
+// One lane: a word that another rank wrote is what no correct one writes. Ends the call; false, to be handed on.
+DEV bool bad_arrival(const WaitContext& wait, const WaitSite& site, u64 seen) {
+  record_fault(wait, site, FaultKind::kBadArrival, seen);
+  return false;
+}
+
+// One lane: a peer's count of calls or rounds is at most `most`, beyond which it needs this rank to go on; unless it may
+// have left this rank out.
+DEV bool keeps_step(const RankContext& c, const WaitContext& wait, WaitSite site, u64 seen, u64 most) {
+  if (seen <= most || c.shrink) return true;
+  site.expected = most;
+  return bad_arrival(wait, site, seen);
+}
+
+// Where in the memory of a rank of this node a row lies, as another rank says; null: there is no such place.
+// `memories`: [2, local_size] of each rank's, where it is mapped here and how many bytes it has.
+DEV const u16* row_in_memory(const u8* const* memories, u32 local_size, u32 local, u64 offset, u64 bytes) {
+  if (local >= local_size || offset % sizeof(u16) != 0) return nullptr;
+  const u64 size = reinterpret_cast<u64>(memories[local_size + local]);
+  return offset <= size && bytes <= size - offset ? reinterpret_cast<const u16*>(memories[local] + offset) : nullptr;
+}
+
 // Same value in every lane of the warp, as lane 0 has it; what lane 0 acquired before is then visible to all of them.
 DEV bool warp_agree(bool v) {
   const bool agreed = simt::shfl(static_cast<u32>(v), 0) != 0;

@@ -21,8 +21,16 @@ namespace uccl {
 struct alignas(16) RowHeader {
   u64 destinations;  // dispatch: ranks of the cell (by place) that take this row; combine: its RowPlace
   u32 token;  // index at its source
-  u32 unused;
+  u32 seal;  // folds the words above and the row's position: a header that was changed, or left by another lap, has another
+
+  // What writer and reader both count: a row's chunk, and the rows of the call's stream that follow it.
+  static constexpr u32 position(u64 chunk, u64 left) { return static_cast<u32>(chunk << 16 ^ left); }
+  static constexpr RowHeader make(u64 destinations, u32 token, u32 position) {
+    return RowHeader{destinations, token, static_cast<u32>(destinations ^ destinations >> 32) ^ token ^ position};
+  }
+  constexpr bool is_at(u32 position) const { return seal == make(destinations, token, position).seal; }
 };
+static_assert(sizeof(RowHeader) == 16 && kMaxTokensPerRank <= 1u << 16);
 
 // Where the payload of a combine row lies: 0 = behind its header; else in the arena of a rank of this node, which all of
 // them map (CombineArgs::arenas).
@@ -87,7 +95,28 @@ struct StreamGeometry {
   }
 };
 
-// What one source tells a cell before a dispatch: u32 words behind this header:
+// A count as a source tells it to others: the low 22 bits; above them a check that takes in the exchange's number, so
+// that a word of another exchange, or one of which any bit was changed, counts nothing.
+struct CountWord {
+  static constexpr u32 kBits = 22, kMost = kMaxTokensPerRank * kMaxTopk;
+  static constexpr u32 kNoCount = ~0u;
+  static constexpr u32 seal(u64 n, u64 epoch) {
+    const u32 low = n <= kMost ? static_cast<u32>(n) : static_cast<u32>(low_bits(kBits));  // which no reader takes
+    return low | check(low, epoch) << kBits;
+  }
+  static constexpr u32 open(u32 word, u64 epoch) {
+    const u32 n = word & static_cast<u32>(low_bits(kBits));
+    return n <= kMost && word >> kBits == check(n, epoch) ? n : kNoCount;
+  }
+
+ private:
+  static constexpr u32 check(u32 n, u64 epoch) {
+    return (n ^ n >> 10 ^ n >> 20 ^ static_cast<u32>(epoch)) & static_cast<u32>(low_bits(32 - kBits));
+  }
+};
+static_assert(CountWord::kMost < low_bits(CountWord::kBits));
+
+// What one source tells a cell before a dispatch: CountWords behind this header:
 //   rows[channel]                       rows of the stream (source, channel)
 //   tokens[reader][channel]             how many of them reader takes
 //   experts[reader][local expert]       (token, k) selections of each expert, before alignment

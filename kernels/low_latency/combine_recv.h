@@ -20,7 +20,7 @@ struct CombineReceiveArgs {
   u32 zero_copy;  // the sending half's rows were read where they lay: they may be overwritten when this one has run
   const u16* own_rows;  // the sending half's x where own_stay; else null
   u64 own_stride;  // elements between its rows
-  const u8* const* registered;  // [local_size] registered memory of each rank of the node; null: no rows stay there
+  const u8* const* registered;  // as row_in_memory's, registered memory of the node's ranks; null: no rows stay there
 };
 struct CombineReceiveShared {
   const u16* rows[kMaxBlockWarps][kMaxTopk];
@@ -124,19 +124,29 @@ DEV bool is_summed(const CombineReceiveArgs& a, const i64* ids, u32 k, bool* low
   return true;
 }
 
-// One lane: a row of `rank`'s, in the slot or where the slot says that it stays.
+// One lane: a row of `rank`'s: in the slot, or where the slot says that it stays. Null: the slot says what cannot be.
 DEV const u16* find_row(const CombineReceiveArgs& a, u32 rank, const u8* slot) {
   const TopologyView& topology = a.rank.topology;
-  if (topology.is_local(rank) && rank != topology.rank)
-    if (const u16* const row = row_that_stays(topology, a.registered, rank, slot); row != nullptr) return row;
-  return reinterpret_cast<const u16*>(slot + sizeof(LogfmtHeader));
+  const CombineFormat format = static_cast<CombineFormat>(a.format);
+  if (rank == topology.rank && a.own_rows != nullptr) {
+    const u64 at = *reinterpret_cast<const u64*>(slot);
+    const u64 most = static_cast<u64>(a.call.num_local_experts) * topology.num_ranks * a.call.layout.max_tokens;
+    return at < most ? a.own_rows + at * a.own_stride : nullptr;
+  }
+  if (a.registered != nullptr && format == CombineFormat::kBf16 && topology.is_local(rank) && rank != topology.rank)
+    return row_of_mark(topology, a.registered, rank, slot, a.call.layout.hidden);
+  if (format == CombineFormat::kLogfmt && !logfmt_is_whole(slot, a.call.layout.hidden)) return nullptr;
+  return reinterpret_cast<const u16*>(slot + LowLatencyLayout::row_in_slot(a.format));
 }
 
-// One warp: the rows of a token that take part, compacted in ascending k. A repeated expert was sent once.
-DEV u32 gather_rows(const CombineReceiveArgs& a, u64 epoch, u32 token, const u16** rows, float* weights) {
+// One warp: the rows of a token that take part, compacted in ascending k. A repeated expert was sent once. kNoRows: a slot
+// says what no rank writes there, and the call has failed.
+inline constexpr u32 kNoRows = ~0u;
+DEV u32 gather_rows(const CombineReceiveArgs& a, const Turn& turn, u32 token, const u16** rows, float* weights) {
   const u64 first = static_cast<u64>(token) * a.topk;
   const i64* const ids = a.topk_idx + first;
   u32 count = 0;
+  bool found = true;
   for (u32 base = 0; base < a.topk; base += simt::kWarp) {
     const u32 k = base + simt::lane();
     bool use = k < a.topk && takes_part(a, ids[k]);
@@ -147,22 +157,21 @@ DEV u32 gather_rows(const CombineReceiveArgs& a, u64 epoch, u32 token, const u16
       if (is_summed(a, ids, k, &use)) weight = 1;  // its weights are in the sum
       while (sent < k && ids[sent] != ids[k]) ++sent;
     }
-    const bool mine = use && static_cast<u32>(ids[k]) / a.call.num_local_experts == a.rank.topology.rank;
     const simt::mask_t taking = simt::ballot(use);
     if (use) {
       const u32 at = count + simt::popcount(taking & simt::lane_mask_lt());
-      const u8* const slot = own_data(a.rank) + a.call.layout.combine_slot(epoch, first + sent);
-      rows[at] = reinterpret_cast<const u16*>(slot + LowLatencyLayout::row_in_slot(a.format));
-      if (mine && a.own_rows != nullptr)
-        rows[at] = a.own_rows + *reinterpret_cast<const u64*>(slot) * a.own_stride;
-      else if (a.registered != nullptr && static_cast<CombineFormat>(a.format) == CombineFormat::kBf16)
-        rows[at] = find_row(a, static_cast<u32>(ids[k]) / a.call.num_local_experts, slot);
+      const u8* const slot = own_data(a.rank) + a.call.layout.combine_slot(turn.epoch, first + sent);
+      const u32 rank = static_cast<u32>(ids[k]) / a.call.num_local_experts;
+      rows[at] = find_row(a, rank, slot);
       weights[at] = weight;
+      if (rows[at] == nullptr)
+        found = bad_arrival(turn.wait, WaitSite{WaitPhase::kCombineReceive, rank, kNoChannel, 0},
+                            *reinterpret_cast<const u64*>(slot));
     }
     count += simt::popcount(taking);
   }
   simt::sync_warp();
-  return count;
+  return simt::ballot(!found) == 0 ? count : kNoRows;
 }
 
 // One warp, whose shares of a unit have kChunk channels each.
@@ -203,7 +212,11 @@ KERNEL KERNEL_BOUNDS(kMaxBlockLanes) low_latency_combine_recv(CombineReceiveArgs
     const u16** rows = shared.rows[simt::warp()];
     float* weights = shared.weights[simt::warp()];
     for (u32 t = static_cast<u32>(simt::bid() * simt::num_warps() + simt::warp()); t < a.num_tokens; t += warps) {
-      const u32 count = gather_rows(a, turn.epoch, t, rows, weights);
+      const u32 count = gather_rows(a, turn, t, rows, weights);
+      if (count == kNoRows) {
+        if (simt::lane() == 0) fail_launch(a.call.ticket);
+        break;
+      }
       u16* const out = a.out + static_cast<u64>(t) * hidden;
       reduce_token(a, out, rows, weights, count);
       simt::sync_warp();

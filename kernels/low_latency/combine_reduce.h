@@ -17,7 +17,7 @@ struct CombineReduceArgs {
   LowLatencyCall call;
   u32* num_writes;  // [num_ranks], zero between launches
   i64* wait_stats;  // [N] ns, added to, or null
-  const u8* const* registered;  // [local_size] registered memory of each rank of the node; null: no rows stay there
+  const u8* const* registered;  // as row_in_memory's, registered memory of the node's ranks; null: no rows stay there
 };
 struct CombineReduceShared {
   const u16* rows[kMaxBlockWarps][kMaxTopk];
@@ -97,22 +97,23 @@ DEV bool await_weights(const CombineReduceArgs& a, const Turn& turn, u32 source)
   return warp_agree(ok);
 }
 
-// One lane: a row of local rank `rank`'s, in the slot or where the slot says that it stays.
+// One lane: a row of local rank `rank`'s, in the slot or where the slot says that it stays; null: it says neither.
 DEV const u16* row_of_slot(const CombineReduceArgs& a, u32 rank, const u8* slot) {
-  if (a.registered != nullptr)
-    if (const u16* const row = row_that_stays(a.rank.topology, a.registered, rank, slot); row != nullptr) return row;
+  if (a.registered != nullptr) return row_of_mark(a.rank.topology, a.registered, rank, slot, a.call.layout.hidden);
   return reinterpret_cast<const u16*>(slot + sizeof(LogfmtHeader));
 }
 
 // Rows of a token that this node has, compacted in ascending k, and the lowest k. A repeated expert has one row.
 struct TokenRows {
   u32 count, lowest;
+  bool found;  // false: a slot says what no rank writes there, and the call has failed
 };
-DEV TokenRows rows_of_token(const CombineReduceArgs& a, const WeightedIds& of, const u8* slots, u32 token,
-                            CombineReduceShared& shared) {
+DEV TokenRows rows_of_token(const CombineReduceArgs& a, const Turn& turn, const WeightedIds& of, const u8* slots,
+                            u32 token, CombineReduceShared& shared) {
   const u64 first = static_cast<u64>(token) * of.topk;
   const short* const ids = of.ids + first;
-  TokenRows found{0, 0};
+  TokenRows found{0, 0, true};
+  bool good = true;
   for (u32 base = 0; base < of.topk; base += simt::kWarp) {
     const u32 k = base + simt::lane();
     const bool use = k < of.topk && ids[k] >= 0 && static_cast<u32>(ids[k]) < a.call.num_experts &&
@@ -123,13 +124,19 @@ DEV TokenRows rows_of_token(const CombineReduceArgs& a, const WeightedIds& of, c
       while (sent < k && ids[sent] != ids[k]) ++sent;
       const u32 at = found.count + simt::popcount(taking & simt::lane_mask_lt());
       const u8* const slot = slots + (first + sent) * a.call.layout.combine_row_bytes();
-      shared.rows[simt::warp()][at] = row_of_slot(a, static_cast<u32>(ids[k]) / a.call.num_local_experts, slot);
+      const u32 rank = static_cast<u32>(ids[k]) / a.call.num_local_experts;
+      const u16* const row = row_of_slot(a, rank, slot);
+      shared.rows[simt::warp()][at] = row;
+      if (row == nullptr)
+        good = bad_arrival(turn.wait, WaitSite{WaitPhase::kCombineReduce, rank, kNoChannel, 0},
+                           *reinterpret_cast<const u64*>(slot));
       shared.weights[simt::warp()][at] = of.weights[first + k];
     }
     if (found.count == 0 && taking != 0) found.lowest = base + simt::first_lane(taking);
     found.count += simt::popcount(taking);
   }
   simt::sync_warp();
+  found.found = simt::ballot(!good) == 0;
   return found;
 }
 
@@ -170,7 +177,8 @@ DEV bool send_sums(const CombineReduceArgs& a, const Turn& turn, CombineReduceSh
     const u8* slots = own_data(a.rank) + a.call.layout.hosted_combine_slot(turn.epoch, hosted, 0);
     u32 writes = 0;
     for (u32 t = (warp + warps - dealt % warps) % warps; t < of.num_tokens; t += warps) {
-      const TokenRows rows = rows_of_token(a, of, slots, t, shared);
+      const TokenRows rows = rows_of_token(a, turn, of, slots, t, shared);
+      if (!rows.found) return false;
       if (rows.count == 0) continue;
       if (!send_sum(a, turn, s, static_cast<u64>(t) * of.topk + rows.lowest, rows, shared)) return false;
       ++writes;

@@ -118,6 +118,13 @@ DEV void give_to_host(const CombineSendArgs& a, const Turn& turn, u64 at, u32 ow
   add_stat(a.rank, host, PeerStat::kBytesOut, bytes);
 }
 
+// One warp: the caller's handle says what no dispatch has left in it.
+DEV bool bad_handle(const CombineSendArgs& a, const Turn& turn, u64 most, u64 seen) {
+  if (simt::lane() == 0)
+    bad_arrival(turn.wait, WaitSite{WaitPhase::kCombineSend, a.rank.topology.rank, kNoChannel, most}, seen);
+  return false;
+}
+
 // One warp leaves row `at` of a token of this rank where it is.
 DEV void leave_row(const CombineSendArgs& a, const Turn& turn, u64 at, u64 slot) {
   if (simt::lane() == 0) *reinterpret_cast<u64*>(own_data(a.rank) + a.call.layout.combine_slot(turn.epoch, slot)) = at;
@@ -126,9 +133,11 @@ DEV void leave_row(const CombineSendArgs& a, const Turn& turn, u64 at, u64 slot)
 // One warp sends row `at` (of expert-major [L, P]) to its owner.
 DEV bool send_row(const CombineSendArgs& a, const Turn& turn, u64 at, u64 plane, CombineSender* sender) {
   const u32 owner = static_cast<u32>(a.src_info[2 * plane + at]);
-  if (masked(a.rank, owner)) return true;
   const LowLatencyLayout& layout = a.call.layout;
-  const u64 number = static_cast<u64>(a.src_info[plane + at]);
+  const u64 number = static_cast<u32>(a.src_info[plane + at]);
+  if (owner >= a.rank.topology.num_ranks || number >= static_cast<u64>(layout.max_tokens) * layout.max_topk)
+    return bad_handle(a, turn, layout.max_tokens * layout.max_topk, number);
+  if (masked(a.rank, owner)) return true;
   if (owner == a.rank.topology.rank && a.own_stay) {
     leave_row(a, turn, at, number);
     return true;
@@ -284,6 +293,11 @@ DEV void send_all_rows(const CombineSendArgs& a, const Turn& turn, u32 warp, u32
   u64 known = ~0ull;
   for (u32 e = 0; e < a.call.num_local_experts; ++e) {
     const u32 n = rows_of_expert(a, e);
+    if (n > stride) {
+      bad_handle(a, turn, stride, n);
+      if (simt::lane() == 0) fail_launch(a.call.ticket);
+      return;
+    }
     for (u32 i = (warp + warps - dealt % warps) % warps; i < n; i += warps)
       if (!await_computed(a, turn, e, i, &known) || !send_row(a, turn, e * stride + i, plane, &sender)) {
         if (simt::lane() == 0) fail_launch(a.call.ticket);

@@ -26,11 +26,14 @@ inline constexpr u32 kMaxBlockWarps = kMaxBlockLanes / (simt::kWarp == 1 ? 32 : 
 // the expert's rank. 0: it is there.
 inline constexpr u64 kRowStays = 1ull << 63;
 
-// One lane: where the row of a slot stays in the registered memory of its rank, which is of this node; null: in the slot.
-DEV const u16* row_that_stays(const TopologyView& topology, const u8* const* registered, u32 rank, const u8* slot) {
+// One lane: the bf16 row of a slot whose rank is of this node, in the slot or in registered memory; null: the slot says
+// neither. `registered` as row_in_memory's.
+DEV const u16* row_of_mark(const TopologyView& topology, const u8* const* registered, u32 rank, const u8* slot,
+                           u32 hidden) {
   const u64 mark = *reinterpret_cast<const u64*>(slot);
-  if (mark == 0) return nullptr;
-  return reinterpret_cast<const u16*>(registered[topology.local_of[rank]] + (mark & ~kRowStays));
+  if (mark == 0) return reinterpret_cast<const u16*>(slot + LowLatencyLayout::row_in_slot(0));
+  if ((mark & kRowStays) == 0) return nullptr;
+  return row_in_memory(registered, topology.local_size, topology.local_of[rank], mark & ~kRowStays, 2ull * hidden);
 }
 
 // How far this rank is with the calls of one phase. Changed by the last block of a launch only, so every block of one
@@ -193,7 +196,9 @@ DEV bool wait_for_reuse(const RankContext& c, const Turn& turn, const LowLatency
       const bool ok = wait_or_mask(
           c, patience, WaitSite{name, r, ~0u, epoch - 2}, [&] { return known_consumed(c, phase, r); },
           [&](u64 seen) { return seen >= epoch - 2; }, &absent);
-      if (!ok) simt::st_release_gpu(shared_ok, 0u);
+      // What this rank has not sent yet nobody can have read.
+      if (!ok || !keeps_step(c, turn.wait, WaitSite{name, r, ~0u, 0}, known_consumed(c, phase, r), epoch - 1))
+        simt::st_release_gpu(shared_ok, 0u);
     }
   simt::sync_block();
   const bool ok = simt::ld_acquire_gpu(shared_ok) != 0;
@@ -233,7 +238,7 @@ struct Announcement {
 DEV u64 send_expect(const RankContext& c, const Turn& turn, const LowLatencyCall& call, const Announcement& a) {
   const u64 from = call.layout.header(a.epoch, a.header, a.peer);
   *reinterpret_cast<ExpectHeader*>(own_data(c) + from) =
-      ExpectHeader{a.epoch, a.num_writes, turn.consumed_dispatch, turn.consumed_combine, a.identity};
+      ExpectHeader::make(a.epoch, a.num_writes, turn.consumed_dispatch, turn.consumed_combine, a.identity);
   Command m;
   m.op = Op::kCount;
   m.peer = a.peer;
@@ -267,8 +272,10 @@ DEV void announce_consumed(const RankContext& c, const Turn& turn, const LowLate
 // nothing.
 DEV bool wait_for_flag(const RankContext& c, const WaitContext& wait, const WaitSite& site, const u64* flag, u64 epoch,
                        bool* absent) {
-  return wait_or_mask(
+  const bool ok = wait_or_mask(
       c, wait, site, [&] { return simt::ld_acquire_sys(flag); }, [&](u64 seen) { return seen >= epoch; }, absent);
+  if (!ok || *absent) return ok;
+  return keeps_step(c, wait, site, simt::ld_acquire_sys(flag), epoch + 1);  // its call after next needs this one read
 }
 
 // As wait_for_flag, until the flag is `site.expected`. How long that took is added to the peer's sums, once a launch, and

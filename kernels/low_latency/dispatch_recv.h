@@ -29,8 +29,7 @@ struct DispatchReceiveShared {
 // A source's routing block on this node, with no more ids than there is room for.
 struct SourceView {
   const short* ids;
-  u32 num_ids, topk;
-  bool fits;  // false: no rank in the same call writes such a block
+  u32 num_tokens, topk;  // of the header, and never more than there is room for
 };
 // The memory of this node that has a source's rows and routing block, as offsets of `base`.
 struct SourcePlace {
@@ -50,12 +49,16 @@ DEV const u8* rows_of(const DispatchReceiveArgs& a, u64 epoch, u32 source) {
   const SourcePlace place = source_place(a, epoch, source);
   return place.base + place.rows;
 }
-DEV SourceView source_view(const DispatchReceiveArgs& a, u64 epoch, u32 source) {
+DEV const RoutingHeader* routing_header(const DispatchReceiveArgs& a, u64 epoch, u32 source) {
   const SourcePlace place = source_place(a, epoch, source);
-  const RoutingHeader* header = reinterpret_cast<const RoutingHeader*>(place.base + place.routing);
+  return reinterpret_cast<const RoutingHeader*>(place.base + place.routing);
+}
+DEV SourceView source_view(const DispatchReceiveArgs& a, u64 epoch, u32 source) {
+  const RoutingHeader* header = routing_header(a, epoch, source);
   const u32 tokens = simt::ld_relaxed_sys(&header->num_tokens), topk = simt::ld_relaxed_sys(&header->topk);
-  const bool fits = tokens <= a.call.layout.max_tokens && topk <= a.call.layout.max_topk;
-  return SourceView{reinterpret_cast<const short*>(header + 1), fits ? tokens * topk : 0, topk, fits};
+  return SourceView{reinterpret_cast<const short*>(header + 1),
+                    tokens < a.call.layout.max_tokens ? tokens : a.call.layout.max_tokens,
+                    topk < a.call.layout.max_topk ? topk : a.call.layout.max_topk};
 }
 
 // What a source of another node announced, at its host here; not looked at where the source is local.
@@ -64,6 +67,16 @@ DEV const ExpectHeader* announced_dispatch(const DispatchReceiveArgs& a, const T
   if (topology.is_local(source)) return nullptr;
   u8* const control = control_of(a.rank, topology.host_of(source, topology.cell));
   return announced_by(a.rank, control, Phase::kDispatch, turn.epoch, source);
+}
+
+// One lane: a source's routing block holds no more than there is room for.
+DEV bool check_routing(const DispatchReceiveArgs& a, const Turn& turn, u32 source) {
+  const RoutingHeader& h = *routing_header(a, turn.epoch, source);
+  const u32 theirs[] = {h.num_tokens, h.topk}, most[] = {a.call.layout.max_tokens, a.call.layout.max_topk};
+  for (u32 i = 0; i < 2; ++i)
+    if (theirs[i] > most[i])
+      return bad_arrival(turn.wait, WaitSite{WaitPhase::kDispatchReceive, source, kNoChannel, most[i]}, theirs[i]);
+  return true;
 }
 
 // One warp waits for a source and checks that it is in the same call.
@@ -79,10 +92,7 @@ DEV bool await_source(const DispatchReceiveArgs& a, const Turn& turn, u32 source
       simt::add_sys(reinterpret_cast<u64*>(&a.wait_stats[source]), waited);
     if (ok && !gone) {
       ok = in_same_call(a.rank, turn, Phase::kDispatch, site, announced_dispatch(a, turn, source));
-      if (ok && !source_view(a, turn.epoch, source).fits) {
-        record_fault(turn.wait, site, FaultKind::kBadArrival, 0);
-        ok = false;
-      }
+      ok = ok && check_routing(a, turn, source);
     }
   }
   *absent = warp_agree(gone);
@@ -114,21 +124,21 @@ DEV bool count_rows(const DispatchReceiveArgs& a, const Turn& turn, u32 warp, u3
     const u32 source = u / groups, group = u % groups;
     bool absent;
     if (!await_source(a, turn, source, &absent)) return false;
-    u32 n[kMatchesPerLane] = {};
+    u32 n[kMatchesPerLane] = {}, most = 0;
     if (!absent) {
       const SourceView v = source_view(a, turn.epoch, source);
       const ExpertGroup g = expert_group(a, group);
-      count_matches(v.ids, v.num_ids, g.first, g.width, n);
+      count_matches(v.ids, v.num_tokens * v.topk, g.first, g.width, n);
+      most = v.num_tokens;
     }
-    bool fits = true;
-    for (u32 i = 0; i < kMatchesPerLane; ++i) {
-      fits = fits && n[i] <= a.call.layout.max_tokens;
-      if (const u32 e = expert_of_lane(group, i); e < experts) a.counts[source * experts + e] = n[i];
-    }
-    if (simt::ballot(!fits) == 0) continue;
-    const WaitSite site{WaitPhase::kDispatchReceive, source, kNoChannel, turn.epoch};
-    if (simt::lane() == 0) record_fault(turn.wait, site, FaultKind::kBadArrival, 1);  // tokens name an expert once
-    return false;
+    bool fits = true;  // into the source's share of an expert's rows
+    for (u32 i = 0; i < kMatchesPerLane; ++i)
+      if (const u32 e = expert_of_lane(group, i); e < experts) {
+        a.counts[source * experts + e] = n[i];
+        if (n[i] > most)
+          fits = bad_arrival(turn.wait, WaitSite{WaitPhase::kDispatchReceive, source, kNoChannel, most}, n[i]);
+      }
+    if (simt::ballot(!fits) != 0) return false;
   }
   return true;
 }
@@ -162,8 +172,8 @@ DEV void place_rows(const DispatchReceiveArgs& a, const Turn& turn, u32 warp, u3
     const ExpertGroup g = expert_group(a, group);
     const u32 topk = v.topk;
     i32* const rows = a.src_info + group * kMatchWidth * stride;
-    for_each_match(v.ids, v.num_ids, g.first, g.width, begin, [=](u32 j, u32 at, u32 slot) {
-      if (at >= stride) return;  // more than were counted: somebody writes what was read already
+    for_each_match(v.ids, v.num_tokens * topk, g.first, g.width, begin, [=](u32 j, u32 at, u32 slot) {
+      if (at >= stride) return;  // ids that were counted otherwise: overwritten since
       i32* out = rows + j * stride + at;
       out[0] = static_cast<i32>(slot / topk);
       out[plane] = static_cast<i32>(slot);

@@ -31,6 +31,13 @@ constexpr u32 logfmt_offset(u64 encoded, u32 u, u32 unit) {
   return static_cast<u32>(sizeof(LogfmtHeader)) + before * logfmt_encoded_bytes(unit) + (u - before) * unit * 2;
 }
 
+// What every header that logfmt_encode writes fulfils, and a changed one does not.
+DEV bool logfmt_is_whole(const u8* row, u32 hidden) {
+  const LogfmtHeader& h = *reinterpret_cast<const LogfmtHeader*>(row);
+  const u32 unit = logfmt_unit(hidden), units = hidden / unit;
+  return (h.encoded & ~low_bits(static_cast<int>(units))) == 0 && h.bytes == logfmt_offset(h.encoded, units, unit);
+}
+
 struct LogScale {
   float log_min, step;
 };

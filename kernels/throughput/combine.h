@@ -63,15 +63,19 @@ DEV Step look_at_partials(const CombineArgs& a, const WaitContext& wait, u32 cha
     const PartialState& p = a.partials[channel * t.num_cells + n];
     const u64* tail = partial_stream(a.rank, a.call.layout, n, channel).tail;
     const u64 head = p.head;
-    if (simt::ld_acquire_sys(tail) > head) continue;
+    const WaitSite site{WaitPhase::kCombineReceive, t.host_of(t.rank, n), channel, head + 1};
+    u64 there = simt::ld_acquire_sys(tail);
+    if (there > head && !tail_fits(wait, site, a.call.geometry, head, there)) return Step::kFailed;
+    if (there > head) continue;
     if (!may_wait) return Step::kNotYet;
-    const u32 peer = t.host_of(t.rank, n);
+    const u32 peer = site.peer;
     const u64 begin = simt::now_ns();
     bool absent;
     if (!wait_or_mask(
-            a.rank, wait, WaitSite{WaitPhase::kCombineReceive, peer, channel, head + 1},
-            [&] { return simt::ld_acquire_sys(tail); }, [&](u64 seen) { return seen > head; }, &absent))
+            a.rank, wait, site, [&] { return there = simt::ld_acquire_sys(tail); },
+            [&](u64 seen) { return seen > head; }, &absent))
       return Step::kFailed;
+    if (!absent && !tail_fits(wait, site, a.call.geometry, head, there)) return Step::kFailed;
     if (channel == 0) add_stat(a.rank, peer, PeerStat::kWaitNs, simt::now_ns() - begin);
   }
   return Step::kReady;
@@ -85,6 +89,7 @@ DEV void take_partials(const CombineArgs& a, u32 channel, u32 token, PlanEntry& 
     if (n == t.cell) e.own_position = e.num_partials;
     if (!has_partial(a, token, n)) continue;
     PartialState& p = a.partials[channel * t.num_cells + n];
+    e.positions[e.num_partials] = RowHeader::position(p.head, p.remaining - 1);
     e.partials[e.num_partials++] = partial_stream(a.rank, a.call.layout, n, channel).unit + g.chunk(channel, p.head) +
                                    static_cast<u64>(p.row) * g.row_bytes + sizeof(RowHeader);
     --p.remaining;
@@ -92,6 +97,21 @@ DEV void take_partials(const CombineArgs& a, u32 channel, u32 token, PlanEntry& 
     ++p.head;
     p.row = 0;
   }
+}
+
+// Lane 0: a token was found at those ranks of the node that it went to; a rank that is masked need not have it.
+DEV bool check_takers(const CombineArgs& a, const WaitContext& wait, const MergeShared& m, const WaitSite& site,
+                      u64 had) {
+  const u32 token = static_cast<u32>(site.expected);
+  const u64 differ = had ^ destinations(a.rank, a.call.is_token_in_rank, token, a.rank.topology.cell);
+  for (u32 g = 0; differ != 0 && g < m.num_from; ++g) {
+    const u32 rank = a.rank.topology.crowd_member(m.source, g);
+    const bool left_out = a.rank.shrink && (had >> g & 1) == 0 && masked(a.rank, rank);
+    if ((differ >> g & 1) == 0 || left_out) continue;
+    return bad_arrival(wait, WaitSite{site.phase, rank, site.channel, token},
+                       m.from[g].remaining == 0 ? kNoToken : m.from[g].token);
+  }
+  return true;
 }
 
 // Lane 0 plans up to kMaxPlan of this rank's tokens.
@@ -109,23 +129,62 @@ DEV void plan_own(const CombineArgs& a, const WaitContext& wait, CombineShared& 
     PlanEntry& e = m.plan[m.count++];
     clear_entry(e);
     e.token = s.cursor;
-    if (here) take_token(a.call, m, channel, s.cursor, e);
+    const u64 had = here ? take_token(a.call, m, channel, s.cursor, e) : 0;
+    if (here && !check_takers(a, wait, m, WaitSite{WaitPhase::kCombineReceive, t.rank, channel, s.cursor}, had)) {
+      m.ok = 0;
+      return;
+    }
     if (t.num_nodes > 1) take_partials(a, channel, s.cursor, e);
     ++s.cursor;
   }
 }
 
+// One lane: the cell whose row is the `nth` that a token is summed from. For reports.
+DEV u32 partial_sender(const CombineArgs& a, u32 token, u32 nth) {
+  const TopologyView& t = a.rank.topology;
+  for (u32 n = 0; n < t.num_cells; ++n)
+    if (has_partial(a, token, n) && nth-- == 0) return t.host_of(t.rank, n);
+  return kNoPeer;
+}
+
+// One warp: other nodes' rows of a token are the ones that must stand where they do.
+DEV bool check_partials(const CombineArgs& a, const WaitContext& wait, u32 channel, const PlanEntry& e) {
+  bool good = true;
+  for (u32 i = simt::lane(); i < e.num_partials; i += simt::kWarp) {
+    const RowHeader header = *reinterpret_cast<const RowHeader*>(e.partials[i] - sizeof(RowHeader));
+    if (header.token == e.token && header.is_at(e.positions[i])) continue;
+    const u32 peer = partial_sender(a, e.token, i);
+    good = bad_arrival(wait, WaitSite{WaitPhase::kCombineReceive, peer, channel, e.token}, header.token);
+  }
+  return simt::ballot(!good) == 0;
+}
+
+// One warp: a row that cannot be was found; no more is planned.
+DEV void give_up(MergeShared& m) {
+  if (simt::lane() == 0) simt::st_release_gpu(&m.bad, 1u);
+}
+
+// One warp: the places of a token's rows. False: one is nowhere, and the call has failed.
+DEV bool find_rows(const CombineArgs& a, const WaitContext& wait, CombineShared& s, u32 channel, const PlanEntry& e) {
+  const Arenas arenas{a.arenas, a.rank.topology.local_size, a.call.shape.payload_bytes};
+  if (payloads(e, arenas, warp_pointers(s))) return true;
+  if (simt::lane() == 0) bad_arrival(wait, WaitSite{WaitPhase::kCombineReceive, kNoPeer, channel, 0}, e.token);
+  give_up(s.merge);
+  return false;
+}
+
 // One warp: one of this rank's tokens.
-DEV void reduce_own(const CombineArgs& a, CombineShared& s, u32 channel, const PlanEntry& e) {
+DEV void reduce_own(const CombineArgs& a, const WaitContext& wait, CombineShared& s, u32 channel, const PlanEntry& e) {
   const RowShape& shape = a.call.shape;
   const u64 at = static_cast<u64>(e.token) * a.hidden;
   const u64 all = static_cast<u64>(a.call.num_tokens) * shape.payload_bytes;
   const RowBias bias{a.bias0 != nullptr ? a.bias0 + at : nullptr, a.bias1 != nullptr ? a.bias1 + at : nullptr};
   const u16** list = warp_pointers(s);
-  payloads(e, a.arenas, list);
+  if (!find_rows(a, wait, s, channel, e)) return;
   if (a.rank.topology.num_nodes == 1) {
     reduce_rows_out(a.out + at, list, e.num_rows, a.hidden, bias, all);
   } else {
+    if (!check_partials(a, wait, channel, e)) return give_up(s.merge);
     u16* own = a.scratch + static_cast<u64>(channel * simt::num_warps() + simt::warp()) * a.hidden;
     if (e.num_rows != 0) reduce_rows(own, list, nullptr, e.num_rows, a.hidden);
     simt::sync_warp();
@@ -173,8 +232,10 @@ DEV void combine_own(const CombineArgs& a, const WaitContext& wait, CombineShare
     if (simt::kLanesInParallel && simt::warp() == 0) look_around(a.call, s.merge, channel);
     if (simt::tid() == 0) plan_own(a, wait, s, channel, end);
     if (!all_see_ok(s)) return;
-    for (u32 i = simt::warp(); i < s.merge.count; i += simt::num_warps()) reduce_own(a, s, channel, s.merge.plan[i]);
+    for (u32 i = simt::warp(); i < s.merge.count; i += simt::num_warps())
+      reduce_own(a, wait, s, channel, s.merge.plan[i]);
     simt::sync_block();
+    if (simt::ld_acquire_gpu(&s.merge.bad) != 0) return;
     if (simt::tid() == 0 && !rows_stayed(a, wait, s.merge, channel)) s.merge.ok = 0;
     simt::sync_block();
     release_contributions(s.merge);
@@ -224,17 +285,23 @@ DEV void plan_partials(const CombineArgs& a, const WaitContext& wait, CombineSha
     if (step != Step::kReady) return;
     PlanEntry& e = m.plan[m.count++];
     clear_entry(e);
-    take_token(a.call, m, p.channel, kNoToken, e);
+    if (take_token(a.call, m, p.channel, kNoToken, e) == 0) {  // fewer tokens than the source says that it has here
+      bad_arrival(wait, WaitSite{WaitPhase::kCombineReceive, p.source, p.channel, p.rows}, p.rows - left + m.count - 1);
+      m.ok = 0;
+      return;
+    }
+    e.out_position = RowHeader::position(s.number, left - m.count);
     e.out_row = chunk + static_cast<u64>(s.in_chunk++) * g.row_bytes;
   }
 }
 
 // One warp: one partial row.
-DEV void reduce_partial(const CombineArgs& a, CombineShared& s, const PlanEntry& e) {
+DEV void reduce_partial(const CombineArgs& a, const WaitContext& wait, CombineShared& s, u32 channel,
+                        const PlanEntry& e) {
   const RowShape& shape = a.call.shape;
   const u16** list = warp_pointers(s);
-  payloads(e, a.arenas, list);
-  if (simt::lane() == 0) *reinterpret_cast<RowHeader*>(e.out_row) = RowHeader{0, e.token, 0};
+  if (!find_rows(a, wait, s, channel, e)) return;
+  if (simt::lane() == 0) *reinterpret_cast<RowHeader*>(e.out_row) = RowHeader::make(0, e.token, e.out_position);
   reduce_rows(reinterpret_cast<u16*>(e.out_row + sizeof(RowHeader)), list, nullptr, e.num_rows, a.hidden);
   for (u32 k = simt::lane(); shape.has_weights && k < shape.topk; k += simt::kWarp)
     reinterpret_cast<float*>(e.out_row + shape.weights())[k] = sum_weights(shape, e, k);
@@ -256,6 +323,16 @@ DEV bool send_partials(const CombineArgs& a, const WaitContext& wait, CombineSha
   return ok;
 }
 
+// Thread 0: no rank of the node has more rows for a source than that has tokens here.
+DEV bool all_taken(const CombineArgs& a, const WaitContext& wait, const MergeShared& m, u32 channel) {
+  for (u32 g = 0; g < m.num_from; ++g) {
+    const u32 peer = a.rank.topology.crowd_member(m.source, g);
+    if (m.from[g].remaining != 0)
+      return bad_arrival(wait, WaitSite{WaitPhase::kCombineReceive, peer, channel, 0}, m.from[g].remaining);
+  }
+  return true;
+}
+
 // The whole block: one remote source. False: the call failed.
 DEV bool combine_for(const CombineArgs& a, const WaitContext& wait, CombineShared& s, u32 channel, u32 source) {
   const PartialOut p = partial_out(a, source, channel);
@@ -271,13 +348,17 @@ DEV bool combine_for(const CombineArgs& a, const WaitContext& wait, CombineShare
     if (simt::tid() == 0) plan_partials(a, wait, s, p, p.rows - done);
     ok = all_see_ok(s);
     if (ok != 1) break;
-    for (u32 i = simt::warp(); i < s.merge.count; i += simt::num_warps()) reduce_partial(a, s, s.merge.plan[i]);
+    for (u32 i = simt::warp(); i < s.merge.count; i += simt::num_warps())
+      reduce_partial(a, wait, s, channel, s.merge.plan[i]);
     done += s.merge.count;
     simt::sync_block();
-    const bool stayed = simt::tid() != 0 || rows_stayed(a, wait, s.merge, channel);
-    simt::sync_block();
+    if (simt::ld_acquire_gpu(&s.merge.bad) != 0) return false;
+    if (simt::tid() == 0 &&
+        !(rows_stayed(a, wait, s.merge, channel) && (done < p.rows || all_taken(a, wait, s.merge, channel))))
+      s.merge.ok = 0;
+    if (all_see_ok(s) != 1) return false;
     release_contributions(s.merge);
-    if (simt::tid() == 0 && !(stayed && send_partials(a, wait, s, p, p.rows - done))) s.merge.ok = 0;
+    if (simt::tid() == 0 && !send_partials(a, wait, s, p, p.rows - done)) s.merge.ok = 0;
     ok = all_see_ok(s);
   }
   return ok != 0;

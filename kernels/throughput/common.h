@@ -84,13 +84,15 @@ DEV StreamAddress partial_stream(const RankContext& c, const ThroughputLayout& l
 }
 
 // The head of the slowest reader of a stream of `source` here, masked ones left out; `*who` is whom a wait for it waits
-// for.
-DEV u64 slowest_head(const RankContext& c, u32 source, const u64* heads, u32* who) {
+// for. A reader that claims what was never written has read nothing, as far as one can tell.
+DEV u64 slowest_head(const RankContext& c, u32 source, const StreamAddress& s, u32* who) {
+  const u64 tail = simt::ld_relaxed_sys(s.tail);
   u64 slowest = ~0ull;
   for (u32 g = 0; g < c.topology.crowd_size(source); ++g) {
     const u32 reader = c.topology.crowd_member(source, g);
     if (c.shrink && masked(c, reader)) continue;
-    const u64 head = simt::ld_acquire_sys(&heads[g]);  // pairs with the reader's release after its last read
+    u64 head = simt::ld_acquire_sys(&s.heads[g]);  // pairs with the reader's release after its last read
+    if (head > tail) head = 0;
     if (head >= slowest) continue;
     slowest = head;
     *who = reader;
@@ -110,8 +112,10 @@ DEV u64 dispatch_head(const RankContext& c, u32 cell, u32 channel, u32* peer) {
     *peer = t.host_of(t.rank, cell);
     return credit_of(c, Direction::kDispatch, *peer, channel);
   }
-  const u64* heads = word(own_data(c), c.signals.stream_head(Direction::kDispatch, t.rank, channel, 0));
-  return slowest_head(c, t.rank, heads, peer);
+  u8* const base = own_data(c);
+  const StreamAddress own{nullptr, word(base, c.signals.stream_tail(Direction::kDispatch, t.rank, channel)),
+                          word(base, c.signals.stream_head(Direction::kDispatch, t.rank, channel, 0))};
+  return slowest_head(c, t.rank, own, peer);
 }
 
 // Who a wait for a reader of rows for `source` on this node is about: its host, which with a cell a rank is this one,
@@ -126,6 +130,12 @@ template <class Head>
 DEV bool wait_for_slot(const RankContext& c, const WaitContext& wait, const WaitSite& site, const StreamGeometry& g,
                        Head head, bool* absent) {
   return wait_or_mask(c, wait, site, head, [&](u64 seen) { return site.expected - seen < g.num_slots; }, absent);
+}
+
+// One lane: a reader at `head` has found a tail that lets it read on. A correct writer is never more than a ring ahead.
+DEV bool tail_fits(const WaitContext& wait, WaitSite site, const StreamGeometry& g, u64 head, u64 tail) {
+  site.expected = head + g.num_slots;
+  return tail - head <= g.num_slots || bad_arrival(wait, site, tail);
 }
 
 // One lane: a chunk to another node; it has the same place in the ring at both ends.

@@ -23,7 +23,7 @@ struct CombineArgs {
   float* out_weights;  // [num_tokens, topk] or null
   u16* scratch;  // bf16 [C, warps of a block, hidden], several nodes only
   PartialState* partials;  // [C, cells] workspace
-  u8* const* arenas;  // [local_size] the arena of each rank of the node, as mapped here; null: they have none
+  const u8* const* arenas;  // as row_in_memory's: those of the node's ranks; null: they have none
   u64 x_offset;  // of x in this rank's
   u32 x_in_arena;  // 1: x lies there, and is read there by whoever sums its rows
   u32 hidden;
@@ -75,7 +75,8 @@ DEV void contribute(const CombineArgs& a, const WaitContext& wait, u32 channel, 
       u8* row = const_cast<u8*>(s.unit) + g.chunk(channel, number) + static_cast<u64>(i) * g.row_bytes;
       const u64 place = stays ? RowPlace::in_arena(t.local, a.x_offset + at * shape.payload_bytes) : 0;
       if (simt::lane() == 0)
-        *reinterpret_cast<RowHeader*>(row) = RowHeader{place, static_cast<u32>(a.recv_src_idx[at]), 0};
+        *reinterpret_cast<RowHeader*>(row) = RowHeader::make(place, static_cast<u32>(a.recv_src_idx[at]),
+                                                             RowHeader::position(number, rows - 1 - done - i));
       if (!stays)
         copy_row_shared(row + sizeof(RowHeader), reinterpret_cast<const u8*>(a.x + at * a.hidden), shape.payload_bytes,
                         bytes);
@@ -100,9 +101,10 @@ DEV void await_read(const CombineArgs& a, const WaitContext& wait, u32 channel, 
   const StreamAddress s = contribution_stream(a.rank, a.call.layout, t.rank, source, channel);
   const WaitSite site{WaitPhase::kCombineSend, combine_peer(a.rank, source), channel, simt::ld_relaxed_sys(s.tail)};
   bool absent;  // then nobody reads them
-  wait_or_mask(
+  const bool ok = wait_or_mask(
       a.rank, wait, site, [&] { return simt::ld_acquire_sys(s.heads); },
       [&](u64 seen) { return seen >= site.expected; }, &absent);
+  if (ok && !absent) keeps_step(a.rank, wait, site, simt::ld_acquire_sys(s.heads), site.expected);
 }
 
 // One lane: a batch read rows where the rank with this index in the node keeps them.

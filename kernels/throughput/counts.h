@@ -75,7 +75,7 @@ DEV CountsBlock counts_block(CountsHeader* h, u32 channels, u32 readers) {
 }
 
 // A warp counts one channel for one audience and fills that part of its block.
-DEV void count_channel(const CountsArgs& a, u32 cell, u32 channel, const CountsBlock& block) {
+DEV void count_channel(const CountsArgs& a, u64 epoch, u32 cell, u32 channel, const CountsBlock& block) {
   const u32 begin = channel_begin(a.num_tokens, a.num_channels, channel);
   const u32 end = channel_begin(a.num_tokens, a.num_channels, channel + 1);
   const u32 size = a.rank.topology.audience_size(cell);
@@ -88,10 +88,12 @@ DEV void count_channel(const CountsArgs& a, u32 cell, u32 channel, const CountsB
       else
         n += destinations(a.rank, tokens_in_ranks(a), t, cell) != 0;
     }
-    if (i < size)
-      block.tokens[i * a.num_channels + channel] = n;
-    else
-      block.rows[channel] = a.node_rows[cell * a.num_channels + channel] = n;
+    if (i < size) {
+      block.tokens[i * a.num_channels + channel] = CountWord::seal(n, epoch);
+    } else {
+      block.rows[channel] = CountWord::seal(n, epoch);
+      a.node_rows[cell * a.num_channels + channel] = n;
+    }
   }
 }
 
@@ -105,7 +107,7 @@ DEV void fill_counts(const CountsArgs& a, u64 epoch) {
       continue;
     }
     CountsHeader* h = reinterpret_cast<CountsHeader*>(own_data(a.rank) + a.layout.own_counts(epoch, cell));
-    count_channel(a, cell, channel, counts_block(h, a.num_channels, topology.audience_size(cell)));
+    count_channel(a, epoch, cell, channel, counts_block(h, a.num_channels, topology.audience_size(cell)));
   }
   for (u32 cell = 0; cell < topology.num_cells; ++cell) {
     if (!topology.is_audience(cell)) continue;
@@ -127,7 +129,7 @@ DEV void fill_counts(const CountsArgs& a, u64 epoch) {
     for (u32 i = simt::tid(); i < size * a.num_local_experts; i += simt::ntid()) {
       const u32 reader = topology.audience_member(cell, i / a.num_local_experts);
       const u32 expert = reader * a.num_local_experts + i % a.num_local_experts;
-      block.experts[i] = static_cast<u32>(a.num_tokens_per_expert[expert]);
+      block.experts[i] = CountWord::seal(static_cast<u32>(a.num_tokens_per_expert[expert]), epoch);
     }
   }
   simt::sync_block();
@@ -141,7 +143,7 @@ DEV void fill_counts(const CountsArgs& a, u64 epoch) {
     const CountsBlock block = counts_block(h, a.num_channels, topology.audience_size(cell));
     u32 sum = 0;
     for (u32 c = 0; c < a.num_channels; ++c)
-      a.channel_prefix[r * a.num_channels + c] = sum += block.tokens[i * a.num_channels + c];
+      a.channel_prefix[r * a.num_channels + c] = sum += CountWord::open(block.tokens[i * a.num_channels + c], epoch);
   }
 }
 
@@ -172,7 +174,7 @@ DEV void send_counts(const CountsArgs& a, const WaitContext& wait, u64 epoch) {
     m.bytes = align_up(sizeof(CountsHeader) + 4ull * (a.num_channels * (1 + size) + size * a.num_local_experts), 16);
     if (push(ring_to(a.rank, host), m, wait) == kNoTicket) break;
     const u64 header = a.layout.counts_expect(epoch, n);
-    *reinterpret_cast<ExpectHeader*>(own_data(a.rank) + header) = ExpectHeader{epoch, 1, 0, 0};
+    *reinterpret_cast<ExpectHeader*>(own_data(a.rank) + header) = ExpectHeader::make(epoch, 1, 0, 0);
     m.op = Op::kCount;
     m.local_offset = header;
     m.remote_offset = a.rank.control_offset + a.rank.control_layout.expect(Phase::kCounts, epoch, topology.rank);
@@ -228,27 +230,39 @@ DEV bool await_counts(const CountsArgs& a, const WaitContext& wait, u64 epoch, u
          alike(MismatchField::kChannels, a.num_channels, h.num_channels);
 }
 
-// One lane per source: its part of the tables.
-DEV void read_counts(const CountsArgs& a, u64 epoch, u32 source) {
+// One lane: a count of a source's, at most `most`; else kNoCount, and the call has failed.
+DEV u32 take_count(const WaitContext& wait, u64 epoch, u32 source, u32 word, u32 most) {
+  const u32 n = CountWord::open(word, epoch);
+  if (n <= most) return n;
+  bad_arrival(wait, WaitSite{WaitPhase::kCounts, source, kNoChannel, most}, word);
+  return CountWord::kNoCount;
+}
+
+// One lane per source: its part of the tables. False: it counts what cannot be.
+DEV bool read_counts(const CountsArgs& a, const WaitContext& wait, u64 epoch, u32 source) {
   const TopologyView& topology = a.rank.topology;
   const u32 size = topology.crowd_size(source), channels = a.num_channels;
   CountsHeader* h = const_cast<CountsHeader*>(counts_of(a, epoch, source));
   const CountsBlock block = counts_block(h, channels, size);
   const bool reducing = topology.host_of(source, topology.cell) == topology.rank;
-  for (u32 c = 0; c < channels; ++c) {
-    a.stream_rows[source * channels + c] = block.rows[c];
-    a.recv_tokens[source * channels + c] = block.tokens[topology.place_in_crowd(source) * channels + c];
-    for (u32 g = 0; g < a.readers; ++g)
-      a.reducer_tokens[(static_cast<u64>(source) * a.readers + g) * channels + c] =
-          reducing && g < size ? block.tokens[g * channels + c] : 0;
-  }
+  const u32 most = channel_begin(kMaxTokensPerRank, channels, 1), place = topology.place_in_crowd(source);
   if (topology.num_nodes == 1)
-    for (u32 r = 0; r < topology.num_ranks; ++r) {
-      u32 sum = 0;
-      for (u32 c = 0; c < channels && !topology.is_absent(r); ++c)
-        sum += block.tokens[topology.local_of[r] * channels + c];
-      a.rank_prefix[source * topology.num_ranks + r] = sum;  // summed over sources below
+    for (u32 r = 0; r < topology.num_ranks; ++r) a.rank_prefix[source * topology.num_ranks + r] = 0;
+  for (u32 c = 0; c < channels; ++c) {
+    const u32 rows = take_count(wait, epoch, source, block.rows[c], most);
+    if (rows == CountWord::kNoCount) return false;
+    a.stream_rows[source * channels + c] = rows;
+    for (u32 g = 0; g < a.readers; ++g) {
+      const bool read = g < size && (reducing || g == place || topology.num_nodes == 1);
+      const u32 tokens = read ? take_count(wait, epoch, source, block.tokens[g * channels + c], rows) : 0;
+      if (tokens == CountWord::kNoCount) return false;
+      a.reducer_tokens[(static_cast<u64>(source) * a.readers + g) * channels + c] = reducing ? tokens : 0;
+      if (g == place) a.recv_tokens[source * channels + c] = tokens;
+      if (read && topology.num_nodes == 1)  // summed over sources below
+        a.rank_prefix[source * topology.num_ranks + topology.mates[g]] += tokens;
     }
+  }
+  return true;
 }
 
 // One lane per source that is left out: it sends nothing.
@@ -271,8 +285,9 @@ DEV u32 sum_up_to(u32 v) {
   return v;
 }
 
-// The whole block: sums over sources.
-DEV void sum_counts(const CountsArgs& a, const CountsShared& shared, u64 epoch) {
+// The whole block: sums over sources. False in threads that found what cannot be.
+DEV bool sum_counts(const CountsArgs& a, const WaitContext& wait, const CountsShared& shared, u64 epoch) {
+  bool good = true;
   const TopologyView& topology = a.rank.topology;
   const u32 channels = a.num_channels;
   if (simt::warp() == 0) {
@@ -291,15 +306,19 @@ DEV void sum_counts(const CountsArgs& a, const CountsShared& shared, u64 epoch) 
       for (u32 s = 1; s < topology.num_ranks; ++s)
         a.rank_prefix[s * topology.num_ranks + r] += a.rank_prefix[(s - 1) * topology.num_ranks + r];
   for (u32 e = simt::tid(); e < a.num_local_experts; e += simt::ntid()) {
-    u32 sum = 0;
+    u64 sum = 0;
     for (u32 s = 0; s < topology.num_ranks; ++s) {
       if (shared.left_out[s]) continue;
       CountsHeader* h = const_cast<CountsHeader*>(counts_of(a, epoch, s));
       const CountsBlock block = counts_block(h, channels, topology.crowd_size(s));
-      sum += block.experts[topology.place_in_crowd(s) * a.num_local_experts + e];
+      const u32 word = block.experts[topology.place_in_crowd(s) * a.num_local_experts + e];
+      const u32 n = take_count(wait, epoch, s, word, CountWord::kMost);
+      good = good && n != CountWord::kNoCount;
+      sum += n;
     }
     a.expert_counts[e] = static_cast<u32>(align_up(sum, a.expert_alignment));
   }
+  return good;
 }
 
 KERNEL KERNEL_BOUNDS(kMaxBlockLanes) throughput_counts(CountsArgs a) {
@@ -328,13 +347,13 @@ KERNEL KERNEL_BOUNDS(kMaxBlockLanes) throughput_counts(CountsArgs a) {
       simt::st_release_gpu(&shared.failed, 1u);
     else if (absent)
       read_nothing(a, s);
-    else
-      read_counts(a, epoch, s);
+    else if (!read_counts(a, wait, epoch, s))
+      simt::st_release_gpu(&shared.failed, 1u);
     shared.left_out[s] = absent;
   }
   simt::sync_block();
   if (simt::ld_acquire_gpu(&shared.failed) != 0) return;
-  sum_counts(a, shared, epoch);
+  if (!simt::sync_block_and(sum_counts(a, wait, shared, epoch))) return;
   if (simt::tid() == 0) *a.number = static_cast<u32>(epoch);
   if (simt::tid() == 0) simt::st_relaxed_gpu(a.epoch, epoch);  // every thread read it before the last sync_block
 }

@@ -24,11 +24,11 @@ struct DispatchArgs {
   u32 pad_tail;              // rows beyond recv_total get index -1
 };
 
-// One warp: one token into its place in a chunk.
-DEV void write_row(const DispatchArgs& a, u32 token, u64 destinations, u8* row) {
+// One warp: a header's token into its place in a chunk.
+DEV void write_row(const DispatchArgs& a, const RowHeader& header, u8* row) {
   const RowShape& shape = a.call.shape;
-  const u32 lane = simt::lane();
-  if (lane == 0) *reinterpret_cast<RowHeader*>(row) = RowHeader{destinations, token, 0};
+  const u32 lane = simt::lane(), token = header.token;
+  if (lane == 0) *reinterpret_cast<RowHeader*>(row) = header;
   copy_row_shared(row + sizeof(RowHeader), a.x + static_cast<u64>(token) * shape.payload_bytes, shape.payload_bytes);
   u32* scales = reinterpret_cast<u32*>(row + shape.scales());
   for (u32 i = lane; i < shape.scale_bytes / 4; i += simt::kWarp)
@@ -92,6 +92,11 @@ DEV bool publish_chunk(const DispatchArgs& a, const WaitContext& wait, const Out
   return send_chunk(a.rank, wait, chunk, a.call.geometry);
 }
 
+// One lane: is_token_in_rank, which the caller's handle holds, does not name as many rows as were announced.
+DEV void bad_handle(const WaitContext& wait, u32 rank, u32 channel, u32 rows, u32 seen) {
+  bad_arrival(wait, WaitSite{WaitPhase::kDispatchSend, rank, channel, rows}, seen);
+}
+
 // One warp writes the whole stream of one channel to one audience.
 DEV void send_stream(const DispatchArgs& a, const WaitContext& wait, u32 channel, u32 cell) {
   const StreamGeometry& g = a.call.geometry;
@@ -106,8 +111,12 @@ DEV void send_stream(const DispatchArgs& a, const WaitContext& wait, u32 channel
     const u64 mine = token < end ? destinations(a.rank, a.call.is_token_in_rank, token, cell) : 0;
     for (simt::mask_t going = simt::ballot(mine != 0); going != 0; going &= going - 1) {
       const u32 from = simt::first_lane(going);
+      if (done == rows) {
+        if (simt::lane() == 0) bad_handle(wait, a.rank.topology.rank, channel, rows, rows + 1);
+        return;
+      }
       if (in_chunk == 0 && !warp_agree(simt::lane() != 0 || outgoing_room(a, wait, s, number))) return;
-      write_row(a, base + from, simt::shfl(mine, from),
+      write_row(a, RowHeader::make(simt::shfl(mine, from), base + from, RowHeader::position(number, rows - 1 - done)),
                 s.unit + g.chunk(channel, number) + static_cast<u64>(in_chunk) * g.row_bytes);
       ++done;
       if (++in_chunk < g.rows_per_chunk && done < rows) continue;
@@ -117,10 +126,11 @@ DEV void send_stream(const DispatchArgs& a, const WaitContext& wait, u32 channel
       in_chunk = 0;
     }
   }
+  if (done != rows && simt::lane() == 0) bad_handle(wait, a.rank.topology.rank, channel, rows, done);
 }
 
 // One warp: takes a row that names this rank.
-DEV void take_row(const DispatchArgs& a, const u8* row, u32 at) {
+DEV void take_row(const DispatchArgs& a, const u8* row, u32 token, u32 at) {
   const RowShape& shape = a.call.shape;
   const u32 lane = simt::lane();
   copy_row_out(a.recv_x + static_cast<u64>(at) * shape.payload_bytes, row + sizeof(RowHeader), shape.payload_bytes,
@@ -128,7 +138,7 @@ DEV void take_row(const DispatchArgs& a, const u8* row, u32 at) {
   const u32* scales = reinterpret_cast<const u32*>(row + shape.scales());
   for (u32 i = lane; i < shape.scale_bytes / 4; i += simt::kWarp)
     a.recv_scales[static_cast<u64>(at) * (shape.scale_bytes / 4) + i] = scales[i];
-  if (lane == 0) a.recv_src_idx[at] = static_cast<i32>(reinterpret_cast<const RowHeader*>(row)->token);
+  if (lane == 0) a.recv_src_idx[at] = static_cast<i32>(token);
   if (!shape.has_ids) return;
   const i32 first = static_cast<i32>(a.rank.topology.rank * a.call.num_local_experts);
   for (u32 k = lane; k < shape.topk; k += simt::kWarp) {
@@ -152,7 +162,7 @@ struct Crediting {
 // One lane: tells the source when the slowest reader has gone on by `news` chunks.
 DEV bool return_credit(const DispatchArgs& a, const WaitContext& wait, Crediting& c, u64 news) {
   u32 who;
-  const u64 head = slowest_head(a.rank, c.source, c.stream.heads, &who);
+  const u64 head = slowest_head(a.rank, c.source, c.stream, &who);
   if (head < c.told + news) return true;
   c.told = head;
   return send_credit(a.rank, wait, Direction::kDispatch, c.source, c.channel, head);
@@ -162,7 +172,7 @@ DEV bool return_credit(const DispatchArgs& a, const WaitContext& wait, Crediting
 DEV bool finish_credits(const DispatchArgs& a, const WaitContext& wait, Crediting& c, u64 end) {
   while (c.told < end) {
     WaitSite site{WaitPhase::kDispatchReceive, a.rank.topology.rank, c.channel, end};
-    const auto slowest = [&] { return slowest_head(a.rank, c.source, c.stream.heads, &site.peer); };
+    const auto slowest = [&] { return slowest_head(a.rank, c.source, c.stream, &site.peer); };
     if (!wait_until(wait, site, slowest, [&](u64 head) { return head > c.told; })) return false;
     if (!return_credit(a, wait, c, 1)) return false;
   }
@@ -191,20 +201,42 @@ DEV void take_nothing(const DispatchArgs& a, u32 from, u32 end) {
 DEV bool await_chunk(const DispatchArgs& a, const WaitContext& wait, Crediting& credits, u64 head, u64* waited,
                      bool* absent) {
   bool ok = true, gone = false;
-  if (simt::lane() == 0 && simt::ld_acquire_sys(credits.stream.tail) <= head) {
-    const u64 begin = simt::now_ns();
-    // While this rank waits, slower readers go on; the source may be waiting for exactly their progress.
-    ok = wait_or_mask(
-        a.rank, wait, WaitSite{WaitPhase::kDispatchReceive, credits.source, credits.channel, head + 1},
-        [&] {
-          if (credits.host) return_credit(a, wait, credits, 1);
-          return simt::ld_acquire_sys(credits.stream.tail);  // pairs with publish_chunk, or with the proxy's release
-        },
-        [&](u64 tail) { return tail > head; }, &gone);
-    *waited += simt::now_ns() - begin;
+  if (simt::lane() == 0) {
+    const WaitSite site{WaitPhase::kDispatchReceive, credits.source, credits.channel, head + 1};
+    u64 tail = simt::ld_acquire_sys(credits.stream.tail);  // pairs with publish_chunk, or with the proxy's release
+    if (tail <= head) {
+      const u64 begin = simt::now_ns();
+      // While this rank waits, slower readers go on; the source may be waiting for exactly their progress.
+      ok = wait_or_mask(
+          a.rank, wait, site,
+          [&] {
+            if (credits.host) return_credit(a, wait, credits, 1);
+            return tail = simt::ld_acquire_sys(credits.stream.tail);
+          },
+          [&](u64 seen) { return seen > head; }, &gone);
+      *waited += simt::now_ns() - begin;
+    }
+    ok = ok && (gone || tail_fits(wait, site, a.call.geometry, head, tail));
   }
   *absent = warp_agree(gone);
   return warp_agree(ok) && !*absent;
+}
+
+// One warp: whether a row is for this rank, as lane 0 has it; the token. A row that is not the one that must stand here, or
+// one more than were announced, ends the call.
+enum class RowIs : u32 { kOthers = 0, kMine, kWrong };
+DEV RowIs read_header(const WaitContext& wait, const WaitSite& site, const u8* row, u32 place, u64 head, u32* token) {
+  RowIs is = RowIs::kOthers;
+  if (simt::lane() == 0) {
+    const RowHeader header = *reinterpret_cast<const RowHeader*>(row);
+    *token = header.token;
+    if (header.destinations >> place & 1) is = RowIs::kMine;
+    if (!header.is_at(RowHeader::position(head, site.expected))) {
+      is = RowIs::kWrong;
+      bad_arrival(wait, site, header.seal);
+    }
+  }
+  return static_cast<RowIs>(simt::shfl(static_cast<u32>(is), 0));
 }
 
 // One warp reads one source's stream of one channel.
@@ -220,7 +252,9 @@ DEV void receive_stream(const DispatchArgs& a, const WaitContext& wait, u32 chan
   Crediting credits{s, source, channel, head, !t.is_local(source) && t.host_of(source, t.cell) == t.rank};
   const u64 news = g.num_slots / 4 > 0 ? g.num_slots / 4 : 1;
   const u32 at = a.call.recv_begin[source * g.num_channels + channel];
-  u32 taken = 0;
+  const u32 owed = a.call.recv_tokens[source * g.num_channels + channel];
+  u32 taken = 0, token = 0;
+  WaitSite site{WaitPhase::kDispatchReceive, source, channel, 0};
   u64 waited = 0;
   bool absent = warp_agree(a.rank.shrink && masked(a.rank, source));
   for (u32 done = 0; done < rows && !absent; ++head) {
@@ -232,9 +266,14 @@ DEV void receive_stream(const DispatchArgs& a, const WaitContext& wait, u32 chan
     const u8* chunk = s.unit + g.chunk(channel, head);
     for (u32 i = 0; i < n; ++i) {
       const u8* row = chunk + static_cast<u64>(i) * g.row_bytes;
-      if (!(reinterpret_cast<const RowHeader*>(row)->destinations >> place & 1)) continue;
-      take_row(a, row, at + taken++);
+      site.expected = rows - 1 - done - i;
+      const RowIs is = read_header(wait, site, row, place, head, &token);
+      if (is == RowIs::kWrong) return;
+      if (is == RowIs::kOthers) continue;
+      if (taken++ == owed) break;
+      take_row(a, row, token, at + taken - 1);
     }
+    if (taken > owed) break;
     done += n;
     simt::sync_warp();  // every lane has read the chunk
     bool ok = true;
@@ -244,8 +283,13 @@ DEV void receive_stream(const DispatchArgs& a, const WaitContext& wait, u32 chan
     }
     if (!warp_agree(ok)) return;
   }
-  if (absent) take_nothing(a, at + taken, at + a.call.recv_tokens[source * g.num_channels + channel]);
+  if (absent) take_nothing(a, at + taken, at + owed);
   if (simt::lane() != 0) return;
+  if (taken != owed && !absent) {  // its rows name this rank otherwise than it has announced
+    site.expected = owed;
+    bad_arrival(wait, site, taken);
+    return;
+  }
   add_stat(a.rank, source, PeerStat::kRowsIn, taken);
   add_stat(a.rank, source, PeerStat::kBytesIn, static_cast<u64>(taken) * g.row_bytes);
   if (channel == 0) add_stat(a.rank, source, PeerStat::kWaitNs, waited);
@@ -277,7 +321,8 @@ DEV void receive_streams(const DispatchArgs& a, const WaitContext& wait, u32 cha
 DEV bool identify_again(const DispatchArgs& a, u32 channel) {
   const WaitContext wait = wait_context(a.rank);
   const bool ok = channel != 0 || identify(a.rank, a.call, CallKind::kCachedDispatch, wait);
-  return await_identified(a.rank, a.call, &a.call.identities->compared, wait) && ok;  // all warps wait here, and a failure ends that
+  return await_identified(a.rank, a.call, &a.call.identities->compared, wait) &&
+         ok;  // all warps wait here, and a failure ends that
 }
 
 KERNEL KERNEL_BOUNDS(kMaxBlockLanes) throughput_dispatch(DispatchArgs a) {

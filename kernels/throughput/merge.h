@@ -28,6 +28,7 @@ struct Contribution {
   u32 row;  // in that chunk
   u32 remaining;  // rows of this call
   u32 token;  // of the next row; valid when `ready`
+  u32 least;  // that it can be: rows come by token
   u32 ready;
   u32 fetched, used;  // rows from the current one on whose tokens look_around has fetched, and how many are spent
   u32 tokens[kMaxPlan];
@@ -37,8 +38,10 @@ struct Contribution {
 struct PlanEntry {
   const u8* rows[kMaxRanksPerNode];  // of this node's ranks, ascending: ring rows, and own_row's payload
   const u8* partials[kMaxPartials];  // payloads of other nodes, ascending; own_position says where this node's sum goes
+  u32 positions[kMaxPartials];  // of those (RowHeader)
   const float* own_weights;  // of rows[own_row]
   u8* out_row;  // a stream row to fill (header, payload, weights), or null
+  u32 out_position;  // of out_row
   u32 own_row;  // kNoOwnRow: all rows come from rings
   u32 num_rows, num_partials, own_position, token;
 };
@@ -50,6 +53,7 @@ struct MergeShared {
   u32 count;  // entries planned
   u32 finished;  // nothing is left
   u32 ok;  // 0: failed; kSourceLeftOut: the source is masked, its stream ends here
+  u32 bad;  // 1: a warp has found a row that cannot be
 };
 inline constexpr u32 kSourceLeftOut = 2;
 inline constexpr u32 kNoOwnRow = ~0u;
@@ -72,13 +76,14 @@ DEV void open_contributions(const RankContext& c, const ThroughputCall& call, Me
     k.head = k.released = simt::ld_relaxed_sys(k.stream.heads);
     k.row = 0;
     k.remaining = call.reducer_tokens[(static_cast<u64>(source) * call.readers + g) * channels + channel];
-    k.ready = k.fetched = k.used = 0;
+    k.ready = k.fetched = k.used = k.least = 0;
     k.own = rank == c.topology.rank ? own : OwnRows{};
   }
   if (simt::tid() == 0) {
     m.source = source;
     m.num_from = size;
     m.ok = c.shrink && masked(c, source) ? kSourceLeftOut : 1;
+    m.bad = 0;
   }
   simt::sync_block();
 }
@@ -90,10 +95,14 @@ DEV const u8* contribution_row(const ThroughputCall& call, const Contribution& k
          static_cast<u64>(row % per_chunk) * call.geometry.row_bytes;
 }
 
-// The token of that row, of whichever kind it is.
+inline constexpr u32 kNoToken = ~0u;
+
+// The token of that row, of whichever kind it is; kNoToken: another row stands in its place.
 DEV u32 contribution_token(const ThroughputCall& call, const Contribution& k, u32 channel, u32 ahead = 0) {
   if (k.own.payload != nullptr) return static_cast<u32>(k.own.tokens[ahead]);
-  return reinterpret_cast<const RowHeader*>(contribution_row(call, k, channel, ahead))->token;
+  const RowHeader header = *reinterpret_cast<const RowHeader*>(contribution_row(call, k, channel, ahead));
+  const u64 chunk = k.head + (k.row + ahead) / call.geometry.rows_per_chunk;
+  return header.is_at(RowHeader::position(chunk, k.remaining - 1 - ahead)) ? header.token : kNoToken;
 }
 
 // One warp, before a batch: fetches the tokens of all rows that the batch may come to and that are here, side by side.
@@ -121,6 +130,13 @@ DEV void look_around(const ThroughputCall& call, MergeShared& m, u32 channel) {
 
 enum class Step : u32 { kReady = 0, kNotYet, kFailed };
 
+// Lane 0: the token of a contribution's next row is known; false when it cannot be that.
+DEV bool make_ready(const WaitContext& wait, const WaitSite& site, Contribution& k, u32 token) {
+  k.token = token;
+  k.ready = 1;
+  return (token != kNoToken && token >= k.least) || bad_arrival(wait, site, token);
+}
+
 // Lane 0: the next row of every unfinished contribution is readable. Waits only when `may_wait`.
 DEV Step look_ahead(const RankContext& c, const WaitContext& wait, const ThroughputCall& call, MergeShared& m,
                     u32 channel, bool may_wait) {
@@ -129,23 +145,23 @@ DEV Step look_ahead(const RankContext& c, const WaitContext& wait, const Through
     if (k.remaining == 0 || k.ready) continue;
     const u32 peer = c.topology.crowd_member(m.source, g);
     bool absent = c.shrink && masked(c, peer);
+    const u64 head = k.head;
+    const WaitSite site{WaitPhase::kCombineReceive, peer, channel, head + 1};
     if (!absent && k.used < k.fetched) {
-      k.token = k.tokens[k.used++];
-      k.ready = 1;
+      if (!make_ready(wait, site, k, k.tokens[k.used++])) return Step::kFailed;
       continue;
     }
     const bool in_ring = k.own.payload == nullptr;
+    const u64* tail = k.stream.tail;
     // Pairs with the contributor's release of its tail.
-    if (!absent && in_ring && simt::ld_acquire_sys(k.stream.tail) <= k.head) {
+    if (!absent && in_ring && simt::ld_acquire_sys(tail) <= head) {
       if (!may_wait) return Step::kNotYet;
       const u64 begin = simt::now_ns();
-      const u64 head = k.head;
-      const u64* tail = k.stream.tail;
       // Nobody contributes any more to a source that is masked meanwhile.
       const auto left_out = [&] { return c.shrink && masked(c, m.source); };
       if (!wait_or_mask(
-              c, wait, WaitSite{WaitPhase::kCombineReceive, peer, channel, head + 1},
-              [&] { return simt::ld_acquire_sys(tail); }, [&](u64 seen) { return seen > head || left_out(); }, &absent))
+              c, wait, site, [&] { return simt::ld_acquire_sys(tail); },
+              [&](u64 seen) { return seen > head || left_out(); }, &absent))
         return Step::kFailed;
       if (channel == 0) add_stat(c, peer, PeerStat::kWaitNs, simt::now_ns() - begin);
       if (left_out()) {
@@ -157,8 +173,8 @@ DEV Step look_ahead(const RankContext& c, const WaitContext& wait, const Through
       k.remaining = 0;
       continue;
     }
-    k.token = contribution_token(call, k, channel);
-    k.ready = 1;
+    if (in_ring && !tail_fits(wait, site, call.geometry, head, simt::ld_acquire_sys(tail))) return Step::kFailed;
+    if (!make_ready(wait, site, k, contribution_token(call, k, channel))) return Step::kFailed;
   }
   return Step::kReady;
 }
@@ -173,16 +189,19 @@ DEV void take_own(const RowShape& shape, OwnRows& own, PlanEntry& p) {
   if (shape.has_weights) own.weights += shape.topk;
 }
 
-// Lane 0: moves the rows of the smallest waiting token (or of `token`, when not kNoToken) into the entry.
-inline constexpr u32 kNoToken = ~0u;
-DEV void take_token(const ThroughputCall& call, MergeShared& m, u32 channel, u32 token, PlanEntry& p) {
+// Lane 0: moves the rows of the smallest waiting token (or of `token`, when not kNoToken) into the entry. Returns which
+// contributions had one.
+DEV u64 take_token(const ThroughputCall& call, MergeShared& m, u32 channel, u32 token, PlanEntry& p) {
   if (token == kNoToken)
     for (u32 g = 0; g < m.num_from; ++g)
       if (m.from[g].remaining != 0 && m.from[g].token < token) token = m.from[g].token;
   p.token = token;
+  u64 had = 0;
   for (u32 g = 0; g < m.num_from; ++g) {
     Contribution& k = m.from[g];
     if (k.remaining == 0 || k.token != token) continue;
+    had |= 1ull << g;
+    k.least = token + 1;
     k.ready = 0;
     --k.remaining;
     if (k.own.payload != nullptr) {
@@ -194,6 +213,7 @@ DEV void take_token(const ThroughputCall& call, MergeShared& m, u32 channel, u32
     ++k.head;
     k.row = 0;
   }
+  return had;
 }
 
 // After the batch has been reduced: gives the chunks back.
@@ -218,18 +238,28 @@ DEV float sum_weights(const RowShape& shape, const PlanEntry& e, u32 k) {
   return sum;
 }
 
-// The payload of a row in a ring.
-DEV const u8* payload_of(const u8* row, u8* const* arenas) {
-  if (arenas == nullptr) return row + sizeof(RowHeader);
-  const u64 place = reinterpret_cast<const RowHeader*>(row)->destinations;
-  return place == 0 ? row + sizeof(RowHeader) : arenas[RowPlace::local(place)] + RowPlace::offset(place);
+// Where the node's ranks have rows that are in no ring (CombineArgs::arenas), and how long a row is.
+struct Arenas {
+  const u8* const* memories;
+  u32 local_size, payload_bytes;
+};
+
+// The payload of a row in a ring; null: its header names no place.
+DEV const u16* payload_of(const u8* row, const Arenas& in) {
+  const u64 place = in.memories == nullptr ? 0 : reinterpret_cast<const RowHeader*>(row)->destinations;
+  if (place == 0) return reinterpret_cast<const u16*>(row + sizeof(RowHeader));
+  return row_in_memory(in.memories, in.local_size, RowPlace::local(place), RowPlace::offset(place), in.payload_bytes);
 }
 
-// One warp: the payloads as reduce_rows takes them.
-DEV void payloads(const PlanEntry& e, u8* const* arenas, const u16** out) {
-  for (u32 i = simt::lane(); i < e.num_rows; i += simt::kWarp)
-    out[i] = reinterpret_cast<const u16*>(i == e.own_row ? e.rows[i] : payload_of(e.rows[i], arenas));
+// One warp: the payloads as reduce_rows takes them. False: one of them is nowhere.
+DEV bool payloads(const PlanEntry& e, const Arenas& in, const u16** out) {
+  bool all = true;
+  for (u32 i = simt::lane(); i < e.num_rows; i += simt::kWarp) {
+    out[i] = i == e.own_row ? reinterpret_cast<const u16*>(e.rows[i]) : payload_of(e.rows[i], in);
+    all = all && out[i] != nullptr;
+  }
   simt::sync_warp();
+  return in.memories == nullptr || simt::ballot(!all) == 0;
 }
 
 }  // namespace uccl

@@ -31,6 +31,7 @@ DEV bool drain_stream(const RankContext& c, const WaitContext& wait, WaitSite& s
   for (;;) {
     bool absent;
     if (!wait_or_mask(c, wait, site, head, [&](u64 seen) { return seen >= site.expected; }, &absent)) return false;
+    if (!absent && !keeps_step(c, wait, site, head(), site.expected)) return false;
     if (!absent || site.peer == first) return true;
     site.peer = first;  // one reader fewer: what the others have read may do
   }

@@ -2,6 +2,8 @@
 #include "engine/arrivals.h"
 
 #include <algorithm>
+#include <array>
+#include <bit>
 
 #include "engine/words.h"
 
@@ -61,20 +63,24 @@ Verdict Arrivals::expect(u32 source, u32 key, u64 now_ns) {
   if (verdict.outcome != Outcome::kApplied) return verdict;
   // The transport acquired the arrival, so plain data before it is visible; atomic reads keep a misbehaving sender's
   // overwrite from being a data race.
-  auto* header = reinterpret_cast<ExpectHeader*>(control_ + layout_.expect(key_phase(key), epoch, source));
-  const u64 header_epoch = read_word(header->epoch), num_writes = read_word(header->num_writes);
+  const u64* const words = &control_word(control_, layout_.expect(key_phase(key), epoch, source));
+  const auto h = std::bit_cast<ExpectHeader>(std::array{read_word(words[0]), read_word(words[1]), read_word(words[2]),
+                                                        read_word(words[3]), read_word(words[4]), read_word(words[5])});
+  const u64 header_epoch = h.epoch, num_writes = h.num_writes;
   // Nobody waits for an announcement of what was read to be looked at before the next ones are sent, so a newer one may
   // have landed in its place: it expects no write either, and says all that this one said.
   const bool replaced = key_phase(key) == Phase::kSpare && header_epoch > epoch && header_epoch - epoch <= kEpochWindow;
   if (header_epoch != epoch && !replaced) return {Outcome::kRefused, epoch, header_epoch};
+  // One that may be replaced may also be half of each: all of it is true, and it expects nothing.
+  if (key_phase(key) == Phase::kSpare ? num_writes != 0 : !h.is_whole()) return {Outcome::kRefused, 0, num_writes};
   Epoch& e = counter.window[epoch % kEpochWindow];
   if (e.expected != kUnknown) return {Outcome::kRefused, e.expected, num_writes};  // announced twice
-  if (num_writes == kUnknown || e.counted > num_writes) return {Outcome::kRefused, num_writes, e.counted};
+  if (e.counted > num_writes) return {Outcome::kRefused, num_writes, e.counted};
   if (e.counted == 0) e.first_ns = now_ns;
   e.expected = num_writes;
   // Both phases carry both words, and the phases may be on different workers: hence raised, not stored.
-  raise_word(control_, layout_.consumed(Phase::kDispatch, source), read_word(header->consumed_dispatch));
-  raise_word(control_, layout_.consumed(Phase::kCombine, source), read_word(header->consumed_combine));
+  raise_word(control_, layout_.consumed(Phase::kDispatch, source), h.consumed_dispatch);
+  raise_word(control_, layout_.consumed(Phase::kCombine, source), h.consumed_combine);
   return {.arriving_ns = settle(counter, epoch, source, key_phase(key), now_ns)};
 }
 

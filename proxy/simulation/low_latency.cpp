@@ -132,9 +132,7 @@ void LowLatencyRank::combine_recv(u64 round, Call& c) {
   a.zero_copy = case_.zero_copy;
   a.own_rows = c.own_rows;
   a.own_stride = row_stride();
-  // All ranks are of one process: registered memory begins at address 0.
-  static const u8* const kRegistered[kMaxRanksPerNode] = {};
-  a.registered = case_.rows_stay ? kRegistered : nullptr;
+  a.registered = case_.rows_stay ? world_.memories(rank_) : nullptr;
   driver_.launch(rank_, Kernel::kCombineReceive, low_latency_combine_recv, a, shape(sizeof(CombineReceiveShared)));
 }
 

@@ -172,9 +172,7 @@ u64 ThroughputRank::combine(u64 round) {
   const u64 states = u64{routing_.channels} * world_.num_cells;
   a.partials = reinterpret_cast<PartialState*>(partials_.poison(states * sizeof(PartialState) / sizeof(u64)));
   a.hidden = plan.combine_hidden;
-  // All ranks are of one process: every arena begins at address 0.
-  static u8* const kArenas[kMaxRanksPerNode] = {};
-  a.arenas = case_.rows_stay ? kArenas : nullptr;
+  a.arenas = case_.rows_stay ? world_.memories(rank_) : nullptr;
   a.x_offset = reinterpret_cast<u64>(rows.x.data());
   a.x_in_arena = case_.rows_stay;
   driver_.launch(rank_, Kernel::kCombine, throughput_combine, a,

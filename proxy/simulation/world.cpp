@@ -98,6 +98,10 @@ AddressSpace World::flat_space(const Rank& rank) const {
 
 void World::make_tables(u32 rank, Arena& arena) {
   Rank& me = *ranks_[rank];
+  const auto mates =
+      static_cast<std::size_t>(std::count(shape_.node_of.begin(), shape_.node_of.end(), shape_.node_of[rank]));
+  me.memories.assign(mates, nullptr);
+  me.memories.resize(2 * mates, reinterpret_cast<const u8*>(low_bits(48)));
   RankTablesSettings s;
   s.rank = rank;
   s.node_of = shape_.node_of;

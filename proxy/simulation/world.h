@@ -29,6 +29,8 @@ class World {
   u8* data(u32 rank) const { return ranks_[rank]->data; }
   u8* control(u32 rank) const { return ranks_[rank]->control; }
   u8* zero_copy(u32 rank) const { return ranks_[rank]->zero_copy; }
+  // What row_in_memory is given (kernels/layout/access.h). All ranks are of one process: every memory begins at address 0.
+  const u8* const* memories(u32 rank) const { return ranks_[rank]->memories.data(); }
   u64 zero_copy_offset() const { return zero_copy_offset_; }
   Worker& worker(u32 rank, u32 index) { return *ranks_[rank]->workers[index]; }
   Membership& membership(u32 rank) { return ranks_[rank]->membership; }
@@ -56,6 +58,7 @@ class World {
   struct Rank {
     Rank(World& world, u32 index, Arena& arena);
     u8 *data, *control, *rings, *zero_copy;
+    std::vector<const u8*> memories;
     std::vector<WorkerCounters> worker_counters;
     std::vector<PeerCounters> peer_counters;
     EngineSettings settings;

@@ -14,10 +14,22 @@ namespace uccl {
 // Payload of a kCount command: what the sender of (phase, epoch) wants the receiver to know. 48 bytes.
 struct alignas(16) ExpectHeader {
   u64 epoch;              // all 64 bits; the immediate carries the low ones
-  u64 num_writes;         // kWrite commands that belong to this (phase, epoch) from this source to this receiver
+  u32 num_writes;         // kWrite commands that belong to this (phase, epoch) from this source to this receiver
+  u32 seal;               // folds all other words: a header of which one was changed has another
   u64 consumed_dispatch;  // last low-latency dispatch epoch that the sender has finished reading
   u64 consumed_combine;   // the same for combine
-  CallIdentity identity{};  // the call that the writes belong to, as its sender was called (kernels compare it)
+  CallIdentity identity;  // the call that the writes belong to, as its sender was called (kernels compare it)
+
+  static constexpr ExpectHeader make(u64 epoch, u64 num_writes, u64 consumed_dispatch, u64 consumed_combine,
+                                     const CallIdentity& identity = {}) {
+    const u64 all = epoch ^ num_writes ^ consumed_dispatch ^ consumed_combine ^ identity.shape ^ identity.origin;
+    return ExpectHeader{
+        epoch,   static_cast<u32>(num_writes), static_cast<u32>(all ^ all >> 32), consumed_dispatch, consumed_combine,
+        identity};
+  }
+  constexpr bool is_whole() const {
+    return seal == make(epoch, num_writes, consumed_dispatch, consumed_combine, identity).seal;
+  }
 };
 static_assert(sizeof(ExpectHeader) == 48);
 

@@ -75,7 +75,7 @@ class ArrivalsWorld {
       case kLand: {
         // The header before it in this place has been used, or it would be lost.
         CHECK(s.phase == Phase::kSpare || a.epoch < 2 || sent_[a.stream][a.epoch - 2].header == kSeen);
-        const ExpectHeader header{epoch, s.writes[a.epoch], told(a, 0), told(a, 1)};
+        const ExpectHeader header = ExpectHeader::make(epoch, s.writes[a.epoch], told(a, 0), told(a, 1));
         std::memcpy(rank_.base() + rank_.layout.expect(s.phase, epoch, s.source), &header, sizeof(header));
         sent.header = kLanded;
         sent_[a.stream][a.epoch & 1].in_place = a.epoch;
@@ -236,7 +236,7 @@ TEST(exhaustive_arrivals_announcements_land_on_top_of_each_other) {
 TEST(exhaustive_arrivals_a_missing_write_is_seen) {
   ControlSegment rank(4, 1);
   Arrivals arrivals(rank.base(), rank.layout);
-  const ExpectHeader header{1, 2, 0, 0};
+  const ExpectHeader header = ExpectHeader::make(1, 2, 0, 0);
   std::memcpy(rank.base() + rank.layout.expect(kD, 1, 1), &header, sizeof(header));
   arrivals.expect(1, epoch_key(kD, 1), 1);
   arrivals.arrive(1, epoch_key(kD, 1), 1);

@@ -22,6 +22,7 @@ const std::vector<Target>& targets() {
       {"tcp_handshake", tcp_handshake, tcp_handshake_seeds},
       {"arrivals", arrivals, arrivals_seeds},
       {"addresses", addresses, addresses_seeds},
+      {"memory", memory, memory_seeds},
   };
   return all;
 }
@@ -34,7 +35,7 @@ const uccl::fuzz::Target& chosen() {
   const char* name = std::getenv("UCCL_EP_FUZZ_TARGET");
   for (const auto& target : uccl::fuzz::targets())
     if (name != nullptr && std::strcmp(name, target.name) == 0) return target;
-  std::fprintf(stderr, "UCCL_EP_FUZZ_TARGET is '%s', allowed: tcp_frames, tcp_handshake, arrivals, addresses\n",
+  std::fprintf(stderr, "UCCL_EP_FUZZ_TARGET is '%s', allowed: tcp_frames, tcp_handshake, arrivals, addresses, memory\n",
                name ? name : "");
   std::exit(2);
 }

@@ -15,6 +15,7 @@ void tcp_frames(Input input);  // a proven peer's stream of frames, cut anywhere
 void tcp_handshake(Input input);  // strangers and friends at the door
 void arrivals(Input input);  // immediates and headers into a worker
 void addresses(Input input);  // the text forms of addresses
+void memory(Input input);  // words of memory that other ranks write, in calls of whole worlds
 
 struct Target {
   const char* name;
@@ -31,5 +32,6 @@ std::vector<std::vector<u8>> tcp_frames_seeds();
 std::vector<std::vector<u8>> tcp_handshake_seeds();
 std::vector<std::vector<u8>> arrivals_seeds();
 std::vector<std::vector<u8>> addresses_seeds();
+std::vector<std::vector<u8>> memory_seeds();
 
 }  // namespace uccl::fuzz

@@ -17,11 +17,13 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-TARGETS = ("tcp_frames", "tcp_handshake", "arrivals", "addresses")
+TARGETS = ("tcp_frames", "tcp_handshake", "arrivals", "addresses", "memory")
 SECONDS = int(os.environ.get("UCCL_EP_FUZZ_SECONDS", "20"))
-_MOST_BYTES = {"tcp_frames": 16384, "tcp_handshake": 256, "arrivals": 4608, "addresses": 512}
+_MOST_BYTES = {"tcp_frames": 16384, "tcp_handshake": 256, "arrivals": 4608, "addresses": 512, "memory": 100}
+# Kernels as a CPU runs them.
 _FLAGS = ["-std=c++20", "-O1", "-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=undefined"]
-_FOLDERS = ("engine", "memory", "transport/loopback", "transport/shared_memory", "transport/tcp")
+_FLAGS += ["-DUCCL_SIMT_WARP=1", "-ffp-contract=off", "-D__SANITIZE_ADDRESS__=1"]  # as GCC says it (kernels/host)
+_FOLDERS = ("engine", "memory", "transport")
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(SECONDS + 500)]  # the first one builds
 
@@ -48,8 +50,10 @@ def compiler() -> str:
 def fuzzer(tmp_path_factory: pytest.TempPathFactory) -> Path:
     clang, folder = compiler(), tmp_path_factory.mktemp("fuzzer")
     sources = [p for name in _FOLDERS for p in sorted((ROOT / "proxy" / name).rglob("*.cpp"))]
-    sources += [ROOT / "proxy/transport/proof.cpp"]
-    sources += [p for p in sorted((ROOT / "tests/fuzz").glob("*.cpp")) if not p.name.startswith("test_")]
+    sources += [ROOT / "proxy/transport/proof.cpp", ROOT / "proxy/bindings/rank_tables.cpp"]
+    sources += sorted((ROOT / "kernels/host").glob("*.cpp"))
+    for name in ("fuzz", "kernels", "kernels/throughput", "kernels/low_latency"):
+        sources += [p for p in sorted((ROOT / "tests" / name).glob("*.cpp")) if not p.name.startswith("test_")]
     includes = [f"-I{ROOT / p}" for p in ("proxy", "", "tests")]
 
     def compile_one(numbered: tuple[int, Path]) -> Path:
@@ -76,7 +80,12 @@ def test_fuzz(target: str, fuzzer: Path, tmp_path: Path) -> None:
     corpus = [tmp_path, *(p for p in [ROOT / "tests/fuzz/corpus" / target] if p.is_dir())]
     command = [str(fuzzer), f"-max_total_time={SECONDS}", f"-max_len={_MOST_BYTES[target]}", "-print_final_stats=1"]
     # Whatever a target's own Allowance says, nothing large at all; and patience on a machine that others use too.
-    command += ["-malloc_limit_mb=1", "-rss_limit_mb=2000", "-timeout=60", f"-artifact_prefix={found}/"]
+    command += [
+        f"-malloc_limit_mb={64 if target == 'memory' else 1}",
+        "-rss_limit_mb=2000",
+        "-timeout=60",
+        f"-artifact_prefix={found}/",
+    ]
     command += [str(p) for p in corpus]
     environment = dict(os.environ, UCCL_EP_FUZZ_TARGET=target, UCCL_EP_FUZZ_SEEDS=str(tmp_path))
     done = subprocess.run(command, capture_output=True, text=True, errors="replace", env=environment)
@@ -86,5 +95,7 @@ def test_fuzz(target: str, fuzzer: Path, tmp_path: Path) -> None:
     edges, work = re.findall(r"cov: (\d+)", output), re.search(r"^work: (\d+)", output, re.MULTILINE)
     assert executed and edges and work
     print(f"fuzzed {target:14} {SECONDS:4} s {executed[1]:>9} executions {edges[-1]:>6} edges {work[1]:>9} "
-          "frames, connections, immediates or texts")  # fmt: skip
+          "frames, connections, immediates, texts or words")  # fmt: skip
+    if ends := re.search(r"^memory: (.*)", output, re.MULTILINE):
+        print(f"memory ended: {ends[1]}")
     assert int(executed[1]) > 100 and int(work[1]) > 100

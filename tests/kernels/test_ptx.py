@@ -36,7 +36,7 @@ GPU_SCOPE_WORDS = {
     r"ring\.(head|cached_tail)": "producers only",
     r"counter": "the grid barrier's",
     r"ticket": "blocks of one launch",
-    r"(&shared\.failed|shared_ok)": "shared memory of one block",
+    r"(&shared\.failed|shared_ok|&(s\.merge|m)\.bad)": "shared memory of one block",
     r"&a\.num_writes\[\w+\]": "blocks of one launch",
     r"&(c\.findings->)?first\.part|&c\.by_\w+\(\)\[\w+\]": "the block of one launch; the host gets a copy (check.h)",
     r"(a|call)\.epoch( \+ 1)?": "kernels of one rank",

@@ -122,7 +122,10 @@ void World::make_tables(u32 rank) {
     if (shape_.node_of[r] != shape_.node_of[rank]) continue;
     s.data.push_back(reinterpret_cast<u64>(data(r)));
     s.control.push_back(reinterpret_cast<u64>(control(r)));
+    me.memories.push_back(memory(r));
   }
+  const u64 bytes = shape_.zero_copy_bytes != 0 ? shape_.zero_copy_bytes : low_bits(48);
+  me.memories.resize(2 * me.memories.size(), reinterpret_cast<const u8*>(bytes));
   s.rings = reinterpret_cast<u64>(me.rings.data());
   s.num_rings = shape_.num_rings;
   s.ring_capacity = shape_.ring_capacity;

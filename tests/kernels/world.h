@@ -128,6 +128,9 @@ class World {
   u8* control(u32 rank) const { return ranks_[rank]->control.data(); }
   u8* zero_copy(u32 rank) const { return ranks_[rank]->zero_copy.data(); }
   u64 zero_copy_offset() const { return zero_copy_offset_; }
+  // What row_in_memory is given: the zero-copy regions of a rank's node; of a world that has none, all that there is.
+  const u8* const* memories(u32 rank) const { return ranks_[rank]->memories.data(); }
+  const u8* memory(u32 rank) const { return shape_.zero_copy_bytes != 0 ? zero_copy(rank) : nullptr; }
   u32* mask(u32 rank) const { return ranks_[rank]->mask.data(); }
   const std::vector<PeerCounters>& peer_counters(u32 rank) const { return ranks_[rank]->peer_counters; }
   const std::vector<WorkerCounters>& worker_counters(u32 rank) const { return ranks_[rank]->worker_counters; }
@@ -147,6 +150,7 @@ class World {
     Poisoned<u8> data, control, rings, zero_copy;
     Poisoned<u32> mask;
     Poisoned<u64> peer_stats;
+    std::vector<const u8*> memories;
     std::vector<WorkerCounters> worker_counters;
     std::vector<PeerCounters> peer_counters;
     std::unique_ptr<Transport> transport;

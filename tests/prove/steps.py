@@ -14,7 +14,8 @@ PYTEST = (sys.executable, "-m", "pytest", "-s", "-p", "no:cacheprovider", "-m", 
 _STATES = re.compile(r"(?P<states>[\d,]+) states\b")
 _FUZZED = re.compile(r"(?:^|[ .])fuzzed (\S+) +\d+ s +(\d+) executions +(\d+) edges +(\d+) frames", re.MULTILINE)
 # What libFuzzer must have run over, and what the slow run of one of them leaves at the least.
-_TARGETS = ("tcp_frames", "tcp_handshake", "arrivals", "addresses")
+_TARGETS = ("tcp_frames", "tcp_handshake", "arrivals", "addresses", "memory")
+_ENDS = re.compile(r"^memory ended: (\d+ worlds); (.*)", re.MULTILINE)
 _BUGS = re.compile(r"^BUG_\w+ .* breaks (\S+)", re.MULTILINE)
 
 
@@ -96,8 +97,10 @@ def read_fuzz(text: str, _: Path) -> Iterable[Row]:
             yield Row(f"fuzzed {target}", "was not run", False)
             continue
         _, executions, edges, work = seen[target]
-        figure = f"{int(executions):,} inputs, {int(edges):,} edges, {int(work):,} frames, knocks or texts"
+        figure = f"{int(executions):,} inputs, {int(edges):,} edges, {int(work):,} frames, knocks, texts or words"
         yield Row(f"fuzzed {target}", figure, int(executions) > 0 and int(work) > 0)
+    for worlds, ends in _ENDS.findall(text):
+        yield Row(f"words of memory overwritten in {worlds}", ends)
 
 
 def read_endurance(_: str, figures: Path) -> Iterable[Row]:

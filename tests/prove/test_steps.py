@@ -70,13 +70,15 @@ def test_steps_plans_count_outcomes_and_leaks(tmp_path: Path) -> None:
 
 
 def test_steps_fuzz_and_endurance(tmp_path: Path) -> None:
-    names = ("tcp_frames", "tcp_handshake", "arrivals", "addresses")
+    names = ("tcp_frames", "tcp_handshake", "arrivals", "addresses", "memory")
     text = "tests/fuzz/test_fuzz.py " + "\n.".join(
         f"fuzzed {n:14} 20 s     1234 executions     55 edges      99 frames, connections" for n in names
     )
     shown = figures(list(read_fuzz(text, Path())))
-    assert shown["fuzzed arrivals"] == ("1,234 inputs, 55 edges, 99 frames, knocks or texts", True)
-    assert len(shown) == 4 and all(good for _, good in shown.values())
+    assert shown["fuzzed arrivals"] == ("1,234 inputs, 55 edges, 99 frames, knocks, texts or words", True)
+    assert len(shown) == 5 and all(good for _, good in shown.values())
+    shown = figures(list(read_fuzz(text + "\nmemory ended: 5 worlds; ranks: 3 exact, 7 timeouts", Path())))
+    assert shown["words of memory overwritten in 5 worlds"] == ("ranks: 3 exact, 7 timeouts", True)
     shown = figures(list(read_fuzz(text.split("\n", 1)[1], Path())))
     assert shown["fuzzed tcp_frames"] == ("was not run", False)
     assert not any(good for _, good in figures(list(read_fuzz("2 skipped", Path()))).values())

@@ -165,6 +165,17 @@ def test_faults_of_the_network(kind: int, words: str) -> None:
         assert word in str(error)
 
 
+def test_faults_of_words_in_memory() -> None:
+    error = faults.error_of(record(faults.BAD_ARRIVAL, phase=3, expected=9, seen=77), 0, HOSTS)
+    assert type(error) is TransportError
+    for word in ("a word came", "rank 2 (host gamma)", "dispatch (receive)", "status 77", "exactly 9 can be"):
+        assert word in str(error)
+    error = faults.error_of(record(faults.BAD_ARRIVAL, phase=4, expected=9, seen=77), 2, HOSTS)  # its own
+    assert type(error) is UcclEpError
+    for word in ("rank 2: the handle given to combine (send)", "expected 9, seen 77", "Pass it on"):
+        assert word in str(error)
+
+
 def test_faults_the_networks_words_are_part_of_a_loss() -> None:
     evidence = faults.Evidence("throughput_dispatch", 8, 3, 0.5, "retry exceeded: no answer from the peer")
     error = faults.error_of(record(faults.PEER_LOST, seen=12), 0, HOSTS, evidence)

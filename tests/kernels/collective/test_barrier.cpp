@@ -87,3 +87,15 @@ TEST(collective_barrier_ends_at_the_deadline) {
     CHECK_EQ(f.expected, 1u);
   }
 }
+
+TEST(collective_barrier_refuses_a_round_that_needs_this_one) {
+  WorldShape shape;
+  shape.node_of = {0, 0};
+  shape.unit_bytes = 1024;
+  World world(shape);
+  *reinterpret_cast<u64*>(world.data(1) + world.context(0).signals.barrier()) = 3;
+  enter(world, 0, 1);
+  const Fault f = world.fault(0);
+  CHECK(f.kind == FaultKind::kBadArrival && f.phase == WaitPhase::kBarrier);
+  CHECK(f.peer == 1 && f.expected == 2 && f.seen == 3);
+}

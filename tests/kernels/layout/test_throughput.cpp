@@ -93,3 +93,27 @@ TEST(layout_throughput_units_and_counts_do_not_overlap) {
     CHECK_EQ(parts.back().second, l.base + l.bytes());
   }
 }
+
+TEST(layout_throughput_a_changed_word_counts_nothing) {
+  for (const u64 epoch : {1ull, 2ull, 1023ull, 1ull << 40})
+    for (const u32 n : {0u, 1u, 12u, 65536u, CountWord::kMost}) {
+      const u32 word = CountWord::seal(n, epoch);
+      CHECK_EQ(CountWord::open(word, epoch), n);
+      CHECK_EQ(CountWord::open(word, epoch + 1), CountWord::kNoCount);
+      for (u32 bit = 0; bit < 32; ++bit) CHECK_EQ(CountWord::open(word ^ 1u << bit, epoch), CountWord::kNoCount);
+      for (const u64 more : {u64{CountWord::kMost} + 1, u64{static_cast<u32>(-1)}, ~0ull})
+        CHECK_EQ(CountWord::open(CountWord::seal(more, epoch), epoch), CountWord::kNoCount);
+    }
+}
+
+TEST(layout_throughput_a_changed_row_header_is_at_no_position) {
+  const u32 position = RowHeader::position(70000, 65535);
+  const RowHeader header = RowHeader::make(0x8000000000000001ull, 65535, position);
+  CHECK(header.is_at(position));
+  CHECK(!header.is_at(RowHeader::position(70000, 65534)) && !header.is_at(RowHeader::position(70001, 65535)));
+  for (u32 bit = 0; bit < 128; ++bit) {
+    RowHeader changed = header;
+    reinterpret_cast<u8*>(&changed)[bit / 8] ^= static_cast<u8>(1u << bit % 8);
+    CHECK(!changed.is_at(position));
+  }
+}

@@ -142,7 +142,7 @@ void LowLatencyRank::combine_send(const Received& from, const u16* x, const Toke
   if (case_.in_place && case_.back == CombineFormat::kBf16) {
     const bool stays = case_.zero_copy && a.own_stay != 0 && mix(case_.seed ^ num_combines_ << 16 ^ rank_) % 4 != 0;
     a.node_rows = static_cast<u32>(stays ? NodeRows::kStay : NodeRows::kCopiedAndMarked);
-    a.x_at = reinterpret_cast<u64>(a.x);
+    a.x_at = reinterpret_cast<u64>(a.x) - reinterpret_cast<u64>(world_.memory(rank_));
   }
   a.signals = signals;
   a.signals_per_expert = signals_per_expert;
@@ -158,11 +158,7 @@ void LowLatencyRank::combine_send(const Received& from, const u16* x, const Toke
   recording.launch(low_latency_combine_send, a, sizeof(CombineSendShared), case_.shape, epoch);
 }
 
-// Ranks of one process see each other's memory where it is: all registered memory begins at address 0.
-const u8* const* LowLatencyRank::registered() const {
-  static const u8* const kRegistered[kMaxRanksPerNode] = {};
-  return case_.in_place ? kRegistered : nullptr;
-}
+const u8* const* LowLatencyRank::registered() const { return case_.in_place ? world_.memories(rank_) : nullptr; }
 
 void LowLatencyRank::combine_reduce() {
   CombineReduceArgs a{};

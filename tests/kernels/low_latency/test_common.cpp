@@ -287,3 +287,78 @@ TEST(low_latency_common_reuse_waits_for_the_slowest_reader) {
   });
   CHECK_EQ(sent, 3u);
 }
+
+TEST(low_latency_common_refuses_a_reader_ahead_of_what_was_sent) {
+  WorldShape shape;
+  shape.node_of = {0, 0};
+  shape.max_tokens = 4;
+  shape.hidden = 128;
+  shape.max_topk = 2;
+  World world(shape);
+  LowLatencyCase c;
+  c.num_experts = 2;
+  std::vector<std::unique_ptr<LowLatencyRank>> ranks;
+  for (u32 r = 0; r < 2; ++r) ranks.push_back(std::make_unique<LowLatencyRank>(world, r, c));
+  world.run([&](u32 me) {
+    for (u64 round = 0; round < 2; ++round) low_latency_round(world, *ranks[me], c, round, me);
+  });
+  const u64 word = world.context(0).signals.consumed(Phase::kDispatch, 1);
+  *reinterpret_cast<u64*>(world.data(0) + word) = 3;  // of the call that is now sent
+  world.run({0}, [&](u32 me) { ranks[me]->dispatch_send(low_latency_input(world, c, 2, me)); });
+  const Fault f = world.fault(0);
+  CHECK(f.kind == FaultKind::kBadArrival && f.phase == WaitPhase::kDispatchSend);
+  CHECK_EQ(f.peer, 1u);
+  CHECK(f.expected == 2 && f.seen == 3);
+}
+
+TEST(low_latency_common_finds_no_row_outside_registered_memory) {
+  WorldShape shape;
+  shape.node_of = {0, 0};
+  shape.zero_copy_bytes = 1024;
+  World world(shape);
+  alignas(16) u8 slot[64] = {};
+  const auto at = [&](u64 mark) {
+    *reinterpret_cast<u64*>(slot) = mark;
+    const u16* row = row_of_mark(world.context(0).topology, world.memories(0), 1, slot, 64);
+    return reinterpret_cast<const u8*>(row);
+  };
+  CHECK(at(0) == slot + 16);
+  CHECK(at(kRowStays) == world.zero_copy(1) && at(kRowStays | 896) == world.zero_copy(1) + 896);
+  for (const u64 mark : {kRowStays | 898, kRowStays | 1, kRowStays | 1024, kRowStays | 1ull << 40, ~0ull, 1ull, 896ull})
+    CHECK(at(mark) == nullptr);
+}
+
+// A handle that was written to: what it says is bounded before anything is sent by it.
+TEST(low_latency_common_refuses_a_handle_that_was_written_to) {
+  for (u32 what = 0; what < 3; ++what) {
+    WorldShape shape;
+    shape.max_tokens = 4;
+    shape.hidden = 128;
+    shape.max_topk = 2;
+    World world(shape);
+    LowLatencyCase c;
+    c.num_experts = 2;
+    c.own_stay = false;
+    world.run([&](u32 me) {
+      LowLatencyRank rank(world, me, c);
+      u64 round = 0;
+      while (low_latency_input(world, c, round, me).num_tokens == 0) ++round;
+      TokenInput in = low_latency_input(world, c, round, me);
+      std::fill(in.topk_idx.begin(), in.topk_idx.end(), i64{0});
+      Received got(world, c);
+      rank.dispatch_send(in);
+      rank.dispatch_recv(&got);
+      check_no_fault(world, me, "dispatch");
+      const u64 plane = u64{c.num_experts} * shape.max_tokens;
+      if (what == 0) got.src_info[plane] = 8;  // slots are 0 to 7
+      if (what == 1) got.src_info[2 * plane] = -1;
+      if (what == 2) got.layout_range[0] = 5;  // rows of an expert: up to 4
+      Poisoned<u16> x(plane * shape.hidden);
+      rank.combine_send(got, x.data(), &in);
+      const Fault f = world.fault(0);
+      CHECK(f.kind == FaultKind::kBadArrival && f.phase == WaitPhase::kCombineSend);
+      CHECK_EQ(f.peer, 0u);
+      CHECK_EQ(f.expected, what == 2 ? 4u : 8u);
+    });
+  }
+}

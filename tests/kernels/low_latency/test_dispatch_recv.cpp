@@ -193,3 +193,50 @@ TEST(low_latency_dispatch_recv_nvfp4_scales_over_several_tiles) {  // more than 
     low_latency_rounds(shape, c, 7);
   }
 }
+
+// What stands in a routing block is bounded before it is used: sizes, and how often an expert may be named.
+TEST(low_latency_dispatch_recv_refuses_a_block_that_cannot_be) {
+  for (u32 what = 0; what < 3; ++what) {
+    World world(shape_of({0}));
+    LowLatencyCase c;
+    c.num_experts = 3;
+    world.run([&](u32 me) {
+      LowLatencyRank rank(world, me, c);
+      TokenInput in = low_latency_input(world, c, 0, me);
+      in.num_tokens = 2;
+      in.topk = 2;
+      in.topk_idx = {0, 1, 2, 0};
+      in.x.resize(2ull * world.shape().hidden);
+      rank.dispatch_send(in);
+      auto* const header = reinterpret_cast<RoutingHeader*>(world.data(0) + world.low_latency.staged_routing(1));
+      if (what == 0) header->num_tokens = 0x40000000;
+      if (what == 1) header->topk = 0xffff;
+      if (what == 2) std::fill_n(reinterpret_cast<short*>(header + 1), 4, short{1});  // more than there are tokens
+      Received got(world, c);
+      rank.dispatch_recv(&got);
+      CHECK(got.x.untouched(0));
+      const Fault f = world.fault(0);
+      CHECK(f.kind == FaultKind::kBadArrival && f.phase == WaitPhase::kDispatchReceive);
+      CHECK_EQ(f.peer, 0u);
+      CHECK_EQ(f.seen, what == 0 ? 0x40000000u : what == 1 ? 0xffffu : 4u);
+      CHECK_EQ(f.expected, what == 0 ? world.shape().max_tokens : what == 1 ? world.shape().max_topk : 2u);
+    });
+  }
+}
+
+TEST(low_latency_dispatch_recv_refuses_a_flag_of_the_call_after_next) {
+  World world(shape_of({0, 0}));
+  LowLatencyCase c;
+  c.num_experts = 2;
+  world.run({0}, [&](u32 me) {
+    LowLatencyRank rank(world, me, c);
+    rank.dispatch_send(low_latency_input(world, c, 0, me));
+    *const_cast<u64*>(arrival_flag(world.context(0), Phase::kDispatch, 1)) = 3;
+    Received got(world, c);
+    rank.dispatch_recv(&got);
+    const Fault f = world.fault(0);
+    CHECK(f.kind == FaultKind::kBadArrival && f.phase == WaitPhase::kDispatchReceive);
+    CHECK_EQ(f.peer, 1u);
+    CHECK(f.expected == 2 && f.seen == 3);
+  });
+}

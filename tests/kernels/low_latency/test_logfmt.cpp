@@ -97,3 +97,17 @@ TEST(low_latency_logfmt_error_is_one_step_of_the_scale) {
     CHECK(std::fabs(c.values[i] - v) <= 0.02f * std::fabs(v));
   }
 }
+
+TEST(low_latency_logfmt_a_changed_header_is_not_whole) {
+  for (const u32 hidden : {512u, 2048u}) {
+    alignas(16) u8 row[16 + 2 * 2048];
+    const std::vector<u16> x = row_of(hidden, 9);
+    simt::launch({1, simt::kWarp, 0, 1, 0}, [&] { logfmt_encode(x.data(), row, hidden); });
+    CHECK(logfmt_is_whole(row, hidden));
+    for (u32 bit = 0; bit < 96; ++bit) {
+      row[bit / 8] ^= static_cast<u8>(1u << bit % 8);
+      CHECK(!logfmt_is_whole(row, hidden));
+      row[bit / 8] ^= static_cast<u8>(1u << bit % 8);
+    }
+  }
+}

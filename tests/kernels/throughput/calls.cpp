@@ -184,11 +184,9 @@ void ThroughputRank::combine(const RoundPlan& plan, u32 num_tokens, const Routin
   a.scratch = workspace->scratch.data();
   a.partials = workspace->partials.data();
   a.hidden = plan.combine_hidden;
-  // Ranks of one process see each other's memory where it is: every arena begins at address 0.
-  static u8* const kArenas[kMaxRanksPerNode] = {};
-  a.arenas = case_.arenas ? kArenas : nullptr;
+  a.arenas = case_.arenas ? world_.memories(rank_) : nullptr;
   a.x_in_arena = rows.in_arena;
-  a.x_offset = reinterpret_cast<u64>(rows.x);
+  a.x_offset = reinterpret_cast<u64>(rows.x) - reinterpret_cast<u64>(world_.memory(rank_));
   recording.launch(throughput_combine, a, CombineShared::bytes(case_.warps), blocks((several ? 3 : 2) * r.channels),
                    workspace);
 }

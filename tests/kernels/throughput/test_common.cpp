@@ -99,8 +99,10 @@ TEST(throughput_common_slot_opens_when_the_slowest_reader_has_left) {
   g.num_slots = 3;
   u64 heads[2] = {4, 6};
   const WaitContext wait = wait_context(c);
+  const u64 tail = 9;
+  const StreamAddress stream{nullptr, &tail, heads};
   u32 who = 9;
-  const auto head = [&] { return slowest_head(c, 0, heads, &who); };
+  const auto head = [&] { return slowest_head(c, 0, stream, &who); };
   CHECK_EQ(head(), 4u);
   CHECK_EQ(who, 0u);
   WaitSite site{WaitPhase::kDispatchSend, 1, 0, 6};
@@ -116,6 +118,9 @@ TEST(throughput_common_slot_opens_when_the_slowest_reader_has_left) {
   heads[0] = 9;
   CHECK_EQ(head(), 6u);
   CHECK_EQ(who, 1u);
+  heads[1] = 10;  // of what was never written
+  CHECK_EQ(head(), 0u);
+  CHECK_EQ(who, 1u);
 }
 
 TEST(throughput_common_masked_readers_hold_nobody_back) {
@@ -126,16 +131,18 @@ TEST(throughput_common_masked_readers_hold_nobody_back) {
   StreamGeometry g;
   g.num_slots = 3;
   u64 heads[3] = {8, 4, 7};
+  const u64 tail = 9;
+  const StreamAddress stream{nullptr, &tail, heads};
   u32 who = 9;
   WaitSite site{WaitPhase::kDispatchSend, 0, 0, 9};
-  const auto head = [&] { return slowest_head(c, 0, heads, &site.peer); };
+  const auto head = [&] { return slowest_head(c, 0, stream, &site.peer); };
   WaitContext late = wait_context(c);
   late.deadline_ns = late.renewed_ns = 0;  // over, and not begun anew
   bool absent = false;
   CHECK(wait_for_slot(c, late, site, g, head, &absent) && absent);  // the slowest is masked instead of a fault
   CHECK(world.mask(0)[1] == 1 && world.mask(0)[2] == 0);
   CHECK(world.fault(0).kind == FaultKind::kNone && !world.aborted(0));
-  CHECK_EQ(slowest_head(c, 0, heads, &who), 7u);
+  CHECK_EQ(slowest_head(c, 0, stream, &who), 7u);
   CHECK_EQ(who, 2u);
   CHECK_EQ(combine_peer(c, 2), 2u);
 }

@@ -1,6 +1,9 @@
 // Throughput dispatch: rows, scales, ids and weights through rings of two chunks, cached and padded calls, all
 // topologies, and what happens when a rank stops reading or the output is too small.
+#include <algorithm>
+
 #include "kernels/throughput/calls.h"
+#include "kernels/throughput/common.h"
 #include "native/check.h"
 
 using namespace uccl;
@@ -128,5 +131,88 @@ TEST(throughput_dispatch_names_a_reader_that_stopped) {
     CHECK(f.phase == WaitPhase::kDispatchSend || f.phase == WaitPhase::kDispatchReceive);
     CHECK(remote ? f.peer == 1 : f.peer <= 1);
     CHECK_EQ(f.channel, 0u);
+  }
+}
+
+// Tables and headers that disagree, as a handle that was written to or an overwritten word makes them: the call ends with
+// a fault, and nothing is written beyond the rows that were announced.
+TEST(throughput_dispatch_refuses_rows_that_were_not_announced) {
+  for (u32 what = 0; what < 4; ++what) {
+    WorldShape shape;
+    shape.unit_bytes = 2048;
+    shape.timeout_ns = 100'000'000;
+    World world(shape);
+    ThroughputCase c;
+    c.num_experts = 2;
+    c.max_channels = 1;
+    world.run([&](u32 me) {
+      u64 round = 0;
+      while (throughput_input(world, c, round, me).num_tokens <= taken_rows(world, c, round, me).size() ||
+             taken_rows(world, c, round, me).size() < 4)
+        ++round;
+      const RoundPlan plan = round_plan(world, c, round);
+      const RankInput in = throughput_input(world, c, round, me);
+      const u32 rows = static_cast<u32>(taken_rows(world, c, round, me).size());
+      Routing routing(world, c, in, plan.channels);
+      ThroughputRank rank(world, me, c);
+      rank.layout(in, &routing);
+      rank.counts(plan, in, &routing);
+      Dispatched got(routing.recv_total[0], plan.hidden, plan.scale_words, plan.topk);
+      u8* const takes = routing.is_token_in_rank.data();
+      if (what == 0) takes[std::find(takes, takes + in.num_tokens, 0) - takes] = 1;  // a row too many
+      if (what == 1) takes[std::find(takes, takes + in.num_tokens, 1) - takes] = 0;  // too few
+      if (what == 2)
+        routing.recv_tokens[0] = routing.recv_total[0] = got.capacity = rows - 1;  // its reader knows of fewer
+      if (what == 3) routing.recv_tokens[0] = rows + 1;
+      rank.dispatch(plan, in, plan.topk, routing, &got, false);
+      const Fault f = world.fault(0);
+      CHECK(f.kind == FaultKind::kBadArrival);
+      CHECK(f.phase == (what < 2 ? WaitPhase::kDispatchSend : WaitPhase::kDispatchReceive));
+      CHECK_EQ(f.peer, 0u);
+      CHECK_EQ(f.expected, what < 2 ? rows : what == 2 ? rows - 1 : rows + 1);
+      if (what == 2) CHECK(got.x.untouched(u64{rows - 1} * plan.hidden));
+    });
+  }
+}
+
+TEST(throughput_dispatch_refuses_a_tail_beyond_the_ring_and_a_row_of_another_lap) {
+  for (const bool tail : {true, false}) {
+    WorldShape shape;
+    shape.node_of = {0, 0};
+    shape.unit_bytes = 4096;
+    World world(shape);
+    ThroughputCase c;
+    c.num_experts = 2;
+    c.max_channels = 1;
+    c.max_tokens = 4;  // the ring holds them all: rank 0 ends alone
+    u64 round = 0;
+    const auto row_of_0 = [&] {
+      const std::vector<Taken> taken = taken_rows(world, c, round, 1);
+      return !taken.empty() && taken[0].source == 0;
+    };
+    while (!row_of_0() || throughput_input(world, c, round, 1).num_tokens != 0) ++round;
+    const RoundPlan plan = round_plan(world, c, round);
+    std::vector<std::unique_ptr<Routing>> routings(2);
+    std::vector<std::unique_ptr<ThroughputRank>> ranks(2);
+    world.run([&](u32 me) {
+      const RankInput in = throughput_input(world, c, round, me);
+      routings[me] = std::make_unique<Routing>(world, c, in, plan.channels);
+      ranks[me] = std::make_unique<ThroughputRank>(world, me, c);
+      ranks[me]->layout(in, routings[me].get());
+      ranks[me]->counts(plan, in, routings[me].get());
+    });
+    for (const u32 me : {0u, 1u})
+      world.run({me}, [&](u32) {
+        Dispatched got(routings[me]->recv_total[0], plan.hidden, plan.scale_words, plan.topk);
+        const StreamAddress s = dispatch_stream(world.context(me), world.throughput, 0, 0);
+        if (me == 1 && tail) *const_cast<u64*>(s.tail) += 1000;
+        if (me == 1 && !tail) reinterpret_cast<RowHeader*>(const_cast<u8*>(s.unit))->seal ^= 1u << 17;  // two laps ago
+        const RankInput in = throughput_input(world, c, round, me);
+        ranks[me]->dispatch(plan, in, plan.topk, *routings[me], &got, false);
+      });
+    CHECK(world.fault(0).kind == FaultKind::kNone);
+    const Fault f = world.fault(1);
+    CHECK(f.kind == FaultKind::kBadArrival && f.phase == WaitPhase::kDispatchReceive);
+    CHECK_EQ(f.peer, 0u);
   }
 }

@@ -10,28 +10,33 @@ namespace {
 
 const std::vector<std::vector<u32>> kWorlds = {{0, 0}, {0, 1}, {0, 0, 0}, {0, 0, 1}, {0, 1, 1, 2, 2}};
 
-// A routing of every rank's count exchange of a round.
-Routing counted(World& world, ThroughputRank& rank, const ThroughputCase& c, const RoundPlan& plan, u32 me) {
+struct Received {
+  Routing routing;
+  Dispatched rows;
+};
+// What a rank takes in a dispatch.
+Received dispatched(World& world, ThroughputRank& rank, const ThroughputCase& c, const RoundPlan& plan, u32 me) {
   const RankInput in = throughput_input(world, c, 0, me);
   Routing routing(world, c, in, plan.channels);
   rank.layout(in, &routing);
   rank.counts(plan, in, &routing);
-  return routing;
+  Dispatched rows(routing.recv_total[0], plan.hidden, plan.scale_words, plan.topk);
+  rank.dispatch(plan, in, plan.topk, routing, &rows, false);
+  return {std::move(routing), std::move(rows)};
 }
 
-// This rank's combine of what it takes by a routing, all rows zero.
+// This rank's combine of what it took, all rows zero.
 void combine(World& world, ThroughputRank& rank, const ThroughputCase& c, const RoundPlan& plan, u32 me,
-             const Routing& routing) {
+             const Received& taken) {
   const RankInput in = throughput_input(world, c, 0, me);
-  const u64 rows = routing.recv_total[0];
+  const u64 rows = taken.routing.recv_total[0];
   const Poisoned<u16> x = Poisoned<u16>(rows * plan.combine_hidden).zeroed();
-  const Poisoned<i32> sources = Poisoned<i32>(rows).zeroed();
   const Poisoned<float> weights = Poisoned<float>(rows * plan.combine_topk).zeroed();
   Poisoned<u16> out(u64{in.num_tokens} * plan.combine_hidden);
   Poisoned<float> out_weights(u64{in.num_tokens} * plan.combine_topk);
-  rank.combine(plan, in.num_tokens, routing,
-               {x.data(), plan.combine_topk != 0 ? weights.data() : nullptr, sources.data(), nullptr, nullptr,
-                out.data(), out_weights.data()});
+  rank.combine(plan, in.num_tokens, taken.routing,
+               {x.data(), plan.combine_topk != 0 ? weights.data() : nullptr, taken.rows.src_idx.data(), nullptr,
+                nullptr, out.data(), out_weights.data()});
 }
 
 }  // namespace
@@ -49,13 +54,13 @@ TEST(throughput_identify_refuses_a_routing_of_another_exchange) {
       world.run([&](u32 me) {
         const RoundPlan plan = round_plan(world, c, 0);
         ThroughputRank rank(world, me, c);
-        const Routing first = counted(world, rank, c, plan, me);
-        const Routing second = counted(world, rank, c, plan, me);
-        const Routing& taken = me == odd ? first : second;
+        const Received first = dispatched(world, rank, c, plan, me);
+        const Received second = dispatched(world, rank, c, plan, me);
+        const Received& taken = me == odd ? first : second;
         if (!rows_again) return combine(world, rank, c, plan, me, taken);
         const RankInput in = throughput_input(world, c, 0, me);
-        Dispatched got(taken.recv_total[0], plan.hidden, plan.scale_words, 0);
-        rank.dispatch(plan, in, 0, taken, &got, false);
+        Dispatched got(taken.routing.recv_total[0], plan.hidden, plan.scale_words, 0);
+        rank.dispatch(plan, in, 0, taken.routing, &got, false);
         CHECK(got.x.untouched(0));
       });
       for (u32 r = 0; r < shape.num_ranks(); ++r) {
@@ -80,10 +85,10 @@ TEST(throughput_identify_refuses_rows_of_another_size) {  // whose place in the 
     world.run([&](u32 me) {
       RoundPlan plan = round_plan(world, c, 0);
       ThroughputRank rank(world, me, c);
-      const Routing routing = counted(world, rank, c, plan, me);
+      const Received taken = dispatched(world, rank, c, plan, me);
       plan.combine_hidden = me == 0 ? 16 : 8;
       plan.combine_topk = 0;
-      combine(world, rank, c, plan, me, routing);
+      combine(world, rank, c, plan, me, taken);
     });
     for (u32 r = 0; r < shape.num_ranks(); ++r) {
       CHECK(world.fault(r).kind == FaultKind::kMismatch);
@@ -106,8 +111,8 @@ TEST(throughput_identify_names_a_rank_that_does_not_come) {
     world.run([&](u32 me) {
       RoundPlan plan = round_plan(world, c, 0);
       ThroughputRank rank(world, me, c);
-      const Routing routing = counted(world, rank, c, plan, me);
-      if (me != missing) combine(world, rank, c, plan, me, routing);
+      const Received taken = dispatched(world, rank, c, plan, me);
+      if (me != missing) combine(world, rank, c, plan, me, taken);
     });
     for (u32 r = 0; r < missing; ++r) {
       CHECK(world.fault(r).kind == FaultKind::kTimeout);

@@ -49,7 +49,8 @@ struct Bench {
     for (u64 i = 0; i < count; ++i) {
       u8* at = const_cast<u8*>(s.unit) + call.geometry.chunk(0, i / call.geometry.rows_per_chunk) +
                i % call.geometry.rows_per_chunk * call.geometry.row_bytes;
-      *reinterpret_cast<RowHeader*>(at) = RowHeader{0, tokens[i], 0};
+      const u32 position = RowHeader::position(i / call.geometry.rows_per_chunk, tokens.size() - 1 - i);
+      *reinterpret_cast<RowHeader*>(at) = RowHeader::make(0, tokens[i], position);
       reinterpret_cast<float*>(at + row.weights())[0] = static_cast<float>(100 * g + tokens[i]);
       reinterpret_cast<float*>(at + row.weights())[1] = 0.5f;
     }
@@ -131,7 +132,9 @@ TEST(throughput_merge_fetches_ahead_what_planning_would_find) {
           if (simt::lane() == 0)
             for (u32 g = 0; g < tokens.size(); ++g)
               if (here[g] < tokens[g].size() && mix(++draw) % 2) {
-                here[g] = std::min<u64>(here[g] + chunk * (1 + mix(draw) % 2), tokens[g].size());
+                const u64 room = (m.from[g].released + bench.call.geometry.num_slots) * chunk;
+                here[g] =
+                    std::min<u64>({here[g] + chunk * (1 + mix(draw) % 2), tokens[g].size(), g == 0 ? ~0ull : room});
                 bench.contribute(g, tokens[g], here[g]);
               }
           simt::sync_warp();
@@ -215,4 +218,47 @@ TEST(throughput_merge_wait_ends_at_the_deadline) {
   CHECK(f.kind == FaultKind::kTimeout && f.phase == WaitPhase::kCombineReceive);
   CHECK_EQ(f.peer, 1u);
   CHECK_EQ(f.expected, 1u);
+}
+
+// A peer's words that cannot be: each ends the call at once, naming the peer.
+TEST(throughput_merge_refuses_rows_that_cannot_stand_there) {
+  const std::vector<std::vector<u32>> tokens = {{2, 3}, {2, 3, 4}};
+  for (u32 word = 0; word < 6; ++word) {  // four of a header; a tail beyond the ring; tokens that do not ascend
+    Bench bench(tokens);
+    bench.contribute(1, word == 5 ? std::vector<u32>{2, 3, 3} : tokens[1], 3);
+    const StreamAddress s = contribution_stream(bench.world->context(0), bench.call.layout, 1, 0, 0);
+    if (word < 4) reinterpret_cast<u32*>(const_cast<u8*>(s.unit) + bench.call.geometry.row_bytes)[word] ^= 0x40;
+    if (word == 4) *const_cast<u64*>(s.tail) = bench.call.geometry.num_slots + 1;
+    u32 taken = 0;
+    bench.on_lane([&](MergeShared& m, const WaitContext& wait) {
+      const RankContext& c = bench.world->context(0);
+      while (taken < 9 && look_ahead(c, wait, bench.call, m, 0, true) == Step::kReady) {
+        clear_entry(m.plan[0]);
+        take_token(bench.call, m, 0, kNoToken, m.plan[0]);
+        ++taken;
+      }
+    });
+    CHECK_EQ(taken, word < 4 ? 1u : word == 4 ? 0u : 2u);
+    const Fault f = bench.world->fault(0);
+    CHECK(f.kind == FaultKind::kBadArrival && f.phase == WaitPhase::kCombineReceive);
+    CHECK_EQ(f.peer, 1u);
+    CHECK_EQ(f.channel, 0u);
+  }
+}
+
+TEST(throughput_merge_finds_no_payload_outside_an_arena) {
+  alignas(16) u8 arena[64] = {}, row[32] = {};
+  const u8* const memories[] = {arena, arena, reinterpret_cast<const u8*>(64), reinterpret_cast<const u8*>(48)};
+  const Arenas in{memories, 2, 16};
+  const auto at = [&](u64 place) {
+    reinterpret_cast<RowHeader*>(row)->destinations = place;
+    return reinterpret_cast<const u8*>(payload_of(row, in));
+  };
+  CHECK(at(0) == row + sizeof(RowHeader));
+  CHECK(at(RowPlace::in_arena(0, 48)) == arena + 48);
+  CHECK(at(RowPlace::in_arena(1, 32)) == arena + 32);
+  CHECK(at(RowPlace::in_arena(1, 34)) == nullptr);  // its last bytes are beyond
+  CHECK(at(RowPlace::in_arena(0, 50)) == nullptr && at(RowPlace::in_arena(0, 1)) == nullptr);
+  CHECK(at(RowPlace::in_arena(0, low_bits(RowPlace::kOffsetBits))) == nullptr);
+  CHECK(at(RowPlace::in_arena(2, 0)) == nullptr && at(8) == nullptr && at(~0ull) == nullptr);
 }

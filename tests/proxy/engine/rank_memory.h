@@ -77,7 +77,7 @@ class RankMemory {
   }
   // As a write of `source` would have left it there before its immediate.
   void land_header(Phase phase, u64 epoch, u32 source, u64 num_writes) {
-    const ExpectHeader header{epoch, num_writes, 0, 0};
+    const ExpectHeader header = ExpectHeader::make(epoch, num_writes, 0, 0);
     std::memcpy(control() + layout.expect(phase, epoch, source), &header, sizeof header);
   }
 

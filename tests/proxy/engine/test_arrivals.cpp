@@ -166,7 +166,7 @@ TEST(engine_arrivals_consumed_words_follow_the_headers_and_never_go_back) {
   RankMemory rank(Shape{});
   Arrivals arrivals(rank.control(), rank.layout);
   const auto announce = [&](Phase phase, u64 epoch, u64 consumed_dispatch, u64 consumed_combine) {
-    const ExpectHeader header{epoch, 5, consumed_dispatch, consumed_combine};
+    const ExpectHeader header = ExpectHeader::make(epoch, 5, consumed_dispatch, consumed_combine);
     std::memcpy(rank.control() + rank.layout.expect(phase, epoch, 1), &header, sizeof header);
     return hand_in(arrivals, phase, 1, {epoch, true}).outcome;
   };
@@ -244,4 +244,19 @@ TEST(engine_arrivals_tell_how_long_a_call_took_from_its_first_sign) {
   // Nobody waits for an announcement of what was read.
   rank.land_header(Phase::kSpare, 1, 1, 0);
   CHECK_EQ(arrivals.expect(1, epoch_key(Phase::kSpare, 1), 6000).arriving_ns, 0ull);
+}
+
+TEST(engine_arrivals_refuse_an_announcement_of_which_a_bit_was_changed) {
+  for (u32 bit = 0; bit < 8 * sizeof(ExpectHeader); ++bit) {
+    RankMemory rank(Shape{});
+    Arrivals arrivals(rank.control(), rank.layout);
+    rank.land_header(Phase::kDispatch, 1, 1, 5);
+    rank.control()[rank.layout.expect(Phase::kDispatch, 1, 1) + bit / 8] ^= static_cast<u8>(1u << bit % 8);
+    CHECK(hand_in(arrivals, Phase::kDispatch, 1, {1, true}).outcome == Outcome::kRefused);
+    CHECK_EQ(rank.word(rank.layout.consumed(Phase::kDispatch, 1)), 0ull);
+  }
+  RankMemory rank(Shape{});
+  Arrivals arrivals(rank.control(), rank.layout);
+  rank.land_header(Phase::kSpare, 1, 1, 1);  // it may expect nothing
+  CHECK(hand_in(arrivals, Phase::kSpare, 1, {1, true}).outcome == Outcome::kRefused);
 }

@@ -70,7 +70,7 @@ struct Member {
       push(ring, {Op::kWrite, peer, key, from, received(self, epoch) + i * kRowBytes, kRowBytes});
     }
     const u64 header = kHeaders + (peer * 2 + (epoch & 1)) * sizeof(ExpectHeader);
-    const ExpectHeader h{epoch, rows, epoch - 1, 0};
+    const ExpectHeader h = ExpectHeader::make(epoch, rows, epoch - 1, 0);
     std::memcpy(&rank.data[header], &h, sizeof h);
     push(ring,
          {Op::kCount, peer, key, header, kControlOffset + rank.layout.expect(Phase::kDispatch, epoch, self), sizeof h});
