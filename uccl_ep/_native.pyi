@@ -1890,7 +1890,7 @@ class CombineArgs:
 
 def throughput_combine(stream: Stream, args: CombineArgs, shape: LaunchShape) -> None: ...
 
-IDENTITY_STATE_BYTES: int = 24
+IDENTITY_STATE_BYTES: int = 32
 
 PARTIAL_STATE_BYTES: int = 24
 

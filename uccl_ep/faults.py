@@ -172,6 +172,7 @@ def _difference(fault: Mapping[str, int]) -> tuple[str, str, str]:
     here, there = (names[value] if value < len(names) else str(value) for value in (fault["expected"], fault["seen"]))
     return what, here, there
 
+
 def _of_a_word(fault: Mapping[str, int], rank: int, who: str) -> UcclEpError:
     """A kernel has read a word that cannot be: of a peer's, or of the handle that its own caller has passed on."""
     phase = phase_name(fault["phase"])

@@ -47,8 +47,7 @@ DEV void open_partials(const CombineArgs& a, u32 channel) {
   }
 }
 
-// A row of this token comes from cell n. Ranks are only ever masked within a call, so what was passed over once is
-// again.
+// A row of this token comes from cell n. Ranks are only ever masked within a call: what was passed over once is again.
 DEV bool has_partial(const CombineArgs& a, u32 token, u32 n) {
   const TopologyView& t = a.rank.topology;
   if (!t.is_remote(n) || destinations(a.rank, a.call.is_token_in_rank, token, n) == 0) return false;
