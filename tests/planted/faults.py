@@ -113,11 +113,47 @@ FAULTS = (
     Fault(
         "wrong-epoch",
         "proxy/engine/arrivals.cpp",
-        "  Epoch& e = counter.window[epoch % kEpochWindow];\n  // Complete but not published",
-        "  Epoch& e = counter.window[(epoch = counter.published + 1) % kEpochWindow];\n  // Complete but not published",
+        "  Epoch& e = counter.window[epoch % kEpochWindow];\n  if (key_phase(key) == Phase::kIdentity",
+        "  Epoch& e = counter.window[(epoch = counter.published + 1) % kEpochWindow];\n"
+        "  if (key_phase(key) == Phase::kIdentity",
         ("low_latency_common_two_dispatches_outstanding",),
         # A flag raised too early: wrong rows, or, when ThreadSanitizer is quicker, the reader's race with the writer.
         f"{WRONG}|data race kernels/low_latency/dispatch_recv.h",
+    ),
+    Fault(
+        "identity-never-compared",
+        "kernels/layout/access.h",
+        "if (!first_difference(mine, seen, &difference)) return true;",
+        "if (first_difference(mine, seen, &difference) || true) return true;",
+        (
+            "throughput_identify_refuses_a_routing_of_another_exchange",
+            "low_latency_dispatch_recv_refuses_another_shape",
+        ),
+        WRONG,
+    ),
+    Fault(
+        "identity-of-other-nodes-never-compared",
+        "kernels/throughput/identify.h",
+        "    ok = ok && compare_identities(c, wait, phase, identity, epoch, false);\n",
+        "",
+        ("throughput_identify_refuses_rows_of_another_size", "throughput_identify_names_a_rank_that_does_not_come"),
+        WRONG,
+    ),
+    Fault(
+        "identity-without-its-dispatch",
+        "kernels/throughput/identify.h",
+        "CallIdentity::origin_of(*call.number, c.tag)",
+        "CallIdentity::origin_of(0 * *call.number, c.tag)",
+        ("throughput_identify_refuses_a_routing_of_another_exchange",),
+        WRONG,
+    ),
+    Fault(
+        "counts-of-another-format-accepted",
+        "kernels/throughput/counts.h",
+        "    if (mine == theirs) return true;\n    const WaitSite site{WaitPhase::kCounts",
+        "    if (mine == theirs || true) return true;\n    const WaitSite site{WaitPhase::kCounts",
+        ("throughput_counts_refuse_a_rank_that_speaks_of_another_call",),
+        WRONG,
     ),
     Fault(
         "off-by-one-slot",
