@@ -48,7 +48,7 @@ struct OutgoingStream {
   u32 cell, peer, channel;
   bool local;
   u8* unit;          // where rows are written
-  u64 unit_offset, remote_offset;
+  u64 unit_offset;
   u64* sent_word;    // local: the tail that readers acquire; remote: this rank's own note
 };
 DEV OutgoingStream outgoing_stream(const DispatchArgs& a, u32 cell, u32 channel) {
@@ -61,7 +61,6 @@ DEV OutgoingStream outgoing_stream(const DispatchArgs& a, u32 cell, u32 channel)
   s.peer = s.local ? t.rank : t.host_of(t.rank, cell);
   s.unit_offset = s.local ? layout.own_stream() : layout.dispatch_staging(cell);
   s.unit = own_data(a.rank) + s.unit_offset;
-  s.remote_offset = s.local ? 0 : layout.dispatch_hosted(t.hosted_slot(t.rank, cell));
   s.sent_word = word(own_data(a.rank), s.local ? a.rank.signals.stream_tail(Direction::kDispatch, t.rank, channel)
                                                : a.rank.signals.sent(Direction::kDispatch, s.peer, channel));
   return s;
@@ -88,7 +87,9 @@ DEV bool publish_chunk(const DispatchArgs& a, const WaitContext& wait, const Out
     return true;
   }
   simt::st_relaxed_sys(s.sent_word, number + 1);
-  const OutgoingChunk chunk{Direction::kDispatch, s.peer, s.channel, number, s.unit_offset, s.remote_offset, bytes};
+  const TopologyView& t = a.rank.topology;
+  const u64 landing = a.call.layout.dispatch_hosted(t.hosted_slot(t.rank, s.cell));
+  const OutgoingChunk chunk{Direction::kDispatch, s.peer, s.channel, number, s.unit_offset, landing, bytes};
   return send_chunk(a.rank, wait, chunk, a.call.geometry);
 }
 
@@ -100,33 +101,33 @@ DEV void bad_handle(const WaitContext& wait, u32 rank, u32 channel, u32 rows, u3
 // One warp writes the whole stream of one channel to one audience.
 DEV void send_stream(const DispatchArgs& a, const WaitContext& wait, u32 channel, u32 cell) {
   const StreamGeometry& g = a.call.geometry;
-  const u32 rows = a.call.node_rows[cell * g.num_channels + channel];
-  if (rows == 0) return;
+  const u32* const rows = &a.call.node_rows[cell * g.num_channels + channel];
+  u32 left = *rows;
+  if (left == 0) return;
   const OutgoingStream s = outgoing_stream(a, cell, channel);
   u64 number = simt::ld_relaxed_sys(s.sent_word);
   const u32 end = channel_begin(a.call.num_tokens, g.num_channels, channel + 1);
-  u32 done = 0, in_chunk = 0;
+  u32 in_chunk = 0;
   for (u32 base = channel_begin(a.call.num_tokens, g.num_channels, channel); base < end; base += simt::kWarp) {
     const u32 token = base + simt::lane();
     const u64 mine = token < end ? destinations(a.rank, a.call.is_token_in_rank, token, cell) : 0;
     for (simt::mask_t going = simt::ballot(mine != 0); going != 0; going &= going - 1) {
       const u32 from = simt::first_lane(going);
-      if (done == rows) {
-        if (simt::lane() == 0) bad_handle(wait, a.rank.topology.rank, channel, rows, rows + 1);
+      if (left-- == 0) {
+        if (simt::lane() == 0) bad_handle(wait, a.rank.topology.rank, channel, *rows, *rows + 1);
         return;
       }
       if (in_chunk == 0 && !warp_agree(simt::lane() != 0 || outgoing_room(a, wait, s, number))) return;
-      write_row(a, RowHeader::make(simt::shfl(mine, from), base + from, RowHeader::position(number, rows - 1 - done)),
+      write_row(a, RowHeader::make(simt::shfl(mine, from), base + from, RowHeader::position(number, left)),
                 s.unit + g.chunk(channel, number) + static_cast<u64>(in_chunk) * g.row_bytes);
-      ++done;
-      if (++in_chunk < g.rows_per_chunk && done < rows) continue;
+      if (++in_chunk < g.rows_per_chunk && left != 0) continue;
       simt::sync_warp();  // all lanes' stores are before lane 0's release
       if (!warp_agree(simt::lane() != 0 || publish_chunk(a, wait, s, number, in_chunk))) return;
       ++number;
       in_chunk = 0;
     }
   }
-  if (done != rows && simt::lane() == 0) bad_handle(wait, a.rank.topology.rank, channel, rows, done);
+  if (left != 0 && simt::lane() == 0) bad_handle(wait, a.rank.topology.rank, channel, *rows, *rows - left);
 }
 
 // One warp: takes a row that names this rank.
@@ -243,7 +244,7 @@ DEV RowIs read_header(const WaitContext& wait, const WaitSite& site, const u8* r
 DEV void receive_stream(const DispatchArgs& a, const WaitContext& wait, u32 channel, u32 source) {
   const StreamGeometry& g = a.call.geometry;
   const TopologyView& t = a.rank.topology;
-  const u32 rows = a.call.stream_rows[source * g.num_channels + channel];
+  u32 left = a.call.stream_rows[source * g.num_channels + channel];
   if (t.is_absent(source)) return;
   const StreamAddress s = dispatch_stream(a.rank, a.call.layout, source, channel);
   const u32 place = t.place_in_crowd(source);
@@ -257,16 +258,16 @@ DEV void receive_stream(const DispatchArgs& a, const WaitContext& wait, u32 chan
   WaitSite site{WaitPhase::kDispatchReceive, source, channel, 0};
   u64 waited = 0;
   bool absent = warp_agree(a.rank.shrink && masked(a.rank, source));
-  for (u32 done = 0; done < rows && !absent; ++head) {
+  for (; left != 0 && !absent; ++head) {
     if (!await_chunk(a, wait, credits, head, &waited, &absent)) {
       if (absent) break;
       return;
     }
-    const u32 n = rows - done < g.rows_per_chunk ? rows - done : g.rows_per_chunk;
+    const u32 n = left < g.rows_per_chunk ? left : g.rows_per_chunk;
     const u8* chunk = s.unit + g.chunk(channel, head);
     for (u32 i = 0; i < n; ++i) {
       const u8* row = chunk + static_cast<u64>(i) * g.row_bytes;
-      site.expected = rows - 1 - done - i;
+      site.expected = left - 1 - i;
       const RowIs is = read_header(wait, site, row, place, head, &token);
       if (is == RowIs::kWrong) return;
       if (is == RowIs::kOthers) continue;
@@ -274,7 +275,7 @@ DEV void receive_stream(const DispatchArgs& a, const WaitContext& wait, u32 chan
       take_row(a, row, token, at + taken - 1);
     }
     if (taken > owed) break;
-    done += n;
+    left -= n;
     simt::sync_warp();  // every lane has read the chunk
     bool ok = true;
     if (simt::lane() == 0) {
@@ -321,8 +322,8 @@ DEV void receive_streams(const DispatchArgs& a, const WaitContext& wait, u32 cha
 DEV bool identify_again(const DispatchArgs& a, u32 channel) {
   const WaitContext wait = wait_context(a.rank);
   const bool ok = channel != 0 || identify(a.rank, a.call, CallKind::kCachedDispatch, wait);
-  return await_identified(a.rank, a.call, &a.call.identities->compared, wait) &&
-         ok;  // all warps wait here, and a failure ends that
+  const bool all = await_identified(a.rank, a.call, &a.call.identities->compared, wait);  // all warps wait here
+  return ok && all;
 }
 
 KERNEL KERNEL_BOUNDS(kMaxBlockLanes) throughput_dispatch(DispatchArgs a) {

@@ -35,6 +35,7 @@ ON_THIS_DEVICE = re.compile(
 GPU_SCOPE_WORDS = {
     r"ring\.(head|cached_tail)": "producers only",
     r"counter": "the grid barrier's",
+    r"compared": "blocks of one launch",
     r"ticket": "blocks of one launch",
     r"(&shared\.failed|shared_ok|&(s\.merge|m)\.bad)": "shared memory of one block",
     r"&a\.num_writes\[\w+\]": "blocks of one launch",
