@@ -152,7 +152,7 @@ class Nursery:
         objects = [
             str(self._object(s, fault if fault and self._object(s, fault).exists() else None)) for s in sources
         ]  # fmt: skip
-        program = self._home(fault) / f"test_{'_'.join(f.stem for f in self._files(tests))}"
+        program = self._home(fault) / "_".join(tests)[:200]  # by tests: those of one file are linked side by side
         _run([os.environ.get("CXX", "g++"), *_FLAGS, *objects, "-o", str(program), "-lpthread", "-ldl"])
         return program
 
