@@ -75,7 +75,8 @@ class Nursery:
         self.folder = folder
         self.file_of: dict[str, Path] = {}
         for path in [*(ROOT / "tests/kernels").rglob("test_*.cpp"), *(ROOT / "tests/exhaustive").glob("test_*.cpp"),
-                     *(ROOT / "tests/proxy/simulation").glob("test_*.cpp")]:  # fmt: skip
+                     *(ROOT / "tests/proxy/simulation").glob("test_*.cpp"),
+                     ROOT / "tests/proxy/engine/test_arrivals.cpp"]:  # fmt: skip
             self.file_of.update(dict.fromkeys(_TEST.findall(path.read_text()), path))
 
     def prepare(self, faults: list[Fault]) -> None:
