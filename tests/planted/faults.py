@@ -81,8 +81,11 @@ FAULTS = (
     Fault(
         "missing-block-barrier-in-combine",
         "kernels/throughput/combine.h",
-        "    simt::sync_block();\n    if (simt::ld_acquire_gpu(&s.merge.bad) != 0) return;",
-        "    if (simt::ld_acquire_gpu(&s.merge.bad) != 0) return;",
+        "    simt::sync_block();\n"
+        "    if (simt::ld_acquire_gpu(&s.merge.bad) != 0) return;\n"
+        "    if (simt::tid() == 0 && !rows_stayed(a, wait, s.merge, channel)) s.merge.ok = 0;\n"
+        "    simt::sync_block();\n",
+        "",
         ("throughput_combine_sums_over_uneven_nodes",),
         RACE,
     ),
