@@ -227,7 +227,7 @@ DEV void combine_own(const CombineArgs& a, const WaitContext& wait, CombineShare
   const u32 rank = a.rank.topology.rank;
   open_contributions(a.rank, a.call, s.merge, rank, channel, own_rows(a, rank, channel));
   while (s.cursor < end) {
-    simt::sync_block();  // everyone has seen the cursor
+    simt::sync_block();  // everyone has seen the cursor, and the batch before is given back
     if (simt::kLanesInParallel && simt::warp() == 0) look_around(a.call, s.merge, channel);
     if (simt::tid() == 0) plan_own(a, wait, s, channel, end);
     if (!all_see_ok(s)) return;
@@ -239,7 +239,6 @@ DEV void combine_own(const CombineArgs& a, const WaitContext& wait, CombineShare
     simt::sync_block();
     release_contributions(s.merge);
     release_partials(a, wait, channel);
-    simt::sync_block();
   }
 }
 
