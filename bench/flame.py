@@ -139,7 +139,7 @@ def run_with_all_below(command: list[str], environment: dict[str, str], limit_s:
     Raises:
         subprocess.TimeoutExpired: it did not end within `limit_s`.
     """
-    from uccl_ep.bench.launch import end_tree
+    from uccl_ep.tools.bench.launch import end_tree
 
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment)
     try:
@@ -205,8 +205,8 @@ def main(
       git worktree add ../old v0.0.9 && python -m bench.flame --before ../old --before-name 0.0.9
     """
     from bench.flame_picture import draw
-    from uccl_ep.bench.fingerprint import fingerprint
-    from uccl_ep.bench.options import BenchOptions
+    from uccl_ep.tools.bench.fingerprint import fingerprint
+    from uccl_ep.tools.bench.options import BenchOptions
 
     if absence := perf_absence():
         raise SystemExit(absence)

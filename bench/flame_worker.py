@@ -1,8 +1,8 @@
 """Rounds of our side alone, for a profiler: `flame_worker.py OPTIONS ROUNDS [PACKAGE [CONTROL ACK]]`.
 
 An empty PACKAGE: the one that is installed. CONTROL and ACK are the pipes of `perf record --control`: sampling begins
-after the rounds that touch memory first. Runs against any source tree of ours that has uccl_ep.bench, so it uses little
-of it; options that a tree does not know are left out.
+after the rounds that touch memory first. Runs against any source tree of ours that has
+uccl_ep.tools.bench, so it uses little of it; options that a tree does not know are left out.
 """
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ def play(rank: int, port: int, wanted: dict[str, Any], rounds: int, pipes: list[
     import torch
     import torch.distributed as dist
 
-    from uccl_ep.bench.options import BenchOptions
-    from uccl_ep.bench.ours import Ours
-    from uccl_ep.bench.worker import Rounds
+    from uccl_ep.tools.bench.options import BenchOptions
+    from uccl_ep.tools.bench.ours import Ours
+    from uccl_ep.tools.bench.worker import Rounds
 
     known = {one.name for one in dataclasses.fields(BenchOptions)}
     options = BenchOptions(**{name: value for name, value in wanted.items() if name in known})

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from bench import costs, programs
-from uccl_ep.bench.launch import end_tree
+from uccl_ep.tools.bench.launch import end_tree
 
 WAKE_US, IDLE_PERCENT = 50.0, 1.0
 
@@ -64,7 +64,7 @@ def output(command: list[str], limit_s: float, log: Path | None = None) -> str:
 
 def write(path: Path, result: dict[str, Any]) -> None:
     """A result file, with the machine's fingerprint."""
-    from uccl_ep.bench.fingerprint import fingerprint
+    from uccl_ep.tools.bench.fingerprint import fingerprint
 
     path.write_text(json.dumps({**result, "machine": fingerprint()}, indent=1) + "\n", encoding="utf-8")
 

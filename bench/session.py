@@ -67,8 +67,8 @@ def report(outcomes: list[Outcome], folder: Path, since: float, console: Console
     Returns:
         The exit status: 0 when every part left a result, whatever the targets say.
     """
-    from uccl_ep.bench.render import load, tables
-    from uccl_ep.bench.show import show_targets
+    from uccl_ep.tools.bench.render import load, tables
+    from uccl_ep.tools.bench.show import show_targets
 
     files = sorted(path for path in folder.glob("*.json") if path.stat().st_mtime >= since)
     results = [load(path) for path in files]

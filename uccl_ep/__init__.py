@@ -15,28 +15,28 @@ if TYPE_CHECKING:
 
     from uccl_ep.buffer import Buffer
     from uccl_ep.config import Config
-    from uccl_ep.device import EventHandle
+    from uccl_ep.device.protocol import EventHandle
     from uccl_ep.drop_in import install_as_deep_ep, uninstall_as_deep_ep
     from uccl_ep.elastic import ElasticBuffer, EPBuffer, EPHandle, HybridEPBuffer
     from uccl_ep.errors import InvalidArgument, NoQuorum, NotSupported, PeerLost, PeerTimeout, SettingsMismatch
     from uccl_ep.errors import TransportError as TransportError
     from uccl_ep.errors import UcclEpError as UcclEpError
     from uccl_ep.events import EventOverlap
-    from uccl_ep.memory import MemoryBill, memory_bill
-    from uccl_ep.thread_group import ThreadGroup, run_ranks
+    from uccl_ep.group.thread_group import ThreadGroup, run_ranks
+    from uccl_ep.layout.plan import MemoryBill, memory_bill
 
 __version__ = "0.1.0"
 
 _NAMES = {
     "buffer": "Buffer",
     "config": "Config",
-    "device": "EventHandle",
+    "device.protocol": "EventHandle",
     "drop_in": "install_as_deep_ep uninstall_as_deep_ep",
     "elastic": "ElasticBuffer EPBuffer EPHandle HybridEPBuffer",
     "errors": "InvalidArgument NoQuorum NotSupported PeerLost PeerTimeout SettingsMismatch TransportError UcclEpError",
     "events": "EventOverlap",
-    "memory": "MemoryBill memory_bill",
-    "thread_group": "ThreadGroup run_ranks",
+    "layout.plan": "MemoryBill memory_bill",
+    "group.thread_group": "ThreadGroup run_ranks",
 }
 _HOME = {name: module for module, names in _NAMES.items() for name in names.split()}
 

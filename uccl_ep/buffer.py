@@ -2,7 +2,7 @@
 
 Shapes use T = this rank's tokens, K = top-k, N = ranks, E = experts, L = E / N local experts, H = hidden channels,
 M = num_max_dispatch_tokens_per_rank, P = N * M, R = nodes. The contract's numbers (orders, roundings, strides) are
-what `uccl_ep.reference` computes; tests hold the two together row by row.
+what `uccl_ep.reference.calls` computes; tests hold the two together row by row.
 """
 
 from __future__ import annotations
@@ -16,26 +16,26 @@ from typing import Any, ClassVar
 import torch
 
 from uccl_ep import checks
-from uccl_ep.collective import Collective
 from uccl_ep.config import Config, combine_config, dispatch_config
-from uccl_ep.device import EventHandle
-from uccl_ep.device_choice import choose_device, make_device
+from uccl_ep.device.protocol import EventHandle
 from uccl_ep.errors import InvalidArgument, refuse
 from uccl_ep.events import EventOverlap
-from uccl_ep.group import Group, as_group
-from uccl_ep.low_latency import LowLatency
-from uccl_ep.low_latency_api import LowLatencyApi
-from uccl_ep.mask_api import MaskApi
-from uccl_ep.memory import MemoryBill, low_latency_size_hint
-from uccl_ep.os_limits import naming
-from uccl_ep.ownership import NoCopies, Owner, in_turn, refuse_elsewhere
+from uccl_ep.group.group import Group, as_group
+from uccl_ep.layout.plan import MemoryBill, low_latency_size_hint
+from uccl_ep.low_latency.calls import LowLatencyApi
+from uccl_ep.low_latency.launch import LowLatency
 from uccl_ep.recorder.calls import recorded
-from uccl_ep.recovery import RecoveryApi
-from uccl_ep.session import Session, Start
+from uccl_ep.session.barrier import Collective
+from uccl_ep.session.device_choice import choose_device, make_device
+from uccl_ep.session.session import Session, Start
+from uccl_ep.session.stats import collect_stats
 from uccl_ep.settings import settings
-from uccl_ep.stats import collect_stats
-from uccl_ep.throughput import Throughput
-from uccl_ep.throughput_api import ThroughputApi
+from uccl_ep.survival.masks import MaskApi
+from uccl_ep.survival.recovery import RecoveryApi
+from uccl_ep.system.os_limits import naming
+from uccl_ep.system.ownership import NoCopies, Owner, in_turn, refuse_elsewhere
+from uccl_ep.throughput.calls import ThroughputApi
+from uccl_ep.throughput.launch import Throughput
 
 Tensor = torch.Tensor
 
@@ -290,7 +290,7 @@ class Buffer(NoCopies, LowLatencyApi, ThroughputApi, MaskApi, RecoveryApi):
         return self._session.bill()
 
     def stats(self) -> dict[str, Any]:
-        """Counters since the start: rows, bytes and waiting time per peer, and the proxy's own. See uccl_ep.stats."""
+        """Counters since the start: rows, bytes, waiting time per peer, and the proxy's (uccl_ep/session/stats.py)."""
         return collect_stats(self._session)
 
     def dump_flight_record(self, path: str = "") -> str:

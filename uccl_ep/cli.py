@@ -10,19 +10,19 @@ from typing import Annotated, Any
 
 import typer
 
-from uccl_ep.bench.command import bench_app
-from uccl_ep.bench.model.commands import count_bytes, growth, memory
-from uccl_ep.bench.render_command import render
-from uccl_ep.bench.scale.command import scale
-from uccl_ep.bench.transport_command import transport
-from uccl_ep.conformance.options import ConformanceOptions
-from uccl_ep.demo.options import GATES, PROXIES, TRANSPORTS, DemoOptions
-from uccl_ep.doctor.command import doctor
 from uccl_ep.errors import UcclEpError
-from uccl_ep.observe.top_command import top
-from uccl_ep.plan.command import plan
-from uccl_ep.recorder.explain_command import explain
-from uccl_ep.recorder.trace_command import trace as make_trace
+from uccl_ep.tools.bench.command import bench_app
+from uccl_ep.tools.bench.model.commands import count_bytes, growth, memory
+from uccl_ep.tools.bench.render_command import render
+from uccl_ep.tools.bench.scale.command import scale
+from uccl_ep.tools.bench.transport_command import transport
+from uccl_ep.tools.conformance.options import ConformanceOptions
+from uccl_ep.tools.demo.options import GATES, PROXIES, TRANSPORTS, DemoOptions
+from uccl_ep.tools.doctor.command import doctor
+from uccl_ep.tools.explain.explain_command import explain
+from uccl_ep.tools.explain.trace_command import trace as make_trace
+from uccl_ep.tools.plan.command import plan
+from uccl_ep.tools.top.command import top
 
 STATUS_ERROR = 2
 STATUS_STOPPED = 128
@@ -142,8 +142,8 @@ def demo(
     """
     from rich.console import Console
 
-    from uccl_ep.demo.launch import RankFailed, Stopped
-    from uccl_ep.demo.run import run_demo
+    from uccl_ep.tools.demo.launch import RankFailed, Stopped
+    from uccl_ep.tools.demo.run import run_demo
 
     options = DemoOptions(
         steps=steps,
@@ -252,8 +252,8 @@ def simulate(
 
     from rich.console import Console
 
-    from uccl_ep.demo.launch import Stopped
-    from uccl_ep.simulate import SimulateOptions, run_one, run_simulate
+    from uccl_ep.tools.demo.launch import Stopped
+    from uccl_ep.tools.simulate import SimulateOptions, run_one, run_simulate
 
     console = Console()
     if seed is not None:
@@ -317,8 +317,8 @@ def conformance(
     """
     from rich.console import Console
 
-    from uccl_ep.conformance.launch import run_conformance
-    from uccl_ep.conformance.options import ConformanceOptions
+    from uccl_ep.tools.conformance.launch import run_conformance
+    from uccl_ep.tools.conformance.options import ConformanceOptions
 
     options = ConformanceOptions(module, ranks, nodes, device, tuple(only or ()), seed)
     raise typer.Exit(run_conformance(options, as_json, Console()))
@@ -338,7 +338,7 @@ def command_line() -> Any:
 
 def main() -> None:
     """The console script: runs a command and turns our errors into a line and a status."""
-    from uccl_ep.demo.launch import Stopped
+    from uccl_ep.tools.demo.launch import Stopped
 
     try:
         command_line()()

@@ -10,9 +10,9 @@ import torch
 from bench.device.platforms import Platform
 from bench.device.shapes import LOW_LATENCY, Shape
 from uccl_ep import Buffer
-from uccl_ep.bench.inputs import Inputs, make_inputs, num_visits
-from uccl_ep.bench.options import BenchOptions
 from uccl_ep.errors import UcclEpError
+from uccl_ep.tools.bench.inputs import Inputs, make_inputs, num_visits
+from uccl_ep.tools.bench.options import BenchOptions
 
 Tensor = torch.Tensor
 WORST_FP8, WORST_BF16 = 4e-3, 1e-4  # 1 - cosine-like similarity of the worst token's row; a wrong row gives about 1

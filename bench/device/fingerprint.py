@@ -8,7 +8,7 @@ import subprocess
 from importlib import metadata
 from typing import Any
 
-from uccl_ep.bench.fingerprint import fingerprint
+from uccl_ep.tools.bench.fingerprint import fingerprint
 
 QUERY = (
     "name",
@@ -58,7 +58,7 @@ def _versions() -> dict[str, str]:
 
 
 def machine(device: str) -> dict[str, Any]:
-    """The fingerprint of uccl_ep.bench, and what is behind `device`."""
+    """The fingerprint of uccl_ep.tools.bench, and what is behind `device`."""
     import torch
 
     found = fingerprint()

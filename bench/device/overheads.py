@@ -12,7 +12,7 @@ from bench.device.platforms import Platform, variables
 from bench.device.rounds import RankRounds
 from bench.device.shapes import LOW_LATENCY, THROUGHPUT, Shape
 from uccl_ep.errors import UcclEpError
-from uccl_ep.thread_group import run_ranks
+from uccl_ep.group.thread_group import run_ranks
 
 Calls = dict[str, list[float]]
 

@@ -14,7 +14,7 @@ from bench.device.moved import rows_of, throughput_bytes
 from bench.device.platforms import GpuPlatform, Platform, variables
 from bench.device.shapes import LOW_LATENCY, Shape
 from uccl_ep.errors import UcclEpError
-from uccl_ep.thread_group import run_ranks
+from uccl_ep.group.thread_group import run_ranks
 
 WARM_UP = 2
 REPLAYS = 20

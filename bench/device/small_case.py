@@ -12,7 +12,7 @@ from bench.device.exchange import Exchange
 from bench.device.platforms import Platform, open_platform, variables
 from bench.device.rounds import RankRounds
 from bench.device.shapes import LOW_LATENCY, THROUGHPUT, Shape
-from uccl_ep.thread_group import run_ranks
+from uccl_ep.group.thread_group import run_ranks
 
 DONE = "small case: rows are right"
 

@@ -41,14 +41,14 @@ def _kind(content: Any) -> str:
 def _known_kinds() -> set[str]:
     """Kinds of results that `uccl-ep bench render` has a table for; none without torch, which it needs."""
     try:
-        from uccl_ep.bench.render import TABLES
+        from uccl_ep.tools.bench.render import TABLES
     except ImportError:
         return set()
     return set(TABLES)
 
 
 def _rendered(found: dict[str, Any]) -> str:
-    from uccl_ep.bench.render import SOURCE, markdown
+    from uccl_ep.tools.bench.render import SOURCE, markdown
 
     text = markdown([{**content, SOURCE: name} for name, content in found.items()])
     return text.replace("\n## ", "\n### ") + "\n"

@@ -9,7 +9,7 @@
 
 namespace uccl {
 
-// The argument that is wrong, numbered as uccl_ep/faults.py words it.
+// The argument that is wrong, numbered as uccl_ep/membership/fault_errors.py words it.
 enum class LayoutPart : u32 { kNone = 0, kLacksRank, kNamesRank, kTokensPerRank, kTokensPerNode, kTokensPerExpert };
 
 // What the host learns where it waits for the counts: who refused the call, and of its own arguments what is wrong where.

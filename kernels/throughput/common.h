@@ -3,7 +3,7 @@
 // A stream's writer may fill chunk n when n - head < slots; head is the slowest reader's. On a node, readers store
 // their heads beside the ring. Over the network the host of the ring sends the slowest head back as a credit. With
 // `shrink` a rank that a wait expires for is masked: its streams, and this rank's to it, stop where they are and are
-// never read again, which Python sees to (uccl_ep/low_latency_api.py). Whom a token goes to stays as it was counted, so
+// never read again, which Python sees to (uccl_ep/low_latency/calls.py). Whom a token goes to stays as it was counted, so
 // that others find the rows that were announced to them. No call waits for another call to end: chunk numbers go on,
 // and only a change of geometry first drains the rings
 // (settle.h).

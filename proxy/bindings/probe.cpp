@@ -1,4 +1,4 @@
-// The transports' probe for Python's benchmark of networks (uccl_ep/bench/transport.py).
+// The transports' probe for Python's benchmark of networks (uccl_ep/tools/bench/transport.py).
 #include "transport/probe.h"
 
 #include <nanobind/stl/pair.h>

@@ -1,4 +1,4 @@
-// Simulated runs for `uccl-ep simulate`, and the oracle's inputs and answers for a test against uccl_ep.reference.
+// Simulated runs for `uccl-ep simulate`, and the oracle's inputs and answers for a test against uccl_ep.reference.calls.
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>

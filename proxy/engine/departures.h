@@ -8,7 +8,7 @@ namespace uccl {
 // Values of ControlLayout::departed.
 inline constexpr u64 kLeaving = 1;  // it is about to end; what it sent may still be on its way
 inline constexpr u64 kLeft = 2;     // what it sent has been delivered: nothing more will come
-// 3 (uccl_ep/neighbours.py): a rank of this host has voted to go on without this one, for which that is a kLeft
+// 3 (uccl_ep/membership/neighbours.py): a rank of this host has voted to go on without this one, for which that is a kLeft
 
 class Departures {
  public:

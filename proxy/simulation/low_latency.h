@@ -1,4 +1,4 @@
-// Drives the four low-latency kernels for one simulated rank: arguments as uccl_ep/low_latency.py fills them, calls in
+// Drives the four low-latency kernels for one simulated rank: arguments as uccl_ep/low_latency/launch.py fills them, calls in
 // the orders that Buffer allows, results against low_latency_oracle.h.
 #pragma once
 #include "kernels/low_latency/common.h"

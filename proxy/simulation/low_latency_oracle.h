@@ -40,7 +40,7 @@ class LowLatencyOracle {
   u64 check_received(u64 round, u32 rank, const Received& got, Presences from = {});
   u64 check_combined(u64 round, u32 rank, const Buffer<u16>& got, const Presences& owners = {});
 
-  // ---- what must come out, also for a test against uccl_ep.reference ------------------------------------------------
+  // ---- what must come out, also for a test against uccl_ep.reference.calls ------------------------------------------------
   struct Row {
     u32 source, token, k;
   };

@@ -1,4 +1,4 @@
-// Drives the throughput kernels for one simulated rank: arguments as uccl_ep/throughput.py fills them, results against
+// Drives the throughput kernels for one simulated rank: arguments as uccl_ep/throughput/launch.py fills them, results against
 // throughput_oracle.h.
 #pragma once
 #include "kernels/throughput/settle.h"
@@ -17,7 +17,7 @@ class ThroughputRank {
   void run(u64* rows);
 
  private:
-  // The tables between the kernels of one round (uccl_ep/throughput.py, Routing).
+  // The tables between the kernels of one round (uccl_ep/throughput/launch.py, Routing).
   struct Routing {
     u32 channels = 1;
     Buffer<u32> tokens_per_rank, tokens_per_node, tokens_per_expert, channel_prefix, node_rows, recv_tokens, recv_begin,

@@ -1,5 +1,5 @@
 // The ranks of one simulated run: their memory, the tables that kernels are told about, and the real engine's parts.
-// No thread: workers are stepped (driver.h). Built the way uccl_ep/session.py and uccl_ep/memory.py build a rank.
+// No thread: workers are stepped (driver.h). Built the way uccl_ep/session/session.py and uccl_ep/layout/plan.py build a rank.
 #pragma once
 #include <memory>
 #include <vector>
@@ -44,7 +44,7 @@ class World {
   void raise_timeout(u32 rank);  // a host-side wait of the rank expired; nothing when it has failed before
   u64 commands(u32 rank) const;   // tickets that producers of the rank's rings have taken
   bool masked(u32 rank, u32 peer) const;
-  void leave_out(u32 rank, u32 peer);  // as uccl_ep/session.py: for its kernels and its proxy
+  void leave_out(u32 rank, u32 peer);  // as uccl_ep/session/session.py: for its kernels and its proxy
   u64 exclusions(u32 rank) const;      // changes of whom the rank leaves out
   bool departed(u32 rank, u32 peer) const;  // the rank knows that nothing more will come
   void lose_process(u32 rank, u32 peer);  // its process watch says so

@@ -13,7 +13,7 @@
 
 namespace uccl {
 
-// What two ranks disagree in. Also the name that a user reads (uccl_ep/faults.py has the words, in this order).
+// What two ranks disagree in. Also the name that a user reads (uccl_ep/membership/fault_errors.py has the words, in this order).
 enum class MismatchField : u32 {
   kChannels = 0,
   kExperts,

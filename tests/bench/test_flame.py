@@ -11,7 +11,7 @@ import pytest
 
 from bench import flame
 from tests.uccl_ep.proxies import eventually
-from uccl_ep.blame import has_ended
+from uccl_ep.membership.root_cause import has_ended
 
 SCRIPT = """
     7f01 clear_page_erms ([kernel.kallsyms])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from bench import flame_picture
-from uccl_ep.bench.options import BenchOptions
+from uccl_ep.tools.bench.options import BenchOptions
 
 PROFILE = {"name": "now", "stacks": {"throughput_combine;reduce": 3.0, "throughput_combine": 1.0, "run;futex": 0.5}}
 

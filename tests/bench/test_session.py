@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from bench.__main__ import main
 from bench.parts import Failed, Part
 from bench.session import report, run_parts
-from tests.uccl_ep.bench.sample import ring_result
+from tests.uccl_ep.tools.bench.sample import ring_result
 
 TARGET = {"name": "speed", "where": "here", "measured": 5.5, "wanted": 5.0, "at_least": True, "met": True}
 

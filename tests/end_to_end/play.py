@@ -24,9 +24,9 @@ from tests.end_to_end.steps import (
     without_torn,
 )
 from uccl_ep import Buffer, Config
-from uccl_ep.memory import MemoryPlan, low_latency_layout
+from uccl_ep.group.topology import split_into_nodes
+from uccl_ep.layout.plan import MemoryPlan, low_latency_layout
 from uccl_ep.reference import calc_diff
-from uccl_ep.topology import split_into_nodes
 
 Playing = Iterator[str]  # yields the name of what it did
 

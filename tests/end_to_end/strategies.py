@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from tests.end_to_end.steps import LOW_LATENCY_FORMATS, THROUGHPUT_FORMATS, LowLatencyStep, Step, ThroughputStep
 from tests.end_to_end.world import World
-from uccl_ep.reference_cases import TRAFFIC
+from uccl_ep.reference import TRAFFIC
 
 SEEDS = st.integers(0, 2**40)
 

@@ -17,8 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from uccl_ep.errors import UcclEpError
+from uccl_ep.group.thread_group import ThreadGroup
 from uccl_ep.settings import settings
-from uccl_ep.thread_group import ThreadGroup
 
 Body = Callable[..., Any]  # body(group, *arguments), run on every rank
 _START_S = 60.0  # a worker process imports torch
@@ -123,7 +123,7 @@ class Crew:
             return
         # Forked from a process that has imported torch but runs nothing yet.
         context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["torch", "uccl_ep.buffer", "uccl_ep.reference", "torch.distributed"])
+        context.set_forkserver_preload(["torch", "uccl_ep.buffer", "uccl_ep.reference.calls", "torch.distributed"])
         store = tempfile.mkdtemp(prefix="uccl-ep-crew-")
         for rank in range(self.size):
             here, there = context.Pipe()

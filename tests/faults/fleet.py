@@ -23,8 +23,8 @@ import psutil
 from tests.end_to_end.world import World
 from tests.faults import network
 from tests.faults.inventory import of_another_program
-from uccl_ep import session
 from uccl_ep.recorder.record import SUFFIX, read
+from uccl_ep.session import session
 from uccl_ep.settings import settings
 
 Body = Callable[..., Any]  # body(member, *arguments), on every rank
@@ -101,7 +101,7 @@ class Fleet:
         places: Sequence[Place] | None = None,
     ) -> None:
         context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(["torch", "uccl_ep.buffer", "uccl_ep.reference", "torch.distributed"])
+        context.set_forkserver_preload(["torch", "uccl_ep.buffer", "uccl_ep.reference.calls", "torch.distributed"])
         self._shared_before = set(os.listdir(SHARED))
         self.folder = tempfile.TemporaryDirectory(prefix="fleet-")  # of the ranks' temporary files
         self._gathered: dict[int, Any] = {}

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.end_to_end.world import World
-from uccl_ep.topology import Topology, split_into_nodes
+from uccl_ep.group.topology import Topology, split_into_nodes
 
 TABLE = Path(__file__).with_name("plans.txt")
 TIMEOUT_S = 3.0  # UCCL_EP_TIMEOUT_S of every plan

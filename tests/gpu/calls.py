@@ -24,8 +24,7 @@ from tests.end_to_end.steps import (
 )
 from tests.gpu.places import Here
 from uccl_ep import Buffer, Config
-from uccl_ep.reference import calc_diff
-from uccl_ep.reference_cases import TRAFFIC
+from uccl_ep.reference import TRAFFIC, calc_diff
 
 
 @contextmanager

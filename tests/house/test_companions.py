@@ -37,7 +37,7 @@ def test_house_every_folder_has_a_readme() -> None:
 
 
 def test_house_companion_names() -> None:
-    assert wanted("uccl_ep/demo/model.py") == ["tests/uccl_ep/demo/test_model.py"]
+    assert wanted("uccl_ep/tools/demo/model.py") == ["tests/uccl_ep/tools/demo/test_model.py"]
     assert wanted("proxy/ring/consumer.h") == [
         "tests/proxy/ring/test_consumer.cpp",
         "tests/proxy/ring/test_consumer.py",

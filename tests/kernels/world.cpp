@@ -1,4 +1,4 @@
-// Builds the ranks of a World the way uccl_ep/session.py and uccl_ep/memory.py do.
+// Builds the ranks of a World the way uccl_ep/session/session.py and uccl_ep/layout/plan.py do.
 #include "kernels/world.h"
 
 #include <algorithm>

@@ -60,7 +60,7 @@ byte published[LINKS * PHASES];
 byte counted[LINKS * PHASES * WINDOW], expected[LINKS * PHASES * WINDOW];
 byte known[LINKS * 2];
 
-/* Each rank's calls, by phase: uccl_ep/low_latency.py Epochs */
+/* Each rank's calls, by phase: uccl_ep/low_latency/launch.py Epochs */
 byte sent[RANKS * 2], consumed[RANKS * 2];
 bit ghost_came;
 
@@ -214,7 +214,7 @@ inline send_header(s, e) {
 #define ARRIVED(peer) (published[STREAM(peer, me, phase)] >= epoch)
 #define WHOLE(peer) (sent[(peer) * 2 + phase] >= epoch && writes_open[AT(STREAM(peer, me, phase), epoch)] == 0 && \
   !header_open[AT(STREAM(peer, me, phase), epoch)])
-/* uccl_ep/low_latency.py Epochs.overdue, after `sent` was raised for this call */
+/* uccl_ep/low_latency/launch.py Epochs.overdue, after `sent` was raised for this call */
 #define OVERDUE(p) (told[p] < consumed[me * 2 + p] && told[p] + 1 < sent[me * 2 + p])
 
 #define RECEIVE(p) \
@@ -231,7 +231,7 @@ proctype Rank(byte me) {
   byte told[2];
   bit due;
   do
-  /* uccl_ep/low_latency.py dispatch, combine, _announcement */
+  /* uccl_ep/low_latency/launch.py dispatch, combine, _announcement */
   :: atomic {
       call < SENDS && sent[me * 2 + ORDER] - consumed[me * 2 + ORDER] < 2 ->
       phase = ORDER;

@@ -28,7 +28,7 @@ PROMISE(nobody_is_refused_in_a_group_that_goes_on);
 #define LOWEST(ranks) ((ranks) & (~(ranks) + 1))
 #define SEES(me, other) (((HOST) & BIT(me)) && ((HOST) & BIT(other)))
 
-/* uccl_ep/quorum.py reached */
+/* uccl_ep/membership/quorum.py reached */
 #define HERE(me) (MEMBERS(me) & ~suspects[me] & COUNTED(me))
 #define COUNTED(me) (base[me] & ~dead[me])
 #if defined(BUG_NO_QUORUM)
@@ -47,12 +47,12 @@ mtype phase[RANKS];
 byte generation[RANKS], try[RANKS];
 byte decision[RANKS * (GENERATIONS + 1)]; /* members, by generation; 0: none yet */
 byte started[RANKS];                      /* generations whose members have all given this rank their first part */
-byte suspects[RANKS], dead[RANKS];        /* uccl_ep/agreement.py */
+byte suspects[RANKS], dead[RANKS];        /* uccl_ep/membership/agreement.py */
 bit backed[RANKS];
 byte proposed[RANKS], confirmed[RANKS];   /* who has said this rank's suspects to it */
 bit heard_backed[RANKS];
-byte base[RANKS];                         /* uccl_ep/quorum.py */
-byte against[RANKS * RANKS];              /* uccl_ep/neighbours.py: generation of a vote, in the memory of who it is against */
+byte base[RANKS];                         /* uccl_ep/membership/quorum.py */
+byte against[RANKS * RANKS];              /* uccl_ep/membership/neighbours.py: generation of a vote, in the memory of who it is against */
 byte life[RANKS];                         /* members of the life that this rank works in; 0: none */
 byte refused_group[RANKS], refused_generation[RANKS], refused_try[RANKS];
 
@@ -125,7 +125,7 @@ inline vote(me) {
   phase[me] = confirming
 }
 
-/* uccl_ep/session.py: the exchanges of a start. A rank gives its second part when it has the first of all members, which
+/* uccl_ep/session/session.py: the exchanges of a start. A rank gives its second part when it has the first of all members, which
  * have decided alike; and goes on when it has the second of all. */
 #define GAVE(rank) (!(MEMBERS(me) & BIT(rank)) || DECISION(rank, generation[me]) == MEMBERS(me))
 #define STARTED(rank) (!(MEMBERS(me) & BIT(rank)) || (started[rank] & BIT(generation[me])))

@@ -1,6 +1,7 @@
 """`uccl-ep demo` for ranks that torchrun starts on several hosts: options before them, the comparison after them.
 
-demo_job.py prepare FOLDER, torchrun ... -m uccl_ep.demo.worker FOLDER on each host, then demo_job.py compare FOLDER.
+demo_job.py prepare FOLDER, then torchrun ... -m uccl_ep.tools.demo.worker FOLDER on each host, then
+demo_job.py compare FOLDER.
 """
 
 from __future__ import annotations
@@ -10,11 +11,11 @@ from pathlib import Path
 
 from rich.console import Console
 
-from uccl_ep.demo.options import DemoOptions
-from uccl_ep.demo.report import Report, show
-from uccl_ep.demo.result import RunResult
-from uccl_ep.demo.run import run_one_process
-from uccl_ep.demo.worker import OPTIONS_FILE, QUIET_FILE, result_file
+from uccl_ep.tools.demo.options import DemoOptions
+from uccl_ep.tools.demo.report import Report, show
+from uccl_ep.tools.demo.result import RunResult
+from uccl_ep.tools.demo.run import run_one_process
+from uccl_ep.tools.demo.worker import OPTIONS_FILE, QUIET_FILE, result_file
 
 # Few steps: the tour shows that two hosts learn what one process learns, not how well.
 OPTIONS = DemoOptions(steps=4, ranks=4, ranks_per_node=2, transport="auto")

@@ -189,7 +189,7 @@ def demo(tour: Tour, on: Hosts) -> None:
     script, job = HERE / "demo_job.py", tour.folder / "demo"
     job.mkdir()
     tour._run([str(tour.python), str(script), "prepare", str(job)], "demo_job.py prepare demo", tour.environment())
-    for agent in tour.torchrun(on, "-m", "uccl_ep.demo.worker", str(job)):
+    for agent in tour.torchrun(on, "-m", "uccl_ep.tools.demo.worker", str(job)):
         if agent.finish(LIMIT_S):
             raise StepFailed("the demo's ranks failed:\n" + "\n".join(agent.all()))
     typed = "demo_job.py compare demo"

@@ -17,7 +17,7 @@ from tests.end_to_end.steps import LowLatencyStep, ThroughputStep
 from tests.end_to_end.world import World
 from tests.uccl_ep.ranks import MIB
 from uccl_ep import Buffer, InvalidArgument, NotSupported, SettingsMismatch
-from uccl_ep.thread_group import ThreadGroup
+from uccl_ep.group.thread_group import ThreadGroup
 
 LIMIT_S = 40.0  # of one call on all ranks; the ranks' own deadline is half of it
 HIDDEN, TOKENS, TOPK = 128, 5, 2

@@ -21,10 +21,10 @@ from typing import Any
 
 import torch
 
-import uccl_ep.low_latency
+import uccl_ep.low_latency.launch
 import uccl_ep.observe.publish
 import uccl_ep.plan.start
-import uccl_ep.session  # noqa: F401 - another user may not be able to read the files
+import uccl_ep.session.session  # noqa: F401 - another user may not be able to read the files
 from uccl_ep import Buffer, UcclEpError
 
 _PR_SET_DUMPABLE = 4

@@ -7,7 +7,7 @@ from types import TracebackType
 import torch
 
 from uccl_ep import _native
-from uccl_ep.device import Device
+from uccl_ep.device.protocol import Device
 
 _WORDS = 1 << 13
 

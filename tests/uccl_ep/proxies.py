@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from uccl_ep import _native
-from uccl_ep.proxy_link import ProxyConfig
+from uccl_ep.session.proxy_link import ProxyConfig
 
 DATA_BYTES, CONTROL_OFFSET, CAPACITY, CHANNELS = 1 << 16, 1 << 16, 16, 1
 

@@ -17,8 +17,8 @@ from tests.end_to_end.world import World
 from tests.uccl_ep.api_fuzz import HIDDEN, TOKENS, TOPK, Ranks, changes, check_refusal, near
 from tests.uccl_ep.ranks import MIB, assert_low_latency, case, expert_rows, layout_arguments
 from uccl_ep import Buffer, Config, UcclEpError, reference
+from uccl_ep.group.thread_group import ThreadGroup
 from uccl_ep.reference import Fp8Format, ThroughputInput
-from uccl_ep.thread_group import ThreadGroup
 
 pytestmark = pytest.mark.timeout(200)  # 40 examples, each with rounds of 1 to 3 ranks, on a busy machine
 FUZZ = settings(deadline=None, derandomize=True, max_examples=40, suppress_health_check=list(HealthCheck))

@@ -14,7 +14,7 @@ import torch
 
 from tests.uccl_ep.ranks import MIB, assert_refused, case, low_latency, throughput
 from uccl_ep import Buffer, Config, EventHandle, EventOverlap, InvalidArgument, NotSupported, ThreadGroup, run_ranks
-from uccl_ep.memory import low_latency_size_hint
+from uccl_ep.layout.plan import low_latency_size_hint
 
 LAYOUT = "num_tokens_per_rank num_tokens_per_rdma_rank is_token_in_rank num_tokens_per_expert"
 STREAMS: dict[str, Any] = {"previous_event": None, "async_finish": False, "allocate_on_comm_stream": False}

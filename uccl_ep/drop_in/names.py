@@ -19,7 +19,7 @@ API_VERSION = "2.1.0"
 VERSION = f"{API_VERSION}+uccl.ep.{__version__}"
 """`deep_ep.__version__`: compares as upstream's release, and says whose code it is."""
 
-_EVENTS = {"EventHandle": "uccl_ep.device", "EventOverlap": "uccl_ep.events"}
+_EVENTS = {"EventHandle": "uccl_ep.device.protocol", "EventOverlap": "uccl_ep.events"}
 
 # Module, then name: the module that has it under the same name. Both event classes are in both modules, because
 # integrators import them from either (upstream has dropped one of the four, and so turned Megatron's path off).
@@ -40,7 +40,7 @@ MODULES: dict[str, dict[str, str]] = {
         "indices_to_map": "uccl_ep.elastic.hybrid",
     },
     "deep_ep.utils": _EVENTS,
-    "deep_ep_cpp": {"Config": "uccl_ep.config", "EventHandle": "uccl_ep.device", "topk_idx_t": "uccl_ep"},
+    "deep_ep_cpp": {"Config": "uccl_ep.config", "EventHandle": "uccl_ep.device.protocol", "topk_idx_t": "uccl_ep"},
 }
 
 PACKAGES = frozenset(name.rpartition(".")[0] for name in MODULES if "." in name)

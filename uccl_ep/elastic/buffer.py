@@ -7,14 +7,14 @@ from typing import Any
 
 from uccl_ep import _native, checks
 from uccl_ep.buffer import Buffer
-from uccl_ep.device import EventHandle
+from uccl_ep.device.protocol import EventHandle
 from uccl_ep.elastic import sizes
 from uccl_ep.elastic.combine import CombineApi
 from uccl_ep.elastic.dispatch import DispatchApi
 from uccl_ep.elastic.experimental import ExperimentalApi
 from uccl_ep.errors import InvalidArgument, refuse
-from uccl_ep.group import as_group
-from uccl_ep.ownership import NoCopies, Owner, in_turn
+from uccl_ep.group.group import as_group
+from uccl_ep.system.ownership import NoCopies, Owner, in_turn
 
 
 class _ElasticRows(Buffer):

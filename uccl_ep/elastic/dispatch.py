@@ -10,12 +10,12 @@ import torch
 from uccl_ep import _native, checks
 from uccl_ep.buffer import Buffer
 from uccl_ep.config import Config
-from uccl_ep.device import EventHandle
+from uccl_ep.device.protocol import EventHandle
 from uccl_ep.elastic import expand
 from uccl_ep.elastic.handle import EPHandle
 from uccl_ep.errors import InvalidArgument, refuse
 from uccl_ep.events import EventOverlap
-from uccl_ep.ownership import in_turn
+from uccl_ep.system.ownership import in_turn
 
 Tensor = torch.Tensor
 Event = EventOverlap[EventHandle]

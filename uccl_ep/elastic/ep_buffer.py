@@ -7,13 +7,13 @@ from typing import Any
 import torch
 
 from uccl_ep import checks
-from uccl_ep.device import EventHandle
+from uccl_ep.device.protocol import EventHandle
 from uccl_ep.elastic.buffer import ElasticBuffer
 from uccl_ep.elastic.dispatch import Call
 from uccl_ep.elastic.handle import EPHandle
 from uccl_ep.errors import NotSupported, refuse
 from uccl_ep.events import EventOverlap
-from uccl_ep.ownership import NoCopies, in_turn
+from uccl_ep.system.ownership import NoCopies, in_turn
 
 Tensor = torch.Tensor
 Event = EventOverlap[EventHandle]

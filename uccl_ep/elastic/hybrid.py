@@ -17,8 +17,8 @@ from uccl_ep.elastic.dispatch import Call
 from uccl_ep.elastic.handle import EPHandle
 from uccl_ep.elastic.sizes import check_hidden
 from uccl_ep.errors import InvalidArgument, NotSupported, refuse
-from uccl_ep.group import as_group
-from uccl_ep.ownership import NoCopies, in_turn
+from uccl_ep.group.group import as_group
+from uccl_ep.system.ownership import NoCopies, in_turn
 
 Tensor = torch.Tensor
 

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from uccl_ep import _native, checks
 from uccl_ep.config import DEFAULT_NUM_SMS
 from uccl_ep.errors import refuse
-from uccl_ep.memory import MemoryPlan, assumed_topology
+from uccl_ep.layout.plan import MemoryPlan, assumed_topology
 from uccl_ep.sizes import round_up
 
 GRANULE = 2 << 20  # V2's sizes are multiples of 2 MiB

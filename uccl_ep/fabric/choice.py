@@ -14,9 +14,9 @@ from uccl_ep.fabric.config import FabricConfig
 from uccl_ep.fabric.facts import NIC_FAMILIES, Facts
 from uccl_ep.fabric.gids import GidEntry, choose_gid
 from uccl_ep.fabric.nics import NicPort, Place, Share, share_out
-from uccl_ep.handshake import Introduction
+from uccl_ep.group.handshake import Introduction
+from uccl_ep.group.topology import Topology
 from uccl_ep.settings import Settings
-from uccl_ep.topology import Topology
 
 GPU_MEMORY_FAMILIES = ("efa", "verbs")  # whose NICs reach a GPU's own memory
 _WHY_OURS = "ours is 10 to 20 times faster than libfabric's tcp on small messages"  # measured: docs/tcp.md

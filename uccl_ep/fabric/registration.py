@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from uccl_ep.errors import NotSupported, UcclEpError
-from uccl_ep.gpu.libcuda import Libcuda
+from uccl_ep.system.libcuda import Libcuda
 
 PATHS = ("dmabuf", "peer_memory", "host")  # in the order of preference
 _PROBE_BYTES = 2 << 20

@@ -23,8 +23,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from uccl_ep.gpu.compiler import Code, Usage
-from uccl_ep.private import private_folder, read_file, temporary_folder, write_file
 from uccl_ep.settings import settings
+from uccl_ep.system.private import private_folder, read_file, temporary_folder, write_file
 
 MAGIC = b"UCCLEPK1"
 SUFFIX = ".kernel"

@@ -16,12 +16,12 @@ from typing import Any
 import torch
 
 from uccl_ep.errors import UcclEpError, refuse
-from uccl_ep.gpu import libcuda, libhip
 from uccl_ep.gpu.cache import say_once
 from uccl_ep.gpu.compiler import AMD, INSTALL, RuntimeCompiler, architecture
 from uccl_ep.gpu.cupy_errors import asking, in_words
 from uccl_ep.gpu.cupy_memory import CupyMemory
 from uccl_ep.gpu.driver import Facts
+from uccl_ep.system import libcuda, libhip
 
 _cuda: Any = torch.cuda  # torch leaves parts of it untyped
 _PRIORITY = -1  # rows of a layer go before the layer's own matrix products, as in DeepEP

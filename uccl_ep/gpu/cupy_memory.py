@@ -20,8 +20,8 @@ from uccl_ep.errors import UcclEpError
 from uccl_ep.fabric.registration import amd_dmabuf, nvidia_dmabuf
 from uccl_ep.gpu.cupy_errors import asking, in_words
 from uccl_ep.gpu.fabric import HANDLE_BYTES, Fabric
-from uccl_ep.gpu.libcuda import Libcuda
 from uccl_ep.sizes import format_bytes, round_up
+from uccl_ep.system.libcuda import Libcuda
 
 PAGE_BYTES = 4096
 GRANULE_BYTES = (

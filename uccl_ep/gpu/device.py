@@ -13,12 +13,12 @@ from typing import Any, Protocol
 import torch
 
 from uccl_ep import _native
-from uccl_ep.device import EventHandle, HostWords, refuse_elsewhere
+from uccl_ep.device.protocol import EventHandle, HostWords, refuse_elsewhere
 from uccl_ep.errors import InvalidArgument, NotSupported, UcclEpError
 from uccl_ep.gpu.driver import Driver
 from uccl_ep.gpu.streams import CallOrder, check_queues, enter_process
-from uccl_ep.handshake import Introduction
-from uccl_ep.topology import Topology
+from uccl_ep.group.handshake import Introduction
+from uccl_ep.group.topology import Topology
 
 _PINNED_BLOCK_BYTES = 256 << 10
 _SLOT_BYTES = 64  # slots of one cache line, so that no two share one
@@ -104,7 +104,7 @@ class Member(Protocol):
 
 
 class GpuDevice:
-    """See uccl_ep.device.Device. Nothing here waits for the GPU but finish and close.
+    """See uccl_ep.device.protocol.Device. Nothing here waits for the GPU but finish and close.
 
     Args:
         driver, kernels: the GPU and what is loaded on it, shared by all ranks of the process.

@@ -10,8 +10,8 @@ import ctypes
 import threading
 
 from uccl_ep.errors import UcclEpError
-from uccl_ep.gpu.libcuda import Libcuda
 from uccl_ep.sizes import round_up
+from uccl_ep.system.libcuda import Libcuda
 
 HANDLE_BYTES = 64
 _FABRIC_SUPPORTED, _RDMA_WITH_VMM_SUPPORTED = 128, 110  # CU_DEVICE_ATTRIBUTE_*

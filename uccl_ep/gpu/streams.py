@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from uccl_ep import _native
-from uccl_ep import device as devices
+from uccl_ep.device import protocol
 from uccl_ep.errors import InvalidArgument
 from uccl_ep.gpu.driver import Driver
 
@@ -158,7 +158,7 @@ class CallOrder:
         In a capture, an event of before it would leave the comm stream outside: then the caller's stream is waited for.
         """
         self.begin(False)
-        point = previous.native if isinstance(previous, devices.EventHandle) else previous
+        point = previous.native if isinstance(previous, protocol.EventHandle) else previous
         if isinstance(point, StreamPoint):
             if not (point.usable_in(self.comm_stream) and point.captured == self._driver.capturing(self._caller)):
                 point = None
@@ -286,7 +286,7 @@ def _driver_here() -> Driver | None:
         return mine if mine in _opened else _opened[-1] if _opened else None
 
 
-def _record_current() -> devices.Point:
+def _record_current() -> protocol.Point:
     driver = _driver_here()
     return _native.Event() if driver is None else StreamPoint(driver, driver.current_stream())
 
@@ -296,7 +296,7 @@ def enter_process(driver: Driver) -> Callable[[], None]:
     _current.driver = driver
     with _opened_lock:
         if not _opened:
-            devices.current_point.append(_record_current)
+            protocol.current_point.append(_record_current)
         _opened.append(driver)
     left = [False]
 
@@ -307,6 +307,6 @@ def enter_process(driver: Driver) -> Callable[[], None]:
             left[0] = True
             _opened.remove(driver)
             if not _opened:
-                devices.current_point.remove(_record_current)
+                protocol.current_point.remove(_record_current)
 
     return leave

@@ -24,7 +24,7 @@ from uccl_ep import _native
 from uccl_ep.errors import InvalidArgument, UcclEpError
 from uccl_ep.observe.page import MOST_BYTES, Location, Page, unpack
 from uccl_ep.observe.publish import PAGE_SUFFIX
-from uccl_ep.private import read_file
+from uccl_ep.system.private import read_file
 
 Words = npt.NDArray[np.uint64]
 

@@ -14,7 +14,7 @@ from typing import Any
 import msgpack
 
 from uccl_ep.errors import InvalidArgument
-from uccl_ep.topology import Topology
+from uccl_ep.group.topology import Topology
 
 VERSION = 1
 """Of the page. What the segments hold is told by `library`, and checked by their sizes."""
@@ -50,7 +50,7 @@ class Page:
         rank, num_ranks, absent: this one, all of them, and those that take no part.
         pid, proxy_pid: of the rank and of what runs its proxy, as the rank knows them.
         host_names, host_of: distinct host names, and the index of each rank's.
-        pids: of each rank, as it knows it. node_of, apart: the topology (uccl_ep.topology).
+        pids: of each rank, as it knows it. node_of, apart: the topology (uccl_ep.group.topology).
         device: cpu, cuda or hip. family, placement: the network, and where rows lie ("host" or "device").
         proxy_threads, num_rings, ring_capacity, max_in_flight, max_in_flight_bytes: settings.
         num_channels: what the control segment is laid out for.

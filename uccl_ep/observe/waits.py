@@ -39,8 +39,8 @@ import numpy as np
 import numpy.typing as npt
 
 from uccl_ep.errors import InvalidArgument
+from uccl_ep.group.topology import NO_NODE, Topology
 from uccl_ep.observe.sample import COMBINE, COUNTS, DISPATCH, SPARE, SUMS, WEIGHTS, Row, Sample
-from uccl_ep.topology import NO_NODE, Topology
 
 Matrix = npt.NDArray[np.float64]
 Mask = npt.NDArray[np.bool_]

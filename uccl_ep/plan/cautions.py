@@ -12,8 +12,8 @@ from functools import cached_property
 
 from uccl_ep.fabric.distance import Distance
 from uccl_ep.fabric.facts import NIC_FAMILIES, Facts
+from uccl_ep.group.self_description import UNLIMITED, Portrait, read_portrait
 from uccl_ep.plan.fill import Agreed
-from uccl_ep.plan.portrait import UNLIMITED, Portrait, read_portrait
 from uccl_ep.plan.record import ERROR, LOUD, QUIET, Caution, GroupPlan, NicPlan, RankPlan
 from uccl_ep.sizes import format_bytes
 

@@ -11,13 +11,13 @@ from uccl_ep.fabric.choice import FabricChoice, choose_fabrics
 from uccl_ep.fabric.distance import Distance
 from uccl_ep.fabric.facts import NIC_FAMILIES, Facts
 from uccl_ep.fabric.nics import NicPort
-from uccl_ep.handshake import Introduction
-from uccl_ep.memory import MemoryBill
-from uccl_ep.plan.portrait import Portrait, read_portrait
+from uccl_ep.group.handshake import Introduction
+from uccl_ep.group.self_description import Portrait, read_portrait
+from uccl_ep.group.topology import Topology
+from uccl_ep.layout.plan import MemoryBill
+from uccl_ep.layout.regions import Placement
 from uccl_ep.plan.record import BillLine, Choice, GroupPlan, NicPlan, RankPlan, Traffic
-from uccl_ep.regions import Placement
 from uccl_ep.settings import Settings
-from uccl_ep.topology import Topology
 
 _MOST_OVER = 4  # alternatives that are listed
 _WAYS = {"dmabuf": "dma-buf", "peer_memory": "a peer-memory module", "host": "pinned host memory"}

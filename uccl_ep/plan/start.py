@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import TextIO
 
 from uccl_ep.fabric.choice import explain
-from uccl_ep.memory import MemoryBill
+from uccl_ep.layout.plan import MemoryBill
 from uccl_ep.plan import cautions
 from uccl_ep.plan.fill import Agreed, fill
 from uccl_ep.plan.lines import lines_of, warning

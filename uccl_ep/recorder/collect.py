@@ -15,7 +15,7 @@ from uccl_ep.recorder.events import PHASES
 from uccl_ep.recorder.record import Record, WorkerEvents
 
 if TYPE_CHECKING:
-    from uccl_ep.witness import Witness
+    from uccl_ep.session.diagnosis import Witness
 
 
 def collect(session: Witness, calls: list[Call], workers: list[WorkerEvents], reason: str) -> Record:

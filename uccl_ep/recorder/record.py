@@ -12,9 +12,9 @@ from typing import Any, get_args, get_origin, get_type_hints
 import msgpack
 
 from uccl_ep.errors import InvalidArgument
-from uccl_ep.private import make_folder, read_file, write_file
 from uccl_ep.recorder.calls import Call
 from uccl_ep.recorder.events import Events, decode
+from uccl_ep.system.private import make_folder, read_file, write_file
 
 FORMAT, VERSION = "uccl-ep flight record", 1
 SUFFIX = ".uccl-ep"

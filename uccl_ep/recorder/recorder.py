@@ -13,14 +13,14 @@ from typing import TYPE_CHECKING, Any
 
 from uccl_ep import _native
 from uccl_ep.errors import UcclEpError
-from uccl_ep.private import temporary_folder, why_not_private
 from uccl_ep.recorder.calls import CallLog
 from uccl_ep.recorder.collect import collect
 from uccl_ep.recorder.record import SUFFIX, WorkerEvents, write
 from uccl_ep.settings import Settings
+from uccl_ep.system.private import temporary_folder, why_not_private
 
 if TYPE_CHECKING:
-    from uccl_ep.witness import Witness
+    from uccl_ep.session.diagnosis import Witness
 
 OFF = "off"
 DEPTH, TRACED_DEPTH = 1 << 12, 1 << 16

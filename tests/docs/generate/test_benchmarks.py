@@ -48,7 +48,7 @@ def test_docs_benchmarks_of_a_plain_list(tmp_path: Path) -> None:
 
 def test_docs_benchmarks_known_kinds_have_their_own_tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By the renderer of `uccl-ep bench render`; without torch by the plain tables."""
-    from uccl_ep.bench import render
+    from uccl_ep.tools.bench import render
 
     monkeypatch.setitem(render.TABLES, "made up", lambda found: f"{len(found)} from {found[0][render.SOURCE]}")
     write(tmp_path, "a.json", {"benchmark": "made up"})

@@ -1,4 +1,4 @@
-// Arguments as uccl_ep/low_latency.py fills them.
+// Arguments as uccl_ep/low_latency/launch.py fills them.
 #include "kernels/low_latency/calls.h"
 
 #include "kernels/low_latency/combine_recv.h"

@@ -1,4 +1,4 @@
-// Arguments as uccl_ep/throughput.py fills them.
+// Arguments as uccl_ep/throughput/launch.py fills them.
 #include "kernels/throughput/calls.h"
 
 #include "kernels/throughput/combine.h"

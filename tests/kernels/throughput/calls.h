@@ -41,7 +41,7 @@ struct RankInput {
 };
 RankInput throughput_input(const World& world, const ThroughputCase& c, u64 round, u32 rank);
 
-// The tables between the kernels of one round (uccl_ep/throughput.py, Routing).
+// The tables between the kernels of one round (uccl_ep/throughput/launch.py, Routing).
 struct Routing {
   Routing(const World& world, const ThroughputCase& c, const RankInput& in, u32 num_channels);
   u32 channels;

@@ -52,7 +52,7 @@ TEST(throughput_counts_over_many_rounds) {
 }
 
 TEST(throughput_counts_refuse_a_rank_that_speaks_of_another_call) {
-  // What differs, and the number that the record's channel field gives it (uccl_ep/faults.py).
+  // What differs, and the number that the record's channel field gives it (uccl_ep/membership/fault_errors.py).
   struct Difference {
     u32 which, mine, theirs;
     void (*change)(RoundPlan&);

@@ -11,8 +11,8 @@ import pytest
 
 from tests.uccl_ep.proxies import Half, connect, eventually
 from uccl_ep import TransportError, _native
-from uccl_ep.proxy_link import ProcessProxy, ProxyConfig, ThreadProxy
 from uccl_ep.recorder.events import Kind, decode
+from uccl_ep.session.proxy_link import ProcessProxy, ProxyConfig, ThreadProxy
 
 CAPACITY = 64
 KINDS = [pytest.param(ThreadProxy, id="threads"), pytest.param(ProcessProxy, id="process")]

@@ -13,7 +13,7 @@ import torch
 
 from tests.uccl_ep.gate import Gate
 from uccl_ep import _native
-from uccl_ep.device import CpuDevice
+from uccl_ep.device.cpu import CpuDevice
 from uccl_ep.settings import Settings
 
 ROOT = Path(__file__).parents[3]

@@ -12,7 +12,7 @@ import pytest
 
 from tests.uccl_ep.proxies import CAPACITY, Half, connect, eventually
 from uccl_ep import _native
-from uccl_ep.proxy_link import ThreadProxy
+from uccl_ep.session.proxy_link import ThreadProxy
 
 ENGINE_H = Path(__file__).parents[3] / "proxy" / "engine" / "engine.h"
 FAULT_OFFSET = 64  # ControlLayout::kFault

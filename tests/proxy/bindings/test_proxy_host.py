@@ -12,7 +12,7 @@ import pytest
 
 from tests.uccl_ep.proxies import DATA_BYTES, Half, connect, eventually
 from uccl_ep import _native
-from uccl_ep.proxy_link import make_proxy
+from uccl_ep.session.proxy_link import make_proxy
 
 
 def settled(count: int) -> bool:

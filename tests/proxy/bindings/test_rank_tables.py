@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from uccl_ep import _native
-from uccl_ep.topology import NO_NODE, split_into_nodes
+from uccl_ep.group.topology import NO_NODE, split_into_nodes
 
 MOST = _native.MAX_RANKS_PER_NODE
 

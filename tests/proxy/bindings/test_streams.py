@@ -9,7 +9,7 @@ import pytest
 from tests.uccl_ep.forks import in_child
 from tests.uccl_ep.gate import Gate
 from uccl_ep import _native
-from uccl_ep.device import CpuDevice
+from uccl_ep.device.cpu import CpuDevice
 from uccl_ep.settings import Settings
 
 

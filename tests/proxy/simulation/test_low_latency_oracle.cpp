@@ -1,4 +1,4 @@
-// The low-latency oracle notices one wrong value anywhere. (That it is right: tests/uccl_ep/test_simulate.py.)
+// The low-latency oracle notices one wrong value anywhere. (That it is right: tests/uccl_ep/tools/test_simulate.py.)
 #include "native/check.h"
 #include "proxy/simulation/small.h"
 #include "simulation/driver.h"

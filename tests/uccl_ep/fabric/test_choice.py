@@ -16,9 +16,9 @@ from uccl_ep import InvalidArgument, SettingsMismatch
 from uccl_ep.fabric.choice import choose_fabric, choose_family, explain
 from uccl_ep.fabric.facts import Probes, gather
 from uccl_ep.fabric.registration import IN_HOST_MEMORY
-from uccl_ep.handshake import Introduction, pack, unpack
+from uccl_ep.group.handshake import Introduction, pack, unpack
+from uccl_ep.group.topology import Topology, split_into_nodes
 from uccl_ep.settings import Settings
-from uccl_ep.topology import Topology, split_into_nodes
 
 Networks = dict[str, list[str]]
 

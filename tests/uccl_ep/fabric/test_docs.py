@@ -12,10 +12,10 @@ import pytest
 from tests.uccl_ep.fabric import machines
 from tests.uccl_ep.fabric.machines import Recorded
 from tests.uccl_ep.fabric.test_choice import Cluster
-from uccl_ep import regions
-from uccl_ep.doctor.catalogue import CHECKS
 from uccl_ep.fabric.choice import explain
+from uccl_ep.layout import regions
 from uccl_ep.settings import VARIABLES, Settings
+from uccl_ep.tools.doctor.catalogue import CHECKS
 
 DOCS = Path(__file__).parents[3] / "uccl_ep/fabric/docs"
 PAGES = ("infiniband", "roce", "efa", "slingshot", "tcp", "one_host")

@@ -18,7 +18,7 @@ from uccl_ep.fabric.registration import (
     choose_registration,
     nvidia_dmabuf,
 )
-from uccl_ep.gpu.libcuda import Libcuda
+from uccl_ep.system.libcuda import Libcuda
 
 
 class Gpu:

@@ -22,16 +22,7 @@ from tests.uccl_ep.ranks import (
     same,
     throughput,
 )
-from uccl_ep import (
-    Buffer,
-    EventHandle,
-    EventOverlap,
-    InvalidArgument,
-    PeerLost,
-    PeerTimeout,
-    ThreadGroup,
-    reference,
-)
+from uccl_ep import Buffer, EventHandle, EventOverlap, InvalidArgument, PeerLost, PeerTimeout, ThreadGroup, reference
 from uccl_ep.reference import Fp8Format, RandomCase, ThroughputInput
 
 WORLDS = [

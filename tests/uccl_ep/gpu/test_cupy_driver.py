@@ -17,9 +17,10 @@ import torch
 from tests.uccl_ep.gpu.stub_cuda import DriverBinding, Event, Nvrtc, Runtime, Stream, Stub
 from tests.uccl_ep.gpu.stub_machine import CONTEXT
 from uccl_ep.errors import InvalidArgument, UcclEpError
-from uccl_ep.gpu import cupy_driver, cupy_memory, libcuda, libhip
+from uccl_ep.gpu import cupy_driver, cupy_memory
 from uccl_ep.gpu.cupy_driver import CupyDriver, architectures, available, open_driver
-from uccl_ep.gpu.libcuda import Libcuda
+from uccl_ep.system import libcuda, libhip
+from uccl_ep.system.libcuda import Libcuda
 
 
 def install(monkeypatch: pytest.MonkeyPatch, is_hip: bool = False) -> Stub:

@@ -17,8 +17,8 @@ from tests.uccl_ep.gpu.stub_machine import CONTEXT, CudaError, Machine
 from uccl_ep.errors import UcclEpError
 from uccl_ep.gpu import cupy_memory
 from uccl_ep.gpu.cupy_memory import GRANULE_BYTES, STAGING_BYTES, CupyMemory
-from uccl_ep.gpu.libcuda import Libcuda
-from uccl_ep.gpu.libhip import HipDriver, HipRuntime
+from uccl_ep.system.libcuda import Libcuda
+from uccl_ep.system.libhip import HipDriver, HipRuntime
 
 
 @pytest.fixture

@@ -28,7 +28,7 @@ from uccl_ep import (
 )
 from uccl_ep.config import Config
 from uccl_ep.gpu.device import PinnedPool, share_of
-from uccl_ep.handshake import Introduction
+from uccl_ep.group.handshake import Introduction
 
 
 def test_gpu_device_wrong_tensors_and_groups_are_refused(variables: Any, monkeypatch: pytest.MonkeyPatch) -> None:

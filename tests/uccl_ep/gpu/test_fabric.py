@@ -13,7 +13,7 @@ from tests.uccl_ep.gpu.stub_machine import Machine
 from uccl_ep.errors import UcclEpError
 from uccl_ep.gpu import fabric as fabric_module
 from uccl_ep.gpu.fabric import Fabric
-from uccl_ep.gpu.libcuda import Libcuda
+from uccl_ep.system.libcuda import Libcuda
 
 GRANULE = 2 << 20
 

@@ -16,10 +16,11 @@ import torch
 from tests.uccl_ep.gpu.fake_driver import FakeDriver
 from tests.uccl_ep.gpu.worlds import install, run_gpu_ranks
 from tests.uccl_ep.ranks import MIB, assert_low_latency, case, low_latency, reference_of, throughput
-from uccl_ep import Buffer, InvalidArgument, ThreadGroup, UcclEpError, _native, session
+from uccl_ep import Buffer, InvalidArgument, ThreadGroup, UcclEpError, _native
 from uccl_ep.gpu.memory import GpuRegions, Parked, Shared, refuse_unmapped, sweep
-from uccl_ep.handshake import Meeting
-from uccl_ep.regions import Placement
+from uccl_ep.group.handshake import Meeting
+from uccl_ep.layout.regions import Placement
+from uccl_ep.session import session
 
 ROOT = Path(__file__).resolve().parents[3]
 NOTHING = {"allocated": 0, "opened": 0, "pinned": 0}

@@ -11,7 +11,7 @@ import torch
 
 from tests.uccl_ep.gpu.fake_driver import FakeDriver, FakeStream
 from uccl_ep import EventHandle, InvalidArgument, UcclEpError, _native
-from uccl_ep.device import current_point
+from uccl_ep.device.protocol import current_point
 from uccl_ep.gpu.streams import CallOrder, StreamClaims, StreamPoint, check_queues, claims, enter_process, tensors_in
 
 

@@ -13,12 +13,12 @@ import numpy as np
 
 from tests.uccl_ep.ranks import case, expert_rows, low_latency
 from uccl_ep import ThreadGroup, run_ranks
+from uccl_ep.group.topology import Topology
 from uccl_ep.observe.attach import Found, find
 from uccl_ep.observe.page import Location, Page
 from uccl_ep.observe.sample import KERNEL_FIELDS, PROXY_FIELDS, Ring, Sample
 from uccl_ep.observe.waits import Pair
 from uccl_ep.reference import RandomCase
-from uccl_ep.topology import Topology
 
 SECOND = 1_000_000_000
 

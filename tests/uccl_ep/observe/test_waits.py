@@ -15,10 +15,10 @@ import pytest
 from tests.uccl_ep.observe.samples import SECOND, quiet_second, running, sample
 from tests.uccl_ep.ranks import case, expert_rows, low_latency
 from uccl_ep import InvalidArgument, ThreadGroup, run_ranks
+from uccl_ep.group.topology import Topology, split_into_nodes
 from uccl_ep.observe.sample import COMBINE, COUNTS, DISPATCH, SPARE, SUMS, WEIGHTS
 from uccl_ep.observe.waits import LATE, SLOW_LINK, Pair, Waits, _View, as_json, find_waits, story
 from uccl_ep.observe.watch import Watcher
-from uccl_ep.topology import Topology, split_into_nodes
 
 TWO_NODES = Topology((0, 0, 1, 1))
 FOUR_NODES = Topology((0, 1, 2, 3))

@@ -8,16 +8,16 @@ from pathlib import Path
 from typing import Any
 
 from tests.uccl_ep.fabric.machines import Recorded
+from uccl_ep.cost_model.expected_bytes import Load
 from uccl_ep.fabric.choice import choose_fabric
-from uccl_ep.handshake import Introduction
+from uccl_ep.group.handshake import Introduction
+from uccl_ep.group.topology import split_into_nodes
+from uccl_ep.layout.regions import choose_placement
 from uccl_ep.plan.fill import Agreed
-from uccl_ep.plan.imagine import Job
-from uccl_ep.plan.make import make_plan
 from uccl_ep.plan.record import GroupPlan
-from uccl_ep.plan.traffic import Load
-from uccl_ep.regions import choose_placement
 from uccl_ep.settings import Settings
-from uccl_ep.topology import split_into_nodes
+from uccl_ep.tools.plan.imagine import Job
+from uccl_ep.tools.plan.make import make_plan
 
 Change = Callable[[Introduction], Introduction]
 SMALL = Load(tokens=16, hidden=512, experts=64, topk=4)

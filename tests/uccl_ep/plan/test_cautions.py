@@ -12,12 +12,12 @@ import pytest
 from tests.uccl_ep.fabric import machines
 from tests.uccl_ep.fabric.machines import Recorded
 from tests.uccl_ep.plan.plans import Change, agree, job, kinds, plan, with_portrait
-from uccl_ep.memory import BillItem, MemoryBill
+from uccl_ep.layout.plan import BillItem, MemoryBill
 from uccl_ep.plan.cautions import find_cautions, find_loud, ranks_of
 from uccl_ep.plan.fill import fill
-from uccl_ep.plan.imagine import introduce
 from uccl_ep.plan.record import ERROR, LOUD, QUIET, Caution, GroupPlan
 from uccl_ep.settings import Settings
+from uccl_ep.tools.plan.imagine import introduce
 
 
 def changed(tmp_path: Path, changes: Mapping[int, Change], settings: Settings | None = None, **rest: Any) -> GroupPlan:

@@ -1,7 +1,7 @@
-"""The plan's closed form is the exact count of `uccl_ep.bench.model`, where every set of experts is chosen once.
+"""The plan's closed form is the exact count of `uccl_ep.tools.bench.model`, where every set of experts is chosen once.
 
 Over all C(E, K) sets a mean is the expectation itself, so nothing is sampled and the two must be equal. The exact
-counts are in turn those of a running job (tests/uccl_ep/bench/model/test_ours.py).
+counts are in turn those of a running job (tests/uccl_ep/cost_model/test_ours.py).
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from itertools import combinations
 import numpy as np
 import pytest
 
-from uccl_ep.bench.model import ours, wire
-from uccl_ep.bench.model.cluster import Cluster
-from uccl_ep.bench.model.demand import Demand
-from uccl_ep.bench.model.routing import make_routing
-from uccl_ep.plan.traffic import FORMATS, Load, expect
-from uccl_ep.topology import Topology
+from uccl_ep.cost_model import ours, wire
+from uccl_ep.cost_model.cluster import Cluster
+from uccl_ep.cost_model.demand import Demand
+from uccl_ep.cost_model.expected_bytes import FORMATS, Load, expect
+from uccl_ep.cost_model.routing import make_routing
+from uccl_ep.group.topology import Topology
 
 # Ranks by node, whether each is a cell of its own (enable_shrink), experts, choices of a token.
 SHAPES = (

@@ -10,13 +10,13 @@ import pytest
 from tests.uccl_ep.fabric import machines
 from tests.uccl_ep.plan.plans import job, plan
 from uccl_ep.fabric.choice import choose_fabric
-from uccl_ep.memory import BillItem, MemoryBill
+from uccl_ep.group.topology import Topology
+from uccl_ep.layout.plan import BillItem, MemoryBill
+from uccl_ep.layout.regions import choose_placement
 from uccl_ep.plan.fill import Agreed, fill
-from uccl_ep.plan.imagine import introduce
 from uccl_ep.plan.record import Choice, RankPlan
-from uccl_ep.regions import choose_placement
 from uccl_ep.settings import Settings
-from uccl_ep.topology import Topology
+from uccl_ep.tools.plan.imagine import introduce
 
 
 def choice(rank: RankPlan, what: str) -> Choice:

@@ -12,11 +12,11 @@ import pytest
 from tests.uccl_ep.fabric import machines
 from tests.uccl_ep.plan.plans import agree, job, with_portrait
 from uccl_ep import Buffer, ThreadGroup, run_ranks
-from uccl_ep.memory import BillItem, MemoryBill
+from uccl_ep.layout.plan import BillItem, MemoryBill
 from uccl_ep.plan import start
 from uccl_ep.plan.fill import Agreed
-from uccl_ep.plan.imagine import introduce
 from uccl_ep.settings import Settings
+from uccl_ep.tools.plan.imagine import introduce
 
 BILL = MemoryBill((BillItem("control", 4096, "words"),))
 

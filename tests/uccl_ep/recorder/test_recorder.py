@@ -17,11 +17,11 @@ import pytest
 import torch
 
 from uccl_ep import Buffer, PeerTimeout, ThreadGroup, UcclEpError, run_ranks
-from uccl_ep.recorder.chrome import trace_of
 from uccl_ep.recorder.events import Kind
 from uccl_ep.recorder.record import SUFFIX, read, read_all
 from uccl_ep.recorder.recorder import attach, default_folder, prune
-from uccl_ep.recorder.story import read_story
+from uccl_ep.tools.explain.chrome import trace_of
+from uccl_ep.tools.explain.story import read_story
 
 MIB = 1 << 20
 Variables = Callable[..., None]

@@ -13,7 +13,7 @@ from tests.launchers.hosts import Hosts
 from uccl_ep import Buffer
 from uccl_ep.examples.launch import step, torchrun_elastic
 from uccl_ep.examples.launch.torchrun_elastic import load, save, train
-from uccl_ep.thread_group import ThreadGroup, run_ranks
+from uccl_ep.group.thread_group import ThreadGroup, run_ranks
 
 LINE = re.compile(r"step (\d+) by (\d+) ranks on (\d+) node\(s\), from step (\d+)")
 

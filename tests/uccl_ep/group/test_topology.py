@@ -1,0 +1,87 @@
+"""Nodes of a group: every split that hosts and UCCL_EP_RANKS_PER_NODE can give."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from uccl_ep import InvalidArgument
+from uccl_ep.group.topology import Topology, split_into_nodes
+
+MOST = 64
+
+
+def test_ranks_of_a_host_are_a_node_in_order_of_the_lowest_rank() -> None:
+    topology = split_into_nodes(["b", "a", "b", "c", "a"], 0, MOST)
+    assert topology.node_of == (0, 1, 0, 2, 1)
+    assert [topology.members(n) for n in range(3)] == [[0, 2], [1, 4], [3]]
+    assert (topology.num_ranks, topology.num_nodes, topology.sizes) == (5, 3, [2, 2, 1])
+
+
+def test_ranks_per_node_cuts_a_host_in_rank_order_and_leaves_a_rest() -> None:
+    topology = split_into_nodes(["h"] * 7, 3, MOST)
+    assert topology.sizes == [3, 3, 1]
+    assert topology.members(1) == [3, 4, 5]
+    two_hosts = split_into_nodes(["x", "y"] * 3, 2, MOST)  # ranks of the hosts alternate
+    assert two_hosts.node_of == (0, 1, 0, 1, 2, 3)
+
+
+@pytest.mark.parametrize("ranks, sizes", [(64, [64]), (65, [33, 32]), (128, [64, 64]), (129, [43, 43, 43])])
+def test_a_host_with_more_ranks_than_a_node_may_have_is_split_evenly(ranks: int, sizes: list[int]) -> None:
+    assert split_into_nodes(["h"] * ranks, 0, MOST).sizes == sizes
+
+
+def test_one_node_hosts_nobody() -> None:
+    alone = split_into_nodes(["h"], 0, MOST)
+    assert (alone.num_nodes, alone.fan, alone.num_hosted) == (1, 1, 0)
+    assert split_into_nodes(["h"] * 8, 0, MOST).num_hosted == 0
+
+
+def test_uneven_nodes_host_several_sources_of_a_larger_one() -> None:
+    topology = split_into_nodes(["big"] * 5 + ["small"] * 2, 0, MOST)
+    assert topology.sizes == [5, 2]
+    assert topology.fan == 3  # a rank of the small node stands for up to three of the big one
+    assert topology.num_hosted == 6
+
+
+def test_a_proxy_never_reaches_its_own_node_nor_the_absent() -> None:
+    topology = split_into_nodes(["a", "a", "b", "b", "b"], 0, MOST).without(frozenset({1, 3}))
+    assert topology.unreached(2) == [1, 3, 4]
+    assert topology.unreached(0) == [1, 3]
+
+
+@pytest.mark.parametrize("value", [-1, MOST + 1])
+def test_ranks_per_node_out_of_range(value: int) -> None:
+    with pytest.raises(InvalidArgument, match=f"UCCL_EP_RANKS_PER_NODE={value} is refused: allowed is 0 to {MOST}"):
+        split_into_nodes(["h"], value, MOST)
+
+
+@given(hosts=st.lists(st.sampled_from("abcde"), min_size=1, max_size=300), per_node=st.integers(0, MOST))
+def test_every_split_is_a_partition_by_host(hosts: list[str], per_node: int) -> None:
+    topology = split_into_nodes(hosts, per_node, MOST)
+    assert len(topology.node_of) == len(hosts)
+    first_ranks = [topology.members(n)[0] for n in range(topology.num_nodes)]
+    assert first_ranks == sorted(first_ranks)
+    for node in range(topology.num_nodes):
+        members = topology.members(node)
+        assert 1 <= len(members) <= (per_node or MOST)
+        assert len({hosts[r] for r in members}) == 1
+    for host in set(hosts):
+        ranks = hosts.count(host)
+        nodes = {topology.node_of[r] for r, h in enumerate(hosts) if h == host}
+        assert len(nodes) == -(-ranks // (per_node or MOST))  # no more nodes than needed
+
+
+def test_members_and_sizes_of_a_given_topology() -> None:
+    topology = Topology((0, 1, 1, 0, 2))
+    assert topology.members(1) == [1, 2]
+    assert topology.sizes == [2, 2, 1]
+    assert (topology.fan, topology.num_hosted) == (2, 6)
+
+
+def test_host_of_is_the_rank_on_the_same_rail() -> None:
+    topology = Topology((0, 1, 1, 0, 2, 1))
+    assert [topology.host_of(source, 0) for source in range(6)] == [0, 0, 3, 3, 0, 0]
+    assert [topology.host_of(source, 1) for source in range(6)] == [1, 1, 2, 2, 1, 5]
+    assert [topology.host_of(source, 2) for source in range(6)] == [4] * 6

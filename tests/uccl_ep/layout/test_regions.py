@@ -1,0 +1,215 @@
+"""Where rows lie, decided from what all ranks know; a CPU rank's memory as its peers and its reports see it."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import resource
+import subprocess
+from dataclasses import replace
+
+import pytest
+import torch
+
+from uccl_ep import InvalidArgument, UcclEpError, _native
+from uccl_ep.group.handshake import Introduction
+from uccl_ep.group.topology import Topology
+from uccl_ep.layout import regions as of_this_process
+from uccl_ep.layout.plan import MemoryPlan
+from uccl_ep.layout.regions import Peer, Placement, Regions, arena_bytes, choose_placement
+from uccl_ep.settings import Settings
+
+CPU = [("p", "", 0), ("q", "", 0)]
+PHYSICAL = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+TWO_GPUS = [("p", "a", 1), ("q", "b", 1)]
+
+
+def introductions(ranks: list[tuple[str, str, int]]) -> list[Introduction]:
+    """One for each (process, gpu, exportable)."""
+    return [
+        Introduction(
+            r, "h", "h", process, 1, "", {}, 0, b"", device="cuda" if gpu else "cpu", gpu=gpu, exportable=share
+        )
+        for r, (process, gpu, share) in enumerate(ranks)
+    ]
+
+
+@pytest.mark.parametrize(
+    "ranks, nodes, where, reason",
+    [
+        (CPU, (0, 0), "host", "kernels run on the CPU"),
+        (CPU, (0, 1), "host", "kernels run on the CPU"),
+        (TWO_GPUS, (0, 0), "device", "all ranks are on one node"),
+        (TWO_GPUS, (0, 1), "host", "proxies read and write rows with the CPU (tcp)"),
+        ([("p", "a", 0)], (0,), "device", "one node"),
+        ([("p", "a", 0), ("p", "a", 0)], (0, 0), "device", "one node"),  # threads need no handle
+        ([("p", "a", 1), ("q", "b", 0)], (0, 0), "host", "GPU b of rank 1 cannot share its memory"),
+        ([("p", "a", 1), ("p", "b", 1)], (0, 0), "host", "one process has ranks on several GPUs (a, b)"),
+        ([("p", "a", 1), ("p", "a", 1), ("q", "b", 1)], (0, 0, 0), "device", "one node"),
+    ],
+)
+def test_regions_placement(ranks: list[tuple[str, str, int]], nodes: tuple[int, ...], where: str, reason: str) -> None:
+    chosen = choose_placement(introductions(ranks), Topology(nodes), "tcp")
+    assert chosen.where == where and reason in chosen.reason
+
+
+@pytest.mark.parametrize(
+    "family, ways, where, reason",
+    [
+        ("verbs", ("dmabuf", "dmabuf"), "device", "NICs reach GPU memory (verbs, by dmabuf)"),
+        ("efa", ("dmabuf", "peer_memory"), "device", "NICs reach GPU memory (efa, by dmabuf and peer_memory)"),
+        ("verbs", ("dmabuf", "host"), "host", "no NIC reaches the GPU memory of rank 1 (h): dmabuf: refused"),
+        ("verbs", ("dmabuf", None), "host", "no NIC reaches the GPU memory of rank 1 (h): it has not said how"),
+        ("libfabric", ("dmabuf", "dmabuf"), "host", "proxies read and write rows with the CPU (libfabric)"),
+    ],
+)
+def test_regions_placement_where_nics_reach_a_gpu(
+    family: str, ways: tuple[str | None, ...], where: str, reason: str
+) -> None:
+    told = [{"gpu_memory": way, "gpu_memory_reason": "dmabuf: refused"} if way else {} for way in ways]
+    ranks = [replace(i, fabric=told[i.rank]) for i in introductions(TWO_GPUS)]
+    chosen = choose_placement(ranks, Topology((0, 1)), family)
+    assert (chosen.where, reason in chosen.reason) == (where, True)
+    assert chosen.by_address == frozenset(r for r, way in enumerate(ways) if way == "peer_memory" and where == "device")
+
+
+def made(rank: int, low_latency: bool = False) -> Regions:
+    plan = MemoryPlan(Topology((0, 0)), 1 << 16, 1 << 16, low_latency)
+    if low_latency:
+        plan.reserve_zero_copy(1 << 20)
+    regions = Regions(plan, Placement("host", "a test"), rank, Settings())
+    regions.make()
+    return regions
+
+
+def test_regions_peers_see_each_others_words() -> None:
+    one, two = made(0), made(1)
+    for mine, other in ((one, two), (two, one)):
+        mine.meet([Peer(other.meeting(b"", 0), True, True)])
+    one.data.view(torch.int64)[5] = 77
+    assert two.data_word(0, 40) == 77 == one.data_word(0, 40)
+    one.set_control_words(80, 9)
+    assert two.control_word(1, 80) == 9 and one.control_word(0, 80) == 0  # written to others only
+    tables = _native.RankTablesSettings()
+    tables.node_of, tables.num_rings = [0, 0], one.num_rings
+    assert one.place(tables, [0, 1]).bytes
+    assert one.mask.tolist() == [0, 0] and one.read_stats().shape == (2, _native.PEER_STATS)
+    view = one.data
+    for regions in (one, two):
+        regions.release_peers()
+        regions.close()
+        regions.close()
+    assert view.view(torch.int64)[5] == 77  # as long as somebody looks
+
+
+def test_regions_control_of_ranks_of_other_nodes_is_opened_and_their_data_is_not() -> None:
+    one, two = made(0), made(1)
+    one.meet([Peer(two.meeting(b"", 0), False, True)])
+    assert one.control_word(1, 0) == 0
+    with pytest.raises(KeyError):
+        one.data_word(1, 0)
+
+
+def test_regions_memory_of_a_rank_that_has_ended_is_missed_by_its_name() -> None:
+    gone = subprocess.Popen(["true"])
+    gone.wait()
+    for pid, ended in ((gone.pid, ": its process has ended"), (os.getpid(), "")):
+        meeting = replace(made(1).meeting(b"", 0), segment_pid=pid, control_fd=987654)
+        wanted = rf"rank 0 cannot open the memory of rank 1{ended} \(segment of pid {pid} fd 987654: .*No such file"
+        with pytest.raises(UcclEpError, match=wanted):
+            made(0).meet([Peer(meeting, True, False)])
+
+
+def test_regions_memory_of_a_rank_that_may_not_be_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    meeting = replace(made(1).meeting(b"", 0), control_fd=987654)
+    exists = os.path.exists
+    monkeypatch.setattr(os.path, "exists", lambda path: path != f"/proc/{os.getpid()}" and exists(path))
+    with pytest.raises(UcclEpError, match=r"rank 1: its process lives, but this one may not look at it \(hidepid\) "):
+        made(0).meet([Peer(meeting, True, False)])
+
+
+def test_regions_neighbours_are_the_ranks_of_the_host_and_outlive_it() -> None:
+    one, two = made(0), made(1)
+    one.meet([Peer(two.meeting(b"", 0), False, True)])
+    two.meet([Peer(one.meeting(b"", 0), False, True)])
+    first, second = one.neighbours(), two.neighbours()
+    one.set_control_words(one.plan.control.departed(0), 2)
+    assert 1 in first and 0 not in first and second.has_left(0)
+    first.vote_against([1])
+    one.set_control_words(one.plan.control.departed(0), 2)
+    assert second.has_voted_against(0), "it leaves after its vote, which stays"
+    one.close()
+    two.close()
+    assert second.has_voted_against(0) and not first.has_voted_against(1)
+
+
+def test_regions_what_the_proxy_maps_and_peers_are_told() -> None:
+    regions = made(1, low_latency=True)
+    plan = regions.plan
+    assert [(offset, size) for offset, size, _ in regions.spans()] == [
+        (0, plan.data_bytes), (plan.control_offset, plan.control_bytes), (plan.zero_copy_offset, plan.zero_copy_bytes),
+    ]  # fmt: skip
+    assert regions.devices() == []
+    meeting = regions.meeting(b"address", 12)
+    assert (meeting.rank, meeting.segment_pid, meeting.watch_pid, meeting.address) == (1, os.getpid(), 12, b"address")
+    assert meeting.data_handle == b"" and meeting.flat_bytes == plan.flat_bytes
+    memory, offset = regions.zero_copy(5)
+    assert memory.numel() == 1 << 20 and offset == plan.zero_copy_offset
+
+
+@pytest.mark.parametrize("same_process", [True, False])
+def test_regions_results_and_zero_copy_rows_are_seen_by_the_node(same_process: bool) -> None:
+    one, two = made(0, low_latency=True), made(1, low_latency=True)
+    for mine, other in ((one, two), (two, one)):
+        mine.meet([Peer(other.meeting(b"", 0), True, same_process)])
+    tables = _native.RankTablesSettings()
+    tables.node_of, tables.num_rings = [0, 0], one.num_rings
+    assert (one.arenas, one.zero_copy_rows) == (0, 0)
+    fds = {fd for r in (one, two) for fd in (r.meeting(b"", 0).arena_fd, r.meeting(b"", 0).zero_copy_fd)}
+    assert fds <= set(of_this_process._made_here)
+    one.place(tables, [0, 1])
+    assert one.arena is not None and two.arena is not None
+    for table, written in ((one.arenas, two.arena.numpy()), (one.zero_copy_rows, two.zero_copy(1)[0].numpy())):
+        mine, others, *sizes = (ctypes.c_uint64 * 4).from_address(table)
+        assert sizes == [written.size, written.size]
+        assert (others == written.ctypes.data) == same_process  # mapped once in a process
+        written[100:104] = 7, 8, 9, 10
+        assert ctypes.string_at(others + 100, 4) == bytes([7, 8, 9, 10])
+        assert ctypes.string_at(mine + 100, 4) == bytes(4)
+    one.close()
+    assert one.arena is None and (one.arenas, one.zero_copy_rows) == (0, 0)
+    two.close()
+    assert not set(of_this_process._made_here) & fds
+
+
+def test_regions_nobody_reads_results_of_a_rank_that_is_alone_on_its_node() -> None:
+    regions = Regions(MemoryPlan(Topology((0, 1, 1)), 1 << 16, 0, False), Placement("host", "a test"), 0, Settings())
+    regions.make()
+    assert regions.arena is None and regions.meeting(b"", 0).arena_fd == -1
+
+
+@pytest.mark.parametrize(
+    ("limited", "wanted"),
+    [({}, min(1 << 36, PHYSICAL)), ({resource.RLIMIT_AS: 1 << 40}, 0), ({resource.RLIMIT_FSIZE: 1 << 30}, 1 << 30)],
+)
+def test_regions_reserve_what_limits_allow(
+    monkeypatch: pytest.MonkeyPatch, limited: dict[int, int], wanted: int
+) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda which: (limited.get(which, resource.RLIM_INFINITY),) * 2)
+    assert arena_bytes() == wanted
+    regions = made(0)
+    assert (regions.arena.bytes if regions.arena is not None else 0) == wanted
+
+
+def test_regions_zero_copy_rows_that_a_nic_pins_are_not_read_in_place() -> None:
+    plan = MemoryPlan(Topology((0, 0, 1)), 1 << 16, 1 << 16, True)
+    plan.reserve_zero_copy(1 << 20, pinned=True)  # a third set of rows would take memory
+    regions = Regions(plan, Placement("host", "a test"), 0, Settings())
+    regions.make()
+    meeting = regions.meeting(b"", 0)
+    assert meeting.zero_copy_fd == -1 and meeting.arena_fd >= 0
+
+
+def test_regions_zero_copy_needs_low_latency() -> None:
+    with pytest.raises(InvalidArgument, match="zero copy needs a Buffer made with low_latency_mode=True"):
+        made(0).zero_copy(1)

@@ -1,0 +1,70 @@
+"""A plan's tables and its JSON."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from tests.uccl_ep.fabric import machines
+from tests.uccl_ep.plan.plans import plan
+from uccl_ep.plan.record import GroupPlan
+from uccl_ep.tools.plan.report import SCHEMA, as_json, print_plan
+
+
+def printed(made: GroupPlan, reasons_of: tuple[int, ...] = (0,), everything: bool = False, width: int = 150) -> str:
+    stream = io.StringIO()
+    print_plan(made, Console(file=stream, width=width), reasons_of, everything)
+    return stream.getvalue()
+
+
+def test_report_of_a_plan_without_warnings(tmp_path: Path) -> None:
+    text = printed(plan(tmp_path, machines.dgx_h100()), (3,))
+    for word in (
+        "16 ranks on 2 host(s)", "every rank has an active InfiniBand port", "not efa: all ranks: no EFA device",
+        "mlx5_5:1 400G", "1 more host(s) are like the first", "rank 3, and why",
+        "on the same PCIe switch as GPU 0000:61:00.0",
+        "memory of a rank", "expected bytes of a step", "no warnings",
+    ):  # fmt: skip
+        assert word in text, word
+    assert text.count("host1") == 0 and "WARNING" not in text
+
+
+def test_report_shows_all_when_asked(tmp_path: Path) -> None:
+    text = printed(plan(tmp_path, machines.dgx_h100()), (), everything=True)
+    assert (
+        text.count("host1") == 8 and "like the first" not in text and "and why" not in text.replace("why, and over", "")
+    )
+
+
+def test_report_warnings_come_first_and_last(tmp_path: Path) -> None:
+    text = printed(plan(tmp_path, machines.roce_many_gids(), ranks=4, per_host=2))
+    assert "WARNING: shared NIC" in text.splitlines()[0]
+    assert text.splitlines()[-1].startswith("2 warning(s) above: shared NIC, shared GPU")
+
+
+def test_report_hosts_that_differ_are_all_shown(tmp_path: Path) -> None:
+    made = plan(tmp_path, machines.dgx_h100(), machines.openshift_pod(), machines.dgx_h100(), ranks=24)
+    text = printed(made, ())
+    ranks = text[text.index("computes on") : text.index("1 more host(s) are like the first")]
+    assert (ranks.count("host0"), ranks.count("host1"), ranks.count("host2")) == (8, 8, 0)
+
+
+def test_report_fits_a_narrow_terminal(tmp_path: Path) -> None:
+    lines = printed(plan(tmp_path, machines.p5()), width=80).splitlines()
+    assert max(len(line) for line in lines if line.startswith(("│", "╭", "┃", "┏"))) <= 80
+
+
+def test_report_json(tmp_path: Path) -> None:
+    made = plan(tmp_path, machines.roce_many_gids(), ranks=4, per_host=2)
+    values: dict[str, Any] = json.loads(json.dumps(as_json(made)))
+    assert values["schema"] == SCHEMA == 1 and values["total_bytes"] == made.total_bytes
+    assert values["ranks"][1]["nics"][0] == {
+        "name": "mlx5_0", "port": 1, "gbps": 200.0, "mtu": 4096, "distance": "under the same PCIe host bridge",
+        "gid": 5, "address": "RoCE v2, IPv4 10.7.0.11", "shared_with": [0],
+    }  # fmt: skip
+    assert values["cautions"][0]["kind"] == "shared NIC" and values["cautions"][0]["ranks"] == [0, 1, 2, 3]
+    assert values["traffic"]["dispatch_bytes"] > 0 and values["choices"][1]["over"]

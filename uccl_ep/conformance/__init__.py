@@ -1,1 +1,0 @@
-"""A conformance suite for DeepEP-like modules: `python -m uccl_ep.conformance MODULE`."""

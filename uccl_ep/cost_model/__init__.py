@@ -1,0 +1,1 @@
+"""What a routing costs on a wire, counted without running it."""

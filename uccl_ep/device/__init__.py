@@ -1,0 +1,1 @@
+"""What runs kernels: the protocol of a device, and the CPU."""

@@ -1,0 +1,1 @@
+"""How ranks meet, and which of them share a node."""

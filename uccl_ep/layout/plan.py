@@ -1,0 +1,225 @@
+"""The memory of one rank: what is laid out where, and the bill before it is paid."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, replace
+
+from uccl_ep import _native
+from uccl_ep.errors import refuse
+from uccl_ep.group.topology import Topology, split_into_nodes
+from uccl_ep.layout.combine_form import room_for_sums
+from uccl_ep.settings import Settings, settings
+from uccl_ep.sizes import format_bytes, round_up
+
+STAGING_ROWS = 128  # combine rows on their way out, low latency with several nodes
+_PAGE = 4096
+
+
+def low_latency_layout(
+    max_tokens: int,
+    hidden: int,
+    num_experts: int,
+    topology: Topology,
+    base: int,
+    wanted: Settings | None = None,
+) -> _native.LowLatencyLayout:
+    """The low-latency part of the data region for M tokens a rank, `hidden` channels and `num_experts` experts.
+
+    Args:
+        wanted: whose top-k it has slots for, and whether with room for sums of a node; None: the environment's.
+    """
+    wanted = settings() if wanted is None else wanted
+    layout = _native.LowLatencyLayout()
+    layout.max_tokens = max_tokens
+    layout.hidden = hidden
+    layout.max_topk = wanted.low_latency_topk  # also where there are fewer experts: a row of ids may be padded with -1
+    layout.num_hosted = topology.num_hosted
+    layout.staging_rows = STAGING_ROWS if topology.num_nodes > 1 else 0
+    layout.num_ranks = topology.num_ranks
+    layout.base = base
+    layout.reduces = int(room_for_sums(wanted, topology).reduces)
+    return layout
+
+
+def assumed_topology(num_ranks: int) -> Topology:
+    """The nodes that a size hint assumes, since it is asked before the group is known.
+
+    UCCL_EP_RANKS_PER_NODE, else what the launcher says about this host (torchrun, Open MPI), else one rank a node,
+    which needs the most memory.
+    """
+    per_node = settings().ranks_per_node
+    for name in ("LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE"):
+        if per_node == 0 and os.environ.get(name, "").isdecimal():
+            per_node = min(int(os.environ[name]), _native.MAX_RANKS_PER_NODE)
+    return split_into_nodes(["host"] * num_ranks, per_node or 1, _native.MAX_RANKS_PER_NODE)
+
+
+def low_latency_size_hint(max_tokens: int, hidden: int, num_ranks: int, num_experts: int) -> int:
+    """Bytes of the low-latency part; slots are per peer, not per expert (see `memory_bill`)."""
+    topology = assumed_topology(num_ranks)
+    return round_up(low_latency_layout(max_tokens, hidden, num_experts, topology, 0).bytes(), 128)
+
+
+@dataclass(frozen=True)
+class BillItem:
+    """One line of the memory bill."""
+
+    name: str
+    num_bytes: int
+    what_for: str
+    reserved: bool = False  # address space whose pages are taken when they are first written; not in the total
+
+
+@dataclass(frozen=True)
+class MemoryBill:
+    """The bytes that one rank allocates, by purpose. `str()` is a table."""
+
+    items: tuple[BillItem, ...]
+    placement: str = ""  # where rows lie, and why; empty where there is no choice
+
+    @property
+    def total_bytes(self) -> int:
+        """Sum over all items but those that are only reserved."""
+        return sum(item.num_bytes for item in self.items if not item.reserved)
+
+    def __str__(self) -> str:
+        rows = [f"{format_bytes(i.num_bytes):>12}  {i.name:<24} {i.what_for}" for i in self.items]
+        return "\n".join([*rows, f"{format_bytes(self.total_bytes):>12}  total", *filter(None, [self.placement])])
+
+
+class MemoryPlan:
+    """Offsets and sizes of one rank's segments for a group's shape and the caller's two byte counts.
+
+    The flat offset space of a rank is | data | control | zero copy |, each page-aligned. Data holds signals, the
+    throughput part (num_nvl_bytes, and num_rdma_bytes without low latency), and the low-latency part
+    (num_rdma_bytes with low latency). `whole` is the topology that the byte counts are meant for: all ranks, a
+    cell a node. Both counts grow so that the same rows fit where ranks take in rows of more sources: in a node that has
+    lost ranks, and where each rank is a cell (enable_shrink).
+    """
+
+    def __init__(
+        self,
+        topology: Topology,
+        num_nvl_bytes: int,
+        num_rdma_bytes: int,
+        low_latency: bool,
+        whole: Topology | None = None,
+    ) -> None:
+        self.topology = topology
+        self.low_latency = low_latency
+        self.num_channels = _native.MAX_CHANNELS
+        self.signals = _native.SignalLayout()
+        self.signals.num_ranks = topology.num_ranks
+        self.signals.num_channels = self.num_channels
+        self.signals.max_readers = max(topology.sizes)
+        self.control = _native.ControlLayout()
+        self.control.num_ranks = topology.num_ranks
+        self.control.num_channels = self.num_channels
+        self.throughput_budget = num_nvl_bytes + (0 if low_latency else num_rdma_bytes)
+        self.low_latency_budget = num_rdma_bytes if low_latency else 0
+        if whole is not None:
+            self._grow(whole)
+        self.throughput = self._throughput_layout(topology)
+        self.low_latency_base = round_up(self.throughput.base + self.throughput.bytes(), _PAGE)
+        self.data_bytes = round_up(self.low_latency_base + self.low_latency_budget + 128, _PAGE)
+        self.control_offset = self.data_bytes
+        self.control_bytes = self.control.bytes()
+        self.zero_copy_offset = round_up(self.control_offset + self.control_bytes, _PAGE)
+        # Two sets of [L, P, H + H/64] rows can never exceed twice what the classic per-expert layout takes; pages of
+        # it come into being only when get_next_low_latency_combine_buffer's result is written.
+        self.zero_copy_bytes = 0
+        self.zero_copy_pinned = False
+
+    def _grow(self, whole: Topology) -> None:
+        before, now = self._throughput_layout(whole).num_units(), self._throughput_layout(self.topology).num_units()
+        self.throughput_budget = round_up(max(1, -(-now // before)) * self.throughput_budget, 128)
+        sources = -(-(1 + self.topology.num_hosted) // (1 + whole.num_hosted))
+        if not self.topology.apart and whole.num_hosted:  # sums take memory by hosted sources alone
+            sources = max(sources, -(-self.topology.num_hosted // whole.num_hosted))
+        self.low_latency_budget = round_up(max(1, sources) * self.low_latency_budget, 128)
+
+    def _throughput_layout(self, topology: Topology) -> _native.ThroughputLayout:
+        layout = _native.ThroughputLayout()
+        layout.base = round_up(self.signals.bytes(), _PAGE)
+        layout.num_ranks = topology.num_ranks
+        layout.num_cells = topology.num_cells
+        layout.num_hosted = topology.num_hosted
+        layout.max_readers = max(topology.sizes)
+        layout.max_local_experts = -(-_native.MAX_EXPERTS // topology.num_ranks)
+        layout.unit_bytes = self.throughput_budget // layout.num_units() // 128 * 128
+        return layout
+
+    def reserve_zero_copy(self, num_bytes: int, pinned: bool = False) -> None:
+        """Adds the zero-copy span, once, before the segments are made. `pinned`: a NIC takes all its pages at once."""
+        self.zero_copy_bytes, self.zero_copy_pinned = round_up(num_bytes, _PAGE), pinned
+
+    @property
+    def flat_bytes(self) -> int:
+        """Size of the rank's flat offset space.
+
+        Raises:
+            InvalidArgument: it is beyond what offsets on the wire can name.
+        """
+        total = self.zero_copy_offset + self.zero_copy_bytes
+        if total > _native.MAX_REGION_BYTES:
+            refuse("num_nvl_bytes + num_rdma_bytes", total, f"up to {_native.MAX_REGION_BYTES} bytes in all")
+        return total
+
+    def bill(self, where: str = "host", reason: str = "", gpu: bool = False) -> MemoryBill:
+        """What this rank allocates; on a GPU also where its rows lie and why."""
+        items = [
+            BillItem("signals", self.throughput.base, "words that kernels of the node wait on"),
+            BillItem("throughput rings", self.low_latency_base - self.throughput.base, "num_nvl_bytes"),
+            BillItem("low-latency rows", self.data_bytes - self.low_latency_base, "num_rdma_bytes, slots per peer"),
+            BillItem("control", self.control_bytes, "words that the proxy and the kernels share"),
+        ]
+        if self.zero_copy_bytes:
+            taken = "when their size is first asked for" if gpu else "page by page when written"
+            what_for = (
+                "taken at once: a NIC registers every page" if self.zero_copy_pinned else f"reserved; taken {taken}"
+            )
+            items.append(BillItem("zero-copy rows", self.zero_copy_bytes, what_for, not self.zero_copy_pinned))
+        return MemoryBill(tuple(items), f"rows in {where} memory: {reason}" if gpu else "")
+
+
+def memory_bill(
+    num_max_dispatch_tokens_per_rank: int,
+    hidden: int,
+    num_ranks: int,
+    num_experts: int,
+    ranks_per_node: int = 0,
+    enable_shrink: bool = False,
+) -> MemoryBill:
+    """What low-latency mode takes on one rank, before anything is allocated.
+
+    Args:
+        num_max_dispatch_tokens_per_rank: M, tokens a rank and call.
+        hidden: channels of a token.
+        num_ranks, num_experts: of the group.
+        ranks_per_node: ranks that share a node; 0 assumes what get_low_latency_rdma_size_hint assumes.
+        enable_shrink: each rank then takes in all rows for itself instead of once for its node.
+
+    Returns:
+        A MemoryBill whose "rows" items sum to low_latency_size_hint() for the same nodes, without enable_shrink.
+    """
+    topology = (
+        split_into_nodes(["host"] * num_ranks, ranks_per_node, _native.MAX_RANKS_PER_NODE)
+        if ranks_per_node
+        else assumed_topology(num_ranks)
+    )
+    topology = replace(topology, apart=enable_shrink)
+    layout = low_latency_layout(num_max_dispatch_tokens_per_rank, hidden, num_experts, topology, 0)
+    sources = 2 * layout.source_bytes()
+    items = [
+        BillItem("staged rows", sources, "two sets of this rank's rows, read by its node and by the NIC"),
+        BillItem("hosted rows", sources * layout.num_hosted, "two sets per remote source on this rank's rail"),
+        BillItem("combine slots", 2 * layout.slots_bytes(), "two sets of one row per (token, k)"),
+        BillItem(
+            "rows to sum", 2 * layout.reduction_bytes(), "two sets of one row per (token, k) of sources hosted here"
+        ),
+        BillItem("combine staging", layout.staging_bytes(), "rows on their way to other nodes"),
+    ]
+    rest = layout.bytes() - sum(item.num_bytes for item in items)
+    items.append(BillItem("headers", rest, "counts announced to peers"))
+    return MemoryBill(tuple(item for item in items if item.num_bytes))

@@ -1,0 +1,374 @@
+"""The memory of one rank, and what it sees of its peers': made, told to them, opened, read for reports, given back.
+
+This file: a rank whose kernels run on the CPU. `uccl_ep.gpu.memory` has the GPU's.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from uccl_ep import _native
+from uccl_ep.errors import InvalidArgument, UcclEpError
+from uccl_ep.fabric.choice import GPU_MEMORY_FAMILIES
+from uccl_ep.group.handshake import Introduction, Meeting
+from uccl_ep.group.topology import Topology
+from uccl_ep.layout.plan import MemoryPlan
+from uccl_ep.membership.fault_errors import TIMEOUT
+from uccl_ep.membership.neighbours import Neighbours, Words
+from uccl_ep.membership.root_cause import Knowledge, has_ended, is_stopped
+from uccl_ep.settings import Settings
+from uccl_ep.system.os_limits import address_space
+
+_ARENA_BYTES = 1 << 36  # of address space, which takes no memory; results that do not fit lie elsewhere
+# By descriptor: what ranks of this process have made. Its other ranks look at it there: a hundred mappings of so much
+# address space each would not fit.
+_made_here: dict[int, _native.Segment] = {}
+
+
+def arena_bytes() -> int:
+    """Bytes to reserve for results that others read in place: at most what the host has; none where address space is
+    limited (`ulimit -v`)."""
+    if address_space() is not None:
+        return 0
+    largest_file = resource.getrlimit(resource.RLIMIT_FSIZE)[0]  # beyond it, the system ends the process
+    physical = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return min(_ARENA_BYTES, physical, _ARENA_BYTES if largest_file == resource.RLIM_INFINITY else largest_file)
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Where the rows of all ranks lie: "host" (memfd) or "device" (the GPU's own memory), and why.
+
+    Attributes:
+        by_address: ranks whose NICs reach the GPU's memory by its address (a peer-memory module); the others' by a
+            dma-buf.
+    """
+
+    where: str
+    reason: str
+    by_address: frozenset[int] = frozenset()
+
+
+def choose_placement(introductions: Sequence[Introduction], topology: Topology, family: str) -> Placement:
+    """Where data regions lie, from facts that every rank has alike.
+
+    A proxy of these families reads and writes rows with the CPU, so they can lie in a GPU's memory only where no proxy
+    touches them: when all ranks reach each other by load and store.
+    """
+    if introductions[0].device == "cpu":
+        return Placement("host", "kernels run on the CPU")
+    if topology.num_nodes > 1:
+        closed_to_nics = _closed_to_nics(introductions, family)
+        if closed_to_nics:
+            return Placement("host", closed_to_nics)
+    processes = {i.process for i in introductions}
+    closed = [i for i in introductions if not i.exportable]
+    if len(processes) > 1 and closed:
+        return Placement(
+            "host", f"GPU {closed[0].gpu} of rank {closed[0].rank} cannot share its memory with other processes"
+        )
+    for process in processes:
+        gpus = sorted({i.gpu for i in introductions if i.process == process})
+        if len(gpus) > 1:
+            return Placement("host", f"one process has ranks on several GPUs ({', '.join(gpus)})")
+    if topology.num_nodes > 1:
+        ways = {i.rank: str(i.fabric.get("gpu_memory")) for i in introductions}
+        by_address = frozenset(rank for rank, way in ways.items() if way == "peer_memory")
+        reason = f"NICs reach GPU memory ({family}, by {' and '.join(sorted(set(ways.values())))})"
+        return Placement("device", reason, by_address)
+    return Placement("device", "all ranks are on one node and reach each other's GPU memory")
+
+
+def _closed_to_nics(introductions: Sequence[Introduction], family: str) -> str:
+    """Why rows between nodes cannot lie in GPU memory; empty: they can."""
+    if family not in GPU_MEMORY_FAMILIES:
+        return f"proxies read and write rows with the CPU ({family}), so they lie in pinned memory"
+    for i in introductions:
+        if i.fabric.get("gpu_memory") not in ("dmabuf", "peer_memory"):
+            why = i.fabric.get("gpu_memory_reason") or "it has not said how"
+            return f"no NIC reaches the GPU memory of rank {i.rank} ({i.hostname}): {why}"
+    return ""
+
+
+@dataclass(frozen=True)
+class Peer:
+    """Another rank of this host.
+
+    Attributes:
+        meeting: what it said of its memory.
+        member: it is of this rank's node, whose kernels load from and store to it.
+        same_process: it is a thread of this process.
+    """
+
+    meeting: Meeting
+    member: bool
+    same_process: bool
+
+
+class Regions:
+    """Memory of a rank whose kernels run on the CPU: memfds that whoever needs them maps.
+
+    Made in steps, so that whatever exists by then can be closed: make, meet, place.
+
+    Attributes:
+        data: uint8 tensor over this rank's data region.
+        control, rings, counters: segments that the proxy shares. stats: what peer_stats lies in.
+        arena: segment that this rank's results lie in, for its node to read; None: this rank is alone on its node.
+        mask: int32 [num_ranks]; 1 = left out. peer_stats: int64 [num_ranks, PEER_STATS].
+    """
+
+    def __init__(self, plan: MemoryPlan, placement: Placement, rank: int, settings: Settings) -> None:
+        self.plan, self.placement, self.rank = plan, placement, rank
+        self.num_rings = settings.proxy_threads * settings.rings
+        self._settings = settings
+        self._peers: dict[int, Peer] = {}
+        self._watch_pid = 0
+        self._peer_control: dict[int, _native.Segment] = {}
+        self._peer_data: dict[int, _native.Segment] = {}
+        self.arena: _native.Segment | None = None
+        self._arenas: dict[int, _native.Segment] = {}  # of the node's ranks
+        self._zero_copies: dict[int, _native.Segment] = {}  # likewise, where zero-copy rows are read in place
+        self._arena_table: torch.Tensor | None = None
+        self._zero_copy_table: torch.Tensor | None = None
+        self._zero_copy_bytes: torch.Tensor | None = None
+
+    @property
+    def num_ranks(self) -> int:
+        """Ranks of the group."""
+        return self.plan.topology.num_ranks
+
+    def make(self) -> None:
+        """Makes this rank's own memory."""
+        plan, s = self.plan, self._settings
+        _ = plan.flat_bytes  # refuses what offsets cannot name
+        name = f"uccl-ep-{self.rank}"
+        self._make_data(f"{name}-data")
+        self.control = _native.Segment.create(f"{name}-control", plan.control_bytes)
+        self.rings = _native.Segment.create(f"{name}-rings", self.num_rings * _native.ring_bytes(s.ring_capacity))
+        self.counters = _native.Segment.create(
+            f"{name}-counters", _native.counters_bytes(s.proxy_threads, self.num_ranks)
+        )
+        self._zero_copy = (
+            _native.Segment.create(f"{name}-zero-copy", plan.zero_copy_bytes) if plan.zero_copy_bytes else None
+        )
+        self._peer_control[self.rank] = self.control
+        self._make_arena(f"{name}-results")
+
+    def _make_arena(self, name: str) -> None:
+        topology, most = self.plan.topology, arena_bytes()
+        if most and len(topology.members(topology.node_of[self.rank])) > 1:
+            self.arena = self._arenas[self.rank] = _native.Segment.create(name, most)
+            _made_here[self.arena.fd] = self.arena
+            # A NIC would take every page of a third set of rows.
+            if self._zero_copy is not None and not self.plan.zero_copy_pinned:
+                self._zero_copies[self.rank] = _made_here[self._zero_copy.fd] = self._zero_copy
+
+    def _make_data(self, name: str) -> None:
+        self._peer_data[self.rank] = _native.Segment.create(name, self.plan.data_bytes)
+        self.data = torch.from_numpy(self._peer_data[self.rank].numpy())
+
+    def spans(self) -> list[tuple[int, int, int]]:
+        """What the proxy maps: (flat offset, bytes, descriptor)."""
+        plan = self.plan
+        spans = [(plan.control_offset, plan.control_bytes, self.control.fd)]
+        if self.rank in self._peer_data:
+            spans.insert(0, (0, plan.data_bytes, self._peer_data[self.rank].fd))
+        if self._zero_copy is not None:
+            spans.append((plan.zero_copy_offset, plan.zero_copy_bytes, self._zero_copy.fd))
+        return spans
+
+    def devices(self) -> list[tuple[int, int, int]]:
+        """Which of the spans are a GPU's memory: (flat offset, address, dma-buf or -1). None on a CPU."""
+        return []
+
+    def meeting(self, address: bytes, watch_pid: int) -> Meeting:
+        """What peers need to know."""
+        self._watch_pid = watch_pid
+        data, zero_copy = self._peer_data.get(self.rank), self._zero_copies.get(self.rank)
+        return Meeting(
+            rank=self.rank,
+            segment_pid=os.getpid(),
+            data_fd=-1 if data is None else data.fd,
+            data_bytes=self.plan.data_bytes,
+            control_fd=self.control.fd,
+            control_bytes=self.plan.control_bytes,
+            flat_bytes=self.plan.flat_bytes,
+            address=address,
+            watch_pid=watch_pid,
+            arena_fd=-1 if self.arena is None else self.arena.fd,
+            arena_bytes=0 if self.arena is None else self.arena.bytes,
+            zero_copy_fd=-1 if zero_copy is None else zero_copy.fd,
+            zero_copy_bytes=0 if zero_copy is None else zero_copy.bytes,
+        )
+
+    def meet(self, peers: Sequence[Peer]) -> None:
+        """Opens the memory of this host's other ranks: control of all, to say goodbye there; data of the node's.
+
+        Raises:
+            UcclEpError: it cannot be opened; names the rank, and says whether its process has ended, or is hidden.
+        """
+        for peer in peers:
+            m = peer.meeting
+            self._peers[m.rank] = peer
+            try:
+                self._peer_control[m.rank] = _native.Segment.open(m.segment_pid, m.control_fd, m.control_bytes)
+                if peer.member:
+                    self._open_data(peer)
+            except RuntimeError as error:
+                ended = ": its process has ended" if has_ended(m.segment_pid) else ""
+                if not ended and not os.path.exists(f"/proc/{m.segment_pid}"):
+                    ended = ": its process lives, but this one may not look at it (hidepid)"
+                raise UcclEpError(
+                    f"rank {self.rank} cannot open the memory of rank {m.rank}{ended} ({error})"
+                ) from error
+
+    def _open_data(self, peer: Peer) -> None:
+        m = peer.meeting
+        self._peer_data[m.rank] = _native.Segment.open(m.segment_pid, m.data_fd, m.data_bytes)
+        if self.arena is None:
+            return  # address space is limited here: the others see that this rank has none, and use none either
+        for segments, fd, num_bytes in (
+            (self._arenas, m.arena_fd, m.arena_bytes),
+            (self._zero_copies, m.zero_copy_fd, m.zero_copy_bytes),
+        ):
+            if fd >= 0:
+                here = _made_here.get(fd) if peer.same_process else None
+                segments[m.rank] = here or _native.Segment.open(m.segment_pid, fd, num_bytes)
+
+    def place(self, tables: _native.RankTablesSettings, members: Sequence[int]) -> _native.RankContext:
+        """Fills in where everything lies, by kernels' addresses; returns what every kernel of this rank is told."""
+        self.mask = torch.zeros(self.num_ranks, dtype=torch.int32)
+        shape = (self.num_ranks, _native.PEER_STATS)
+        self.stats = _native.Segment.create(f"uccl-ep-{self.rank}-stats", 8 * shape[0] * shape[1])
+        words = self.stats.numpy()[: 8 * shape[0] * shape[1]]
+        self.peer_stats = torch.from_numpy(words).view(torch.int64).view(shape)
+        tables.data = [self._peer_data[r].address for r in members]
+        tables.control = [self._peer_control[r].address for r in members]
+        tables.rings = self.rings.address
+        tables.mask, tables.peer_stats = self.mask.data_ptr(), self.peer_stats.data_ptr()
+        self._tables = _native.RankTables(tables)
+        self._arena_table = _addresses(self._arenas, members)
+        self._zero_copy_table = _addresses(self._zero_copies, members)
+        return self._tables.context
+
+    @property
+    def arenas(self) -> int:
+        """Address of u64 [2, ranks of this node]: where each one's arena is mapped here, and how many bytes it has.
+
+        0: not all have one.
+        """
+        return 0 if self._arena_table is None else self._arena_table.data_ptr()
+
+    @property
+    def zero_copy_rows(self) -> int:
+        """Likewise of zero-copy rows; 0: other ranks of this node do not read them in place."""
+        return 0 if self._zero_copy_table is None else self._zero_copy_table.data_ptr()
+
+    def shared(self) -> dict[str, _native.Segment]:
+        """What may be looked at from outside (uccl_ep.observe.page): segments in host memory, by purpose."""
+        segments = {"control": self.control, "rings": self.rings, "counters": self.counters}
+        if "stats" in self.__dict__:
+            segments["stats"] = self.stats
+        if self.rank in self._peer_data:
+            segments["data"] = self._peer_data[self.rank]
+        return segments
+
+    @property
+    def proxy_pid(self) -> int:
+        """The process that runs the proxy: this one, or one beside it."""
+        return self._watch_pid
+
+    def control_words(self, rank: int) -> Words:
+        """The control segment of a rank of this host; it stays mapped as long as somebody holds this."""
+        return np.frombuffer(self._peer_control[rank].numpy(), dtype=np.uint64)
+
+    def control_word(self, rank: int, offset: int) -> int:
+        """One word of it."""
+        return int(self.control_words(rank)[offset // 8])
+
+    def set_control_words(self, offset: int, value: int) -> None:
+        """Writes a word of the control segment of every other rank of this host, where it does not hold more."""
+        for rank in self._peer_control:
+            if rank != self.rank:
+                words = self.control_words(rank)
+                words[offset // 8] = max(int(words[offset // 8]), value)
+
+    def neighbours(self) -> Neighbours:
+        """What this rank sees of the other ranks of its host, whatever becomes of this object."""
+        own, others = self.plan.control.departed(self.rank) // 8, {}
+        for rank, peer in self._peers.items():
+            others[rank] = (peer.meeting.segment_pid, self.control_words(rank)[own : own + 1])
+        first = self.plan.control.departed(0) // 8
+        return Neighbours(self.control_words(self.rank)[first : first + self.num_ranks], others)
+
+    def knowledge(self) -> Knowledge:
+        """What can be seen from here of ranks that wait for each other."""
+        peers = _native.read_counters(self.counters.address, self._settings.proxy_threads, self.num_ranks)[1]
+        elsewhere = [rank for rank in range(self.num_ranks) if rank not in self._peer_control]
+        heard = {rank: peers[rank]["last_arrival_ns"] for rank in elsewhere}
+        return Knowledge(self._accusations(), self._stopped(), heard)
+
+    def _accusations(self) -> dict[int, int]:
+        """Of the ranks of this host whose waits have expired: whom those were for, when it is known."""
+        faults = {rank: _native.read_fault(segment.address) for rank, segment in self._peer_control.items()}
+        named = {rank: fault["peer"] for rank, fault in faults.items() if fault and fault["kind"] == TIMEOUT}
+        return {rank: peer for rank, peer in named.items() if peer < self.num_ranks}
+
+    def _stopped(self) -> list[int]:
+        """Ranks of this host whose process, or whose proxy's, is stopped; this one too, by its proxy."""
+        told: dict[int, tuple[int, ...]] = {self.rank: (self._watch_pid,)}
+        told |= {rank: (peer.meeting.segment_pid, peer.meeting.watch_pid) for rank, peer in self._peers.items()}
+        return sorted(rank for rank, pids in told.items() if any(pid > 0 and is_stopped(pid) for pid in pids))
+
+    def data_word(self, rank: int, offset: int) -> int:
+        """A word of the data region of a rank of this node."""
+        return int(np.frombuffer(self._peer_data[rank].numpy(), dtype=np.uint64)[offset // 8])
+
+    def read_stats(self) -> torch.Tensor:
+        """peer_stats as they are now, in host memory."""
+        return self.peer_stats
+
+    def zero_copy(self, num_bytes: int) -> tuple[torch.Tensor, int]:
+        """(uint8 tensor over at least `num_bytes` of the zero-copy span or all there is, its flat offset).
+
+        Raises:
+            InvalidArgument: the Buffer has none.
+        """
+        if self._zero_copy_bytes is None:
+            self._zero_copy_bytes = torch.from_numpy(self._zero_copy_segment().numpy())
+        return self._zero_copy_bytes, self.plan.zero_copy_offset
+
+    def _zero_copy_segment(self) -> _native.Segment:
+        if self._zero_copy is None:
+            raise InvalidArgument("zero copy needs a Buffer made with low_latency_mode=True")
+        return self._zero_copy
+
+    def release_peers(self) -> None:
+        """Lets go of what of others' memory ends with its owner."""
+
+    def close(self) -> None:
+        """Drops everything. Memory that the caller still has a view of goes with the last view. Idempotent."""
+        for name in "data control rings counters stats mask peer_stats _zero_copy _tables".split():
+            self.__dict__.pop(name, None)
+        self.arena = self._arena_table = self._zero_copy_table = self._zero_copy_bytes = None
+        for mine in (self._arenas.get(self.rank), self._zero_copies.get(self.rank)):
+            if mine is not None:
+                _made_here.pop(mine.fd, None)
+        self._arenas.clear()
+        self._zero_copies.clear()
+        self._peer_control.clear()
+        self._peer_data.clear()
+
+
+def _addresses(segments: dict[int, _native.Segment], members: Sequence[int]) -> torch.Tensor | None:
+    """int64 [2, members]: where their segments are mapped here, and their bytes; None: some have none."""
+    if not all(rank in segments for rank in members):
+        return None
+    places = [segments[rank].address for rank in members], [segments[rank].bytes for rank in members]
+    return torch.tensor(places, dtype=torch.int64)

@@ -1,0 +1,1 @@
+"""Low latency: dispatch and combine of decoding."""

@@ -1,0 +1,97 @@
+"""What a Buffer's combines that are reduced in the node need besides their two halves: the form that is used, and the
+sums that this rank owes other nodes' ranks."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any, NoReturn
+
+import torch
+
+from uccl_ep import _native
+from uccl_ep.device.protocol import Device
+from uccl_ep.errors import refuse
+from uccl_ep.layout.combine_form import CombineForm, by_model, form_of_call, room_for_sums
+from uccl_ep.layout.combine_formats import CombineFormat
+from uccl_ep.layout.plan import low_latency_layout
+from uccl_ep.session.session import Session
+
+_BLOCKS, _WARPS = 8, 4
+_DIRECT = CombineForm(False, "no call yet")
+
+
+class Sums:
+    """Of one LowLatency.
+
+    A kernel between the halves sums rows and sends the sums (kernels/low_latency/combine_reduce.h). It waits for other
+    ranks' sending halves, so a sending half must not wait for it: with a receive hook it is queued by whatever
+    low-latency half this rank queues next, else at once. Other ranks' receiving halves wait for it, which is why it
+    must be queued before this rank waits for anything else of theirs.
+
+    Attributes:
+        owed: kernels that `catch_up` queues, with the tensors that they use.
+    """
+
+    def __init__(self, session: Session, device: Device) -> None:
+        self._session, self._device = session, device
+        self._form = _DIRECT
+        self.owed: list[tuple[_native.CombineReduceArgs, tuple[Any, ...]]] = []
+        self._kept: deque[tuple[Any, ...]] = deque(maxlen=4)  # no more than two calls are outstanding
+
+    def lay_out(self, max_tokens: int, hidden: int, num_experts: int) -> tuple[_native.LowLatencyLayout, CombineForm]:
+        """The layout for these sizes, and the form of its combines.
+
+        With auto there is room for sums where the model wants them and num_rdma_bytes
+        allows.
+        """
+        plan, settings = self._session.plan, self._session.settings
+        layout = low_latency_layout(max_tokens, hidden, num_experts, plan.topology, plan.low_latency_base, settings)
+        form = room_for_sums(settings, plan.topology)
+        if form.reduces and settings.low_latency_combine == "auto":
+            sizes = (max_tokens, hidden, num_experts)
+            form = by_model(sizes, plan.topology, settings.low_latency_topk, self._session.family)
+            if form.reduces and layout.bytes() > plan.low_latency_budget:
+                form = CombineForm(False, f"num_rdma_bytes has no room for sums: {layout.bytes()} bytes", form.over)
+            layout.reduces = int(form.reduces)
+        return layout, form
+
+    def use(self, form: CombineForm) -> None:
+        """From now on this is the form of calls, unless something about a call speaks against it."""
+        if form != self._form and self._session.topology.num_nodes > 1:
+            self._session.show((f"combine {form.name}", "; ".join((form.reason, *form.over))))
+        self._form = self._session.combine_form = form
+
+    def form_of(self, rows: CombineFormat) -> CombineForm:
+        """The form of the next call, whose rows travel like this."""
+        return form_of_call(self._form, rows)
+
+    def refuse_topk(self, topk: int, most: int) -> NoReturn:
+        """Raises InvalidArgument: tokens name more experts than memory is laid out for."""
+        refuse("topk_idx", f"{topk} columns", f"up to {most}", "UCCL_EP_LOW_LATENCY_TOPK allows more, on all ranks.")
+
+    def owe(
+        self,
+        prototype: _native.CombineReduceArgs,
+        wait_stats: torch.Tensor | None,
+        word: torch.Tensor,
+        readable: int,
+    ) -> None:
+        """A sending half has been queued whose rows this rank sums for others.
+
+        Args:
+            prototype: the kernel's arguments but for the call's. word: keeps the call's numbers.
+            wait_stats: int64 [N] that waits are added to.
+            readable: where ranks of the node see each other's registered memory (Regions.zero_copy_rows), or 0.
+        """
+        args = _native.CombineReduceArgs(prototype)
+        args.epoch, args.reduces = word.data_ptr(), 1
+        args.wait_stats = 0 if wait_stats is None else wait_stats.data_ptr()
+        args.registered = readable
+        self.owed.append((args, (word, wait_stats)))
+
+    def catch_up(self) -> None:
+        """Queues what is owed, oldest first."""
+        while self.owed:
+            args, keep = self.owed.pop(0)
+            self._device.launch(_native.low_latency_combine_reduce, args, self._device.grid(_BLOCKS, _WARPS))
+            self._kept.append(keep)  # also when the caller has dropped the hook

@@ -1,0 +1,1 @@
+"""Who is still there, who is lost, and whose fault it is."""

@@ -1,0 +1,218 @@
+"""What the surviving ranks of a group tell each other without the group, to agree (agreement.py) on who is left."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+
+from uccl_ep.errors import PeerLost, PeerTimeout, UcclEpError
+from uccl_ep.membership.agreement import PHASE, Agreement
+from uccl_ep.membership.messenger import Message, Switchboard
+from uccl_ep.membership.proof import keyed
+from uccl_ep.membership.quorum import Quorum
+from uccl_ep.membership.roll_call_view import ALIVE, DECIDED, View, whole
+from uccl_ep.membership.wait_reports import POLL_S, Accusation, Accusations
+
+_MAX_EXCHANGES = 16
+
+OnCall = Callable[[list[int], int], None]  # (ranks that are suspected, the rank that says so)
+
+
+class RollCall(Agreement):
+    """One rank's part. The listener lives as long as this object; agree() is called when something is wrong.
+
+    Args:
+        quorum: survivors go on where they are one (quorum.py); else any do.
+    """
+
+    def __init__(
+        self,
+        rank: int,
+        num_ranks: int,
+        secret: bytes,
+        interface: str,
+        on_call: OnCall | None = None,
+        quorum: bool = False,
+    ) -> None:
+        super().__init__(rank, num_ranks, Quorum(rank, num_ranks) if quorum else None)
+        self.on_call = on_call
+        self._number = 0
+        self._given: dict[tuple[int, int], dict[int, bytes]] = {}
+        self._words = Accusations(
+            rank, num_ranks, self._changed, lambda to, said: self._board.send(to, said), self._over
+        )
+        self._secret = secret
+        self._board = Switchboard(rank, secret, interface, self._hear, self._lose)
+
+    @property
+    def address(self) -> str:
+        """Where this rank listens, for the others' meet()."""
+        host, port = self._board.address
+        return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+    def secret_of(self, session: int) -> bytes:
+        """The secret of a later session of these ranks: its number has travelled, the secret has not."""
+        return keyed(self._secret, b"session" + session.to_bytes(8, "little"))
+
+    @property
+    def strangers(self) -> int:
+        """Connections that were dropped because who made them had not the secret, or broke the form."""
+        return self._board.strangers
+
+    def meet(self, addresses: Mapping[int, str]) -> None:
+        """Where the others listen.
+
+        Raises:
+            UcclEpError: an address that is none.
+        """
+        found = {}
+        for rank, text in addresses.items():
+            host, _, port = text.rpartition(":")
+            if not host or not port.isdecimal() or not 0 < int(port) < 1 << 16:
+                raise UcclEpError(
+                    f"rank {rank} says that its roll call listens on {text!r}: not an address with a port"
+                )
+            found[rank] = (host.strip("[]"), int(port))
+        self._board.meet(found)
+
+    def close(self) -> None:
+        """Ends the listener and every wait here: to the others, this rank has gone. Idempotent."""
+        self._board.close()
+        with self._changed:
+            self._closed = True
+            if self._quorum is not None:
+                self._quorum.forget()
+            self._changed.notify_all()
+
+    # ---- what is said ----------------------------------------------------------------------------------------------
+
+    def _answer(self, rank: int, generation: int) -> None:
+        self._send(rank, generation, self._decisions[generation], DECIDED)
+
+    def _send(self, rank: int, generation: int, suspects: frozenset[int], phase: int) -> None:
+        if rank == self.rank:
+            return
+        self._number += 1
+        before = self._decisions.get(generation - 1, frozenset())
+        dead = () if self._quorum is None else self._quorum.dead
+        view = View(
+            self._number, phase, suspects, self._hints, self._ballot, self._refusals, self._backed, self._allows, dead
+        )
+        self._board.send(rank, {"k": "state", "g": generation, "before": sorted(before), **view.as_message()})
+
+    # ---- what is heard (on the switchboard's thread) ---------------------------------------------------------------
+
+    def _lose(self, rank: int) -> None:
+        with self._changed:
+            self._refusing.setdefault(rank, time.monotonic())
+            self._look()
+            self._step()
+            self._changed.notify_all()
+
+    def _hear(self, rank: int, message: Message) -> None:
+        """A frame of a rank. Raises ValueError, TypeError or KeyError when no correct rank says that."""
+        generation = whole(message["g"])
+        if not 0 <= rank < self.num_ranks or rank == self.rank:
+            raise ValueError("no such rank")
+        if message["k"] in ("accuse", "alive"):
+            with self._changed:
+                current = rank in self.members and generation == self.generation
+                if rank not in self.members:
+                    self._answer(rank, self.generation)  # it does not know yet
+            self._words.hear(rank, generation, message, current)
+            return
+        if message["k"] == "give":
+            self._take(rank, generation, whole(message["i"]), message["v"])
+            return
+        if message["k"] != "state":
+            raise ValueError("no such message")
+        view, before = View.of(message, self.num_ranks)
+        called = None
+        with self._changed:
+            if generation > self.generation + 1:
+                self._catch_up(rank, generation - 1, before)
+            if rank in self.members and generation == self.generation + 1:
+                called = self._note(rank, view)
+            elif generation <= self.generation and ALIVE < view.phase < DECIDED:
+                self._answer(rank, generation if generation in self._decisions else self.generation)
+            elif rank not in self.members and view.phase < DECIDED:
+                self._answer(rank, self.generation)
+            self._changed.notify_all()
+        if called is not None and self.on_call is not None:
+            self.on_call(called, rank)
+
+    def _begin_group(self) -> None:
+        self._words.forget()
+        self._given = {key: values for key, values in self._given.items() if key[0] >= self.generation}
+
+    # ---- accusations -----------------------------------------------------------------------------------------------
+
+    def accuse(self, peer: int, reason: str) -> None:
+        """Tells all others whom this rank has waited for in vain, or lost: they may be waiting for this rank.
+
+        Args:
+            peer: -1 when it is not known.
+            reason: for people.
+        """
+        self._words.accuse(self.generation, peer, reason)
+
+    def accusations(self, of: int | None, grace_s: float) -> dict[int, Accusation]:
+        """What the others have said since the last decision, by rank.
+
+        Waits `grace_s` seconds for them, or no longer than until rank `of` has said something or its process has ended.
+        """
+        return self._words.wait(of, grace_s)
+
+    def follow(self, accused: int, grace_s: float, patience_s: float) -> dict[int, Accusation]:
+        """The same after `grace_s` seconds, when rank `accused` was accused before and has not answered that it is
+        alive. If it has, it is given `patience_s` to say whom it waits for, and the others `grace_s` more."""
+        return self._words.follow(accused, grace_s, patience_s)
+
+    def silent(self) -> set[int]:
+        """Members that have neither accused anybody nor answered an accusation since the last decision."""
+        return self._words.silent() & self.members
+
+    def _over(self, rank: int | None) -> bool:
+        self._look()
+        return self._closed or self.excluded_by is not None or rank in self._gone
+
+    # ---- exchanges among the survivors -----------------------------------------------------------------------------
+
+    def _take(self, rank: int, generation: int, index: int, value: object) -> None:
+        if not isinstance(value, bytes) or index >= _MAX_EXCHANGES:
+            raise ValueError("no exchange")
+        with self._changed:
+            if rank in self.members and generation in (self.generation, self.generation + 1):
+                self._given.setdefault((generation, index), {})[rank] = value
+                self._changed.notify_all()
+
+    def exchange(self, generation: int, index: int, value: bytes, deadline_s: float) -> dict[int, bytes]:
+        """Everybody's value of the `index`-th exchange after a decision, by rank. Collective among its members.
+
+        Raises:
+            PeerLost: a member has ended, or some member has begun to agree anew.
+            PeerTimeout: a member has not come by the deadline.
+        """
+        with self._changed:
+            members = self.members
+            for rank in members - {self.rank}:
+                self._board.send(rank, {"k": "give", "g": generation, "i": index, "v": value})
+            begin = time.monotonic()
+            while True:
+                self._check_open()
+                self._look()
+                given = {**self._given.get((generation, index), {}), self.rank: value}
+                missing = members - given.keys()
+                if not missing and generation == self.generation:
+                    return {rank: given[rank] for rank in sorted(members)}
+                waited = time.monotonic() - begin
+                doubted = {r for v in self._views.values() if v.phase > ALIVE for r in (v.suspects | v.hints) & members}
+                lost = sorted(missing & self._gone) or sorted(doubted - {self.rank})
+                if self.excluded_by is not None:
+                    raise self.exclusion()
+                if lost or generation != self.generation or self._called:
+                    peer = lost[0] if lost else next(iter(self._views), None)
+                    raise PeerLost(rank=self.rank, peer=peer, phase=PHASE, waited_s=waited)
+                if waited >= deadline_s:
+                    raise PeerTimeout(rank=self.rank, peer=min(missing), phase=PHASE, waited_s=waited)
+                self._changed.wait(min(POLL_S, deadline_s))

@@ -1,0 +1,1 @@
+"""A rank's life: start, proxy, faults, goodbye."""

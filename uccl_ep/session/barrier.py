@@ -1,0 +1,29 @@
+"""A barrier of all ranks of a Buffer, on its stream."""
+
+from __future__ import annotations
+
+from uccl_ep import _native
+from uccl_ep.device.protocol import Device
+from uccl_ep.session.session import Session
+
+
+class Collective:
+    """Numbered barriers; every rank makes the same calls."""
+
+    def __init__(self, session: Session, device: Device) -> None:
+        self._session, self._device = session, device
+        self._round = 0
+
+    def barrier(self) -> None:
+        """Returns when all ranks have come and everything they sent before is delivered. Collective.
+
+        Raises:
+            PeerTimeout, PeerLost: a rank did not come.
+        """
+        self._device.check_host_wait()
+        self._round += 1
+        args = _native.BarrierArgs()
+        args.rank, args.round = self._session.context, self._round
+        self._device.begin()
+        self._device.launch(_native.rank_barrier, args, self._device.shape(1, 1))
+        self._device.finish()

@@ -1,0 +1,409 @@
+"""One rank's share of a Buffer's life: handshake, segments, proxy, peers' memory, faults, goodbye."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import socket
+import sys
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from uccl_ep import _native
+from uccl_ep.errors import InvalidArgument, PeerLost
+from uccl_ep.fabric.choice import choose_fabric, explain
+from uccl_ep.fabric.facts import tell
+from uccl_ep.group.group import Group
+from uccl_ep.group.handshake import (
+    Introduction,
+    Meeting,
+    Ready,
+    compare_settings,
+    exchange,
+    host_identity,
+    process_name,
+    route_address,
+)
+from uccl_ep.group.self_description import paint
+from uccl_ep.group.topology import split_into_nodes
+from uccl_ep.layout.combine_form import CombineForm
+from uccl_ep.layout.plan import MemoryBill, MemoryPlan
+from uccl_ep.layout.regions import Peer, Regions, choose_placement
+from uccl_ep.membership.fault_errors import PEER_LOST, Evidence
+from uccl_ep.membership.roll_call import RollCall
+from uccl_ep.membership.secret import KeyPair, deal
+from uccl_ep.observe.publish import publish
+from uccl_ep.plan.fill import Agreed
+from uccl_ep.plan.start import show_start
+from uccl_ep.recorder.recorder import FlightRecorder
+from uccl_ep.session.device_choice import gpu_facts, kind_of
+from uccl_ep.session.diagnosis import Witness
+from uccl_ep.session.proxy_link import CONNECT_TIMEOUT_S, ProcessProxy, ProxyConfig, ProxyLink, ThreadProxy
+from uccl_ep.settings import PREFIX, Settings
+from uccl_ep.system.os_limits import address_space, in_words
+from uccl_ep.system.ownership import NoCopies
+
+if TYPE_CHECKING:
+    import torch
+
+    from uccl_ep.gpu.driver import Driver
+
+_DRAIN_S = 2.0
+_WORDS_S = 0.5  # what a rank whose start-up failed gives the others to say why theirs did
+_SHARED = (
+    "ranks_per_node transport proxy_threads rings provider queue_pairs low_latency_combine low_latency_topk".split()
+)  # settings that all ranks must have alike
+_LEAVING, _LEFT = 1, 2  # proxy/engine/departures.h
+
+
+@dataclass(frozen=True)
+class Start:
+    """What a session starts with besides settings.
+
+    Attributes:
+        driver: the GPU that this rank's kernels run on; None: the CPU.
+        prepare: makes what else the rank needs, given the session. When it fails on one rank, no rank starts.
+        alike: settings of whoever makes the session that all ranks must have alike.
+    """
+
+    driver: Driver | None = None
+    prepare: Callable[[Session], None] = lambda session: None
+    alike: Mapping[str, Any] = field(default_factory=dict)
+
+
+class Session(NoCopies, Witness):
+    """Everything of a rank that is not an operation. Made collectively by all ranks of the group, or, from a
+    SurvivorGroup, by those that are left of it.
+
+    Attributes:
+        rank, num_ranks, topology, plan, family: what was agreed. notes: (choice, why) about NICs and the transport.
+        introductions: what each rank has said of itself; empty for absent ranks.
+        absent: ranks of the original group that take no part. hosts: host identity of every one of its ranks.
+        roll_call: what survivors agree by when ranks are lost.
+        regions: this rank's memory and what it sees of others'. placement: where rows lie, and why.
+        context: the kernels' RankContext. combine_form: of low-latency combines, once memory is laid out for them.
+    """
+
+    def __init__(
+        self,
+        group: Group,
+        budgets: tuple[int, int],
+        low_latency: bool,
+        shrink: bool,
+        settings: Settings,
+        start: Start = Start(),  # noqa: B008 - frozen
+    ) -> None:
+        self.rank, self.num_ranks = group.rank(), group.size()
+        self.settings = settings
+        self._driver, self._prepare = start.driver, start.prepare
+        self._proxy: ProxyLink | None = None
+        self._guard: _native.ProxyGuard | None = None
+        self._closed = False
+        self._closing = threading.Lock()  # a call of the roll call comes on its thread
+        self.absent: frozenset[int] = getattr(group, "absent", frozenset())
+        self.roll_call: RollCall | None = getattr(group, "roll_call", None)
+        self._owns_roll_call = self.roll_call is None
+        self.shrink, self.fault_raised = shrink, False
+        self.notes: list[tuple[str, str]] = []
+        self._known: tuple[dict[str, int], Evidence] | None = None  # the fault, as it was when it was first raised
+        self.combine_form: CombineForm | None = None
+        self.last_kernel = ""  # of those queued; for reports
+        self.recorder: FlightRecorder = FlightRecorder(self.rank, settings, kind_of(start.driver) == "cuda")
+        shared = {
+            "num_nvl_bytes": budgets[0],
+            "num_rdma_bytes": budgets[1],
+            "low_latency_mode": low_latency,
+            "enable_shrink": shrink,
+            **{PREFIX + name.upper(): getattr(settings, name) for name in _SHARED},
+            "device": kind_of(start.driver),
+            **start.alike,
+        }
+        self.introductions = self._introduce(group, shared)
+        self.hosts: list[str] = getattr(group, "hosts", [i.host_id for i in self.introductions])
+        whole = split_into_nodes(self.hosts, settings.ranks_per_node, _native.MAX_RANKS_PER_NODE)
+        self.topology = replace(whole, apart=shrink).without(self.absent)
+        self.fabric = choose_fabric(settings, self._present, self.topology, self.rank)
+        self.family, self.family_reason = self.fabric.family, self.fabric.reason
+        self.placement = choose_placement(self._present, self.topology, self.family)
+        self.plan = MemoryPlan(self.topology, *budgets, low_latency, whole)
+        # The classic per-expert layout's send area is what get_next_low_latency_combine_buffer's shape needs; with
+        # memfds it costs nothing until it is written. Its bound is not known yet, so the span gets the whole rest.
+        # A NIC's registration takes every page at once, and a limit of address space (`ulimit -v`) counts what is only
+        # reserved: there it gets as much as the rows have.
+        if low_latency:
+            limited = self.fabric.pins_memory or any(i.limited for i in self._present)  # others map it, too
+            most = budgets[1] if limited else 1 << 35
+            most = min(most, _native.MAX_REGION_BYTES - self.plan.zero_copy_offset)
+            self.plan.reserve_zero_copy(most, self.fabric.pins_memory)
+        self.regions = self._choose_regions()
+        self._explain()
+        try:
+            self._connect(group, shrink)
+            self._owns_roll_call = True
+        except BaseException:
+            self.close()  # whatever was made by then: nothing stays behind a failed start
+            raise
+
+    # ---- start -------------------------------------------------------------------------------------------------
+
+    def _connect(self, group: Group, shrink: bool) -> None:
+        """The last two exchanges. A rank that fails says so in the next one, and every rank raises the same."""
+        error, meeting = "", None
+        try:
+            self._make_segments()
+            if self.roll_call is None:
+                self.roll_call = RollCall(self.rank, self.num_ranks, self._secret, self._interface(), quorum=True)
+            self.roll_call.on_call = self.hear_call
+            self._proxy = self._make_proxy()
+            meeting = self._meeting(self._proxy.local_address())
+        except Exception as failure:
+            error = in_words(failure)
+        meetings = exchange(group, meeting or Meeting(self.rank, 0, -1, 0, -1, 0, 0, b"", error))
+        ready = Ready(self.rank)
+        try:
+            self._meet(meetings, shrink)
+            self._prepare(self)
+            self._prepare = Start.prepare  # it may hold who holds this session
+        except Exception as failure:
+            ready = Ready(self.rank, in_words(failure))
+            if self.roll_call is not None:  # the group may be what broke
+                self.roll_call.accuse(-1, ready.error)
+        try:
+            exchange(group, ready)
+        except PeerLost as loss:
+            raise self._with_others_words(loss) from loss
+
+    def _with_others_words(self, loss: PeerLost) -> PeerLost:
+        """A loss at start-up, and why others have failed: they may have gone for the loss of yet another rank."""
+        words = {} if self.roll_call is None else self.roll_call.accusations(None, _WORDS_S)
+        said = "".join(f"; rank {rank} had said: {word.reason}" for rank, word in sorted(words.items()))
+        return PeerLost(rank=self.rank, peer=loss.peer, phase=f"{loss.phase}{said}") if said else loss
+
+    def _introduce(self, group: Group, shared: Mapping[str, Any]) -> list[Introduction]:
+        if not 1 <= self.num_ranks <= _native.MAX_RANKS:
+            raise InvalidArgument(f"a group of {self.num_ranks} ranks is refused: allowed is 1 to {_native.MAX_RANKS}")
+        pair, known = KeyPair(), self.roll_call
+        introduction = Introduction(
+            rank=self.rank,
+            hostname=socket.gethostname(),
+            host_id=host_identity(),
+            process=process_name(),
+            pid=os.getpid(),
+            interface=self.settings.interface or route_address(),
+            settings=dict(shared),
+            session=secrets.randbits(63),
+            public=pair.public() if known is None else b"",
+            limited=int(address_space() is not None),
+            **tell(self.settings, self._driver),
+            **gpu_facts(self._driver),
+            portrait=paint(self.settings).plain(),
+        )
+        introductions = exchange(group, introduction)
+        self._present = [i for i in introductions if i.rank not in self.absent]
+        compare_settings(self._present)
+        new = self._present[0].session
+        self._secret = deal(group, pair, self._present) if known is None else known.secret_of(new)
+        return introductions
+
+    def _interface(self) -> str:
+        one_host = len({i.host_id for i in self._present}) == 1
+        return self.settings.interface or ("127.0.0.1" if one_host else self.introductions[self.rank].interface)
+
+    def _choose_regions(self) -> Regions:
+        if self._driver is None:
+            return Regions(self.plan, self.placement, self.rank, self.settings)
+        from uccl_ep.gpu.memory import GpuRegions
+
+        session = self._present[0].session
+        return GpuRegions(self.plan, self.placement, self.rank, self.settings, self._driver, session)
+
+    def _explain(self) -> None:
+        if self.rank == (me := self._present[0]).rank:
+            where = me.device if self._driver is None else f"{me.device}, {self._driver.facts.name} ({me.gpu})"
+            agreed = Agreed(self._present, self.settings, self.topology, self.fabric, self.placement)
+            show_start(agreed, self.bill, where)
+
+    def show(self, *choices: tuple[str, str]) -> None:
+        """Prints (choice, why) once, where all is to be explained."""
+        if self.settings.explain and self.rank == self._present[0].rank:
+            explain(choices, sys.stderr)
+
+    def _make_segments(self) -> None:
+        if self._driver is not None:
+            from uccl_ep.gpu.device import check_group
+
+            check_group(self._present, self.rank)
+        self.regions.make()
+
+    def _make_proxy(self) -> ProxyLink:
+        plan, s, regions = self.plan, self.settings, self.regions
+        config = ProxyConfig(
+            rank=self.rank,
+            num_ranks=self.num_ranks,
+            num_workers=s.proxy_threads,
+            spans=regions.spans(),
+            control_offset=plan.control_offset,
+            num_channels=plan.num_channels,
+            rings_fd=regions.rings.fd,
+            num_rings=regions.num_rings,
+            ring_capacity=s.ring_capacity,
+            counters_fd=regions.counters.fd,
+            family=self.family,
+            session=self._present[0].session,
+            secret=self._secret,
+            interface=self._interface(),
+            max_in_flight=s.max_in_flight,
+            max_in_flight_bytes=s.max_in_flight_bytes,
+            shuffle_seed=s.shuffle_seed,
+            connect_timeout_s=min(CONNECT_TIMEOUT_S, s.timeout_s),
+            cpus=list(s.pin_cpus),
+            losses_are_absences=self.shrink,
+            fabric=self.fabric.checked_config(),
+            devices=regions.devices(),
+            unreached=self.topology.unreached(self.rank),
+            **self.recorder.proxy_settings(),
+        )
+        if s.proxy == "process" and self.family == "loopback":
+            raise InvalidArgument("UCCL_EP_PROXY=process and UCCL_EP_TRANSPORT=loopback exclude each other")
+        return ProcessProxy(config) if s.proxy == "process" else ThreadProxy(config)
+
+    def _meeting(self, address: bytes) -> Meeting:
+        meeting = self.regions.meeting(address, 0 if self._proxy is None else self._proxy.pid)
+        return replace(meeting, roll_call="" if self.roll_call is None else self.roll_call.address)
+
+    def _meet(self, meetings: list[Meeting], shrink: bool) -> None:
+        me = self.introductions[self.rank]
+        if self._owns_roll_call and self.roll_call is not None:
+            self.roll_call.meet({m.rank: m.roll_call for m in meetings})
+        same_host = [i.host_id == me.host_id for i in self.introductions]
+        members = self.topology.members(node := self.topology.node_of[self.rank])
+        others = [m for m in meetings if m.rank != self.rank and same_host[m.rank]]
+        peers = [Peer(m, m.rank in members, self.introductions[m.rank].process == me.process) for m in others]
+        self.regions.meet(peers)
+        if self.roll_call is not None:
+            self.roll_call.see(self.regions.neighbours())
+        remote = [of != node for of in self.topology.node_of]
+        assert self._proxy is not None
+        self._proxy.connect(
+            [m.address if remote[m.rank] else b"" for m in meetings],
+            [m.flat_bytes if remote[m.rank] else 0 for m in meetings],
+            [m.watch_pid if same_host[m.rank] and m.watch_pid != me.pid and m.rank != me.rank else 0 for m in meetings],
+        )
+        self.notes = [*self.fabric.notes, *(said := self._proxy.notes())]
+        self.show(*said)
+        self._make_context(members, shrink)
+        self._proxy.start()
+        if self._proxy.pid != me.pid:
+            self._guard = _native.ProxyGuard(self._proxy.pid, self.regions.control.address, self.rank)
+        self._published = publish(self)
+
+    def _make_context(self, members: list[int], shrink: bool) -> None:
+        tables = _native.RankTablesSettings()
+        tables.rank = self.rank
+        tables.node_of, tables.cell_of = list(self.topology.node_of), list(self.topology.cell_of)
+        tables.num_rings, tables.ring_capacity = self.regions.num_rings, self.settings.ring_capacity
+        tables.shrink = shrink
+        tables.timeout_ns = int(self.settings.timeout_s * 1e9)
+        tables.control_offset = self.plan.control_offset
+        tables.num_channels = self.plan.num_channels
+        self.context = self.regions.place(tables, members)
+        self.mask[sorted(self.absent)] = 1
+
+    # ---- life --------------------------------------------------------------------------------------------------
+
+    @property
+    def hostnames(self) -> list[str]:
+        """Host name of each rank."""
+        return [i.hostname for i in self.introductions]
+
+    @property
+    def data(self) -> torch.Tensor:
+        """uint8 tensor over this rank's data region, where its kernels run."""
+        return self.regions.data
+
+    @property
+    def mask(self) -> torch.Tensor:
+        """int32 [num_ranks]; 1 = left out."""
+        return self.regions.mask
+
+    def leave_out(self, rank: int, out: bool) -> None:
+        """Masks a rank, or takes the mask away: for kernels and for the proxy."""
+        self.mask[rank] = int(out)
+        _native.exclude_peer(self.regions.control.address, self.plan.control, rank, out)
+
+    @property
+    def peer_stats(self) -> torch.Tensor:
+        """int64 [num_ranks, PEER_STATS] that kernels add to, as it is now, in host memory."""
+        return self.regions.read_stats()
+
+    def bill(self) -> MemoryBill:
+        """What this rank allocates, and where."""
+        return self.plan.bill(self.placement.where, self.placement.reason, self._driver is not None)
+
+    def zero_copy(self, num_bytes: int) -> tuple[torch.Tensor, int]:
+        """(uint8 tensor over at least `num_bytes` of zero-copy rows or all there are, its flat offset)."""
+        return self.regions.zero_copy(num_bytes)
+
+    def rings_idle(self) -> bool:
+        """Every command of this rank so far is complete at its receiver. Of a CPU's kernels only."""
+        return _native.rings_idle(self.regions.rings.address, self.regions.num_rings, self.settings.ring_capacity)
+
+    def hear_call(self, suspects: list[int], teller: int) -> None:
+        """Another rank calls the roll: what this one is doing ends with the loss that it has not noticed yet."""
+        with self._closing:
+            if not self._closed:
+                _native.report_lost_peer(self.regions.control.address, suspects[0])
+
+    def release_roll_call(self) -> RollCall | None:
+        """The roll call, which from now on is the caller's to close."""
+        self._owns_roll_call = False
+        return self.roll_call
+
+    def keep_roll_call(self) -> None:
+        """Takes it back: close() closes it."""
+        self._owns_roll_call = True
+
+    @property
+    def closed(self) -> bool:
+        """Whether close() was called."""
+        return self._closed
+
+    def close(self, drain_s: float = _DRAIN_S) -> None:
+        """Says goodbye to the ranks of this host, stops the proxy, drops the memory. No collective; idempotent.
+
+        No kernel may be queued any more. Memory that the caller still has a view of goes with the last view.
+        """
+        if self._owns_roll_call and self.roll_call is not None:
+            self.roll_call.close()
+        with self._closing:
+            if self._closed:
+                return
+            self._closed = True
+        orderly = not self._lost_its_proxy()
+        if orderly:
+            self._say(_LEAVING)  # before anyone can see this process's proxy end
+        if self._guard is not None:
+            self._guard.stop()
+        if self._proxy is not None:
+            self._proxy.stop(drain_s)
+        try:
+            self.regions.release_peers()
+        finally:
+            if orderly:
+                self._say(_LEFT)
+            self.recorder.close(self)
+            for name in ("_published", "_proxy", "_guard", "context"):
+                self.__dict__.pop(name, None)
+            self.regions.close()
+
+    def _lost_its_proxy(self) -> bool:
+        """What this rank owed others went with its proxy: a goodbye would hide that from who has not noticed yet."""
+        control = getattr(self.regions, "control", None)
+        fault = None if control is None else _native.read_fault(control.address)
+        return fault is not None and fault["kind"] == PEER_LOST and fault["peer"] == self.rank
+
+    def _say(self, goodbye: int) -> None:
+        """Writes this rank's `departed` word where ranks of this host look for it."""
+        self.regions.set_control_words(self.plan.control.departed(self.rank), goodbye)

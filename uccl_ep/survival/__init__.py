@@ -1,0 +1,1 @@
+"""Going on without the ranks that are lost."""

@@ -1,0 +1,1 @@
+"""What the operating system and its drivers say and allow."""

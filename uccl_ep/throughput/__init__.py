@@ -1,0 +1,1 @@
+"""High throughput: dispatch and combine of whole batches."""

@@ -1,0 +1,347 @@
+"""The throughput calls of Buffer: get_dispatch_layout, dispatch, combine."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+
+from uccl_ep import _native, checks
+from uccl_ep.config import Config
+from uccl_ep.device.kept_until_run import kept_until_run
+from uccl_ep.device.protocol import Device, EventHandle
+from uccl_ep.errors import refuse
+from uccl_ep.events import EventOverlap
+from uccl_ep.membership.fault_errors import dtype_code
+from uccl_ep.recorder.calls import recorded
+from uccl_ep.session.session import Session
+from uccl_ep.system.ownership import in_turn
+from uccl_ep.throughput.handle import ThroughputHandle
+from uccl_ep.throughput.launch import CountOptions, Layout, Rows, Throughput
+
+Tensor = torch.Tensor
+Event = EventOverlap[EventHandle]
+_MAX_ALIGNMENT = 1 << 16  # of rows of an expert; rounded counts stay far from 32 bits
+
+
+def _rows_of(x: Any) -> Rows:
+    """x, or (x, scales), checked.
+
+    Raises:
+        InvalidArgument: not 2-D contiguous, a row that is no multiple of 16 bytes, or scales that do not fit.
+    """
+    if isinstance(x, tuple) and len(x) != 2:
+        refuse("x", f"a tuple of {len(x)}", "a contiguous 2-D tensor, or a tuple of one and its scales")
+    data, scales = x if isinstance(x, tuple) else (x, None)
+    if not isinstance(data, Tensor) or data.layout != torch.strided or data.dim() != 2 or not data.is_contiguous():
+        refuse("x", type(data).__name__, "a contiguous 2-D tensor, or a tuple of one and its scales")
+    if data.shape[1] * data.element_size() % 16 or data.shape[1] == 0 or data.shape[1] > _native.MAX_HIDDEN:
+        refuse("x", tuple(data.shape), "rows that are a multiple of 16 bytes")
+    if scales is not None:
+        if data.element_size() != 1:
+            refuse("x", f"{data.dtype} with scales", "a one-byte dtype such as float8_e4m3fn when scales are given")
+        good = isinstance(scales, Tensor) and scales.dim() == 2 and scales.layout == torch.strided
+        good = good and scales.dtype in (torch.float32, torch.int32)
+        if not good or scales.shape[0] != data.shape[0]:
+            refuse("x[1]", scales, f"a 2-D float32 or int32 tensor with {data.shape[0]} rows")
+    return Rows(checks.aligned(data), scales)
+
+
+class ThroughputApi:
+    """What Buffer inherits; see Buffer for the letters in shapes."""
+
+    rank: int
+    group_size: int
+    _device: Device
+    _throughput: Throughput
+
+    @property
+    def _session(self) -> Session:
+        raise AttributeError("_session")  # Buffer has it
+
+    @staticmethod
+    def _unpack_bias(bias: Any) -> tuple[Tensor | None, Tensor | None]:
+        """None, a tensor or a pair as a pair."""
+        if bias is None:
+            return None, None
+        if isinstance(bias, Tensor):
+            return bias, None
+        if not isinstance(bias, (tuple, list)) or len(bias) != 2:
+            refuse("bias", bias, "None, a bf16 tensor, or a pair of them")
+        first, second = bias
+        return first, second
+
+    @in_turn("get_dispatch_layout")
+    @recorded("get_dispatch_layout")
+    @kept_until_run
+    def get_dispatch_layout(
+        self,
+        topk_idx: Tensor,
+        num_experts: int,
+        previous_event: Event | None = None,
+        async_finish: bool = False,
+        allocate_on_comm_stream: bool = False,
+    ) -> tuple[Tensor, Tensor | None, Tensor, Tensor, Event]:
+        """Counts where this rank's tokens go.
+
+        Args:
+            topk_idx: int64 (or int32) [T, K]; -1 = not routed. On a GPU, where the host does not look at them, so is
+                any other id that names no expert.
+            num_experts: E, a multiple of N.
+
+        Returns:
+            (num_tokens_per_rank int32 [N], num_tokens_per_rdma_rank int32 [R] or None on one node,
+            num_tokens_per_expert int32 [E], is_token_in_rank bool [T, N], event).
+
+        Raises:
+            InvalidArgument: before anything is queued.
+        """
+        with self._begin(previous_event, async_finish, allocate_on_comm_stream, topk_idx=topk_idx):
+            num_experts = checks.whole("num_experts", num_experts, 1, (1 << 63) - 1)
+            if num_experts % self.group_size or num_experts > _native.MAX_EXPERTS:
+                allowed = f"a multiple of the {self.group_size} ranks, up to {_native.MAX_EXPERTS}"
+                refuse("num_experts", num_experts, allowed)
+            ids = checks.row_ids("topk_idx", topk_idx, self._looked_at(num_experts, previous_event))
+            results = self._throughput.layout(ids, num_experts)
+            return *results, self._end(async_finish, (ids, *results))
+
+    @in_turn("dispatch")
+    @recorded("dispatch")
+    @kept_until_run
+    def dispatch(
+        self,
+        x: Tensor | tuple[Tensor, Tensor],
+        handle: Any = None,
+        num_tokens_per_rank: Tensor | None = None,
+        num_tokens_per_rdma_rank: Tensor | None = None,
+        is_token_in_rank: Tensor | None = None,
+        num_tokens_per_expert: Tensor | None = None,
+        topk_idx: Tensor | None = None,
+        topk_weights: Tensor | None = None,
+        expert_alignment: int = 1,
+        num_worst_tokens: int = 0,
+        config: Config | None = None,
+        previous_event: Event | None = None,
+        async_finish: bool = False,
+        allocate_on_comm_stream: bool = False,
+    ) -> tuple[Any, Tensor | None, Tensor | None, list[int] | None, ThroughputHandle | None, Event]:
+        """Sends each token once to every rank that holds one of its experts.
+
+        Args:
+            x: [T, H] with rows of a multiple of 16 bytes, or (one-byte data, scales float32 or int32 [T, S]).
+            handle: of an earlier dispatch: same routing again, without counting (a cached call).
+            num_tokens_per_rank, num_tokens_per_rdma_rank, is_token_in_rank, num_tokens_per_expert: what
+                get_dispatch_layout returned, without a handle. The kernel that counts compares them with topk_idx;
+                without topk_idx, with each other. What goes to masked ranks may be in them or not.
+            topk_idx, topk_weights: int64 [T, K], as get_dispatch_layout was given, and float32 [T, K], both or
+                neither; not with a handle.
+            expert_alignment: counts per expert are rounded up to it; rows are not.
+            num_worst_tokens: when not 0, outputs have that many rows and the call does not wait for counts; rows
+                beyond the real number have recv_topk_idx = -1. Needs topk_idx.
+            config: Config; its num_sms / 2 is the number of channels (a CPU uses fewer).
+            previous_event, async_finish, allocate_on_comm_stream: as upstream; the last needs both others.
+
+        Returns:
+            (recv_x, recv_topk_idx, recv_topk_weights, num_recv_tokens_per_expert_list, handle, event). Rows are
+            ordered by source rank, then token. recv_topk_idx [n, K] holds local experts or -1, recv_topk_weights 0
+            where it is -1. A cached call returns None for all between recv_x and event.
+
+        Raises:
+            InvalidArgument: before any row is sent. Where the layout disagrees with topk_idx, the other ranks raise
+                SettingsMismatch in the same call; with num_worst_tokens all do in every later one, until recover().
+        """
+        if handle is not None:
+            with self._begin(previous_event, async_finish, allocate_on_comm_stream, x=x):
+                return self._cached_dispatch(_rows_of(x), handle, topk_idx, topk_weights, async_finish)
+        layout = (num_tokens_per_rank, num_tokens_per_rdma_rank, is_token_in_rank, num_tokens_per_expert)
+        inputs = {
+            "x": x,
+            "topk_idx": topk_idx,
+            "topk_weights": topk_weights,
+            "num_tokens_per_rank": num_tokens_per_rank,
+            "num_tokens_per_rdma_rank": num_tokens_per_rdma_rank,
+            "is_token_in_rank": is_token_in_rank,
+            "num_tokens_per_expert": num_tokens_per_expert,
+        }
+        with self._begin(previous_event, async_finish, allocate_on_comm_stream, **inputs):
+            rows = _rows_of(x)
+            given = self._checked_layout(rows, *layout)
+            most = self.group_size * _native.MAX_TOKENS_PER_RANK
+            num_worst_tokens = checks.whole("num_worst_tokens", num_worst_tokens, 0, most)
+            expert_alignment = checks.whole("expert_alignment", expert_alignment, 1, _MAX_ALIGNMENT)
+            if not isinstance(config, Config | None):
+                refuse("config", config, "a Config, or None")
+            looked_at = self._looked_at(given.per_expert.numel(), previous_event)
+            ids, weights = self._checked_topk(rows, topk_idx, topk_weights, num_worst_tokens, looked_at)
+            if num_worst_tokens == 0:
+                self._device.check_host_wait()
+
+            shape = _row_shape(rows, 0 if ids is None else ids.shape[1])
+            num_sms = (config or type(self).get_dispatch_config(self.group_size)).num_sms  # type: ignore[attr-defined]
+            options = CountOptions(num_sms, expert_alignment, num_worst_tokens)
+            routing, compared = self._throughput.exchange_counts(shape, rows, given._replace(ids=ids), options)
+            counts: list[int] = []
+            if num_worst_tokens == 0:
+                self._device.finish()
+                self._throughput.check_refusal(routing)
+                counts = routing.counted()
+            d = self._throughput.dispatch(rows, ids, weights, shape, routing, pad=num_worst_tokens > 0)
+            event = self._end(async_finish, (*d.keep, *compared))
+        result = ThroughputHandle.make(routing, self._session.topology.num_nodes)
+        return _payload(d), d.topk_idx, d.topk_weights, counts, result, event
+
+    def _cached_dispatch(
+        self, rows: Rows, handle: Any, topk_idx: Tensor | None, topk_weights: Tensor | None, async_finish: bool
+    ) -> tuple[Any, None, None, None, None, Event]:
+        routing = self._throughput.routing_of(handle)
+        if topk_idx is not None or topk_weights is not None:
+            refuse("topk_idx and topk_weights", "given with a handle", "None in a cached call")
+        if rows.x.shape[0] != routing.num_tokens:
+            refuse("x", tuple(rows.x.shape), f"{routing.num_tokens} rows, as the handle's dispatch had")
+        d = self._throughput.dispatch(rows, None, None, _row_shape(rows, 0), routing, again=True)
+        return _payload(d), None, None, None, None, self._end(async_finish, d.keep)
+
+    def _looked_at(self, num_experts: int, previous_event: Event | None) -> int | None:
+        """num_experts where the host may look at ids now: kernels take one out of range for one that is not routed."""
+        query = getattr(getattr(previous_event, "event", previous_event), "query", None)
+        return num_experts if self._device.host_memory and (query is None or query()) else None
+
+    def _checked_topk(
+        self,
+        rows: Rows,
+        topk_idx: Tensor | None,
+        topk_weights: Tensor | None,
+        num_worst_tokens: int,
+        num_experts: int | None,
+    ) -> tuple[Tensor | None, Tensor | None]:
+        if (topk_idx is None) != (topk_weights is None):
+            refuse("topk_idx and topk_weights", "one of them", "both or neither")
+        if topk_idx is None:
+            if num_worst_tokens:
+                refuse("num_worst_tokens", num_worst_tokens, "0 without topk_idx")
+            return None, None
+        ids = checks.row_ids("topk_idx", topk_idx, num_experts)
+        if ids.shape[0] != rows.x.shape[0]:
+            refuse("topk_idx", tuple(ids.shape), f"{rows.x.shape[0]} rows, as x has")
+        return ids, checks.weights("topk_weights", topk_weights, tuple(ids.shape))
+
+    def _checked_layout(
+        self,
+        rows: Rows,
+        per_rank: Tensor | None,
+        per_node: Tensor | None,
+        in_rank: Tensor | None,
+        per_expert: Tensor | None,
+    ) -> Layout:
+        tokens, ranks, nodes = rows.x.shape[0], self.group_size, self._session.topology.num_nodes
+        if per_rank is None or in_rank is None or per_expert is None:
+            refuse(
+                "num_tokens_per_rank, is_token_in_rank, num_tokens_per_expert",
+                "None",
+                "what get_dispatch_layout returned, or a handle",
+            )
+        checks.vector("num_tokens_per_rank", per_rank, torch.int32, ranks)
+        if nodes == 1:
+            per_node = None  # upstream does not look at it then
+        checks.vector("num_tokens_per_rdma_rank", per_node, torch.int32, nodes)
+        in_rank = checks.matrix("is_token_in_rank", in_rank, (torch.bool,), ranks)
+        if in_rank.shape[0] != tokens:
+            refuse("is_token_in_rank", tuple(in_rank.shape), f"{tokens} rows, as x has")
+        if not isinstance(per_expert, Tensor):
+            refuse("num_tokens_per_expert", per_expert, "what get_dispatch_layout returned")
+        if per_expert.numel() % ranks or not 1 <= per_expert.numel() <= _native.MAX_EXPERTS:
+            refuse("num_tokens_per_expert", tuple(per_expert.shape), f"a multiple of the {ranks} ranks")
+        checks.vector("num_tokens_per_expert", per_expert, torch.int32, per_expert.numel())
+        return Layout(per_rank, per_node, in_rank, per_expert, None)
+
+    @in_turn("combine")
+    @recorded("combine")
+    @kept_until_run
+    def combine(
+        self,
+        x: Tensor,
+        handle: Any,
+        topk_weights: Tensor | None = None,
+        bias: Any = None,
+        config: Config | None = None,
+        previous_event: Event | None = None,
+        async_finish: bool = False,
+        allocate_on_comm_stream: bool = False,
+    ) -> tuple[Tensor, Tensor | None, Event]:
+        """Adds up, for each token, the rows that its ranks hold. Weights must have been applied to x already.
+
+        Args:
+            x: bf16 [n, H], rows as received. handle: of the dispatch; its channel count is used.
+            topk_weights: float32 [n, K] or None; summed the same way.
+            bias: bf16 [T, H], a pair of such, or None; added first.
+
+        Returns:
+            (combined_x bf16 [T, H], combined_topk_weights float32 [T, K] or None, event). fp32 sum over ascending
+            ranks, rounded once; with several nodes each node's sum is rounded to bf16 first, then nodes ascending.
+            With enable_shrink rows of other nodes' ranks are added one by one instead, each at its rank's place.
+
+        Raises:
+            InvalidArgument: before anything is sent.
+        """
+        with self._begin(
+            previous_event, async_finish, allocate_on_comm_stream, x=x, topk_weights=topk_weights, bias=bias
+        ):
+            routing = self._throughput.routing_of(handle)
+            x = checks.aligned(checks.matrix("x", x, (torch.bfloat16,)))
+            hidden = x.shape[1]
+            if x.shape[0] != routing.num_rows or hidden % 8 or not 8 <= hidden <= _native.MAX_HIDDEN:
+                refuse("x", tuple(x.shape), f"{routing.num_rows} rows, as received, of a multiple of 8 channels")
+            if topk_weights is not None:
+                topk_weights = checks.matrix("topk_weights", topk_weights, (torch.float32,))
+                if topk_weights.shape[0] != x.shape[0] or not 1 <= topk_weights.shape[1] <= _native.MAX_TOPK:
+                    refuse("topk_weights", tuple(topk_weights.shape), f"{x.shape[0]} rows of 1 to {_native.MAX_TOPK}")
+            first, second = self._unpack_bias(bias)
+            for tensor in (first, second):
+                if tensor is None:
+                    continue
+                if tuple(checks.matrix("bias", tensor, (torch.bfloat16,)).shape) != (routing.num_tokens, hidden):
+                    refuse("bias", tuple(tensor.shape), f"shape {(routing.num_tokens, hidden)}")
+            biases = tuple(None if b is None else checks.aligned(b) for b in (first, second))
+            out, weights, keep = self._throughput.combine(x, topk_weights, (biases[0], biases[1]), routing)
+            return out, weights, self._end(async_finish, keep)
+
+    def internode_dispatch(self, *args: Any, **kwargs: Any) -> Any:
+        """dispatch, which handles any number of nodes."""
+        return self.dispatch(*args, **kwargs)
+
+    def internode_combine(self, *args: Any, **kwargs: Any) -> Any:
+        """combine, which handles any number of nodes."""
+        return self.combine(*args, **kwargs)
+
+    # ---- streams ---------------------------------------------------------------------------------------------------
+
+    def _begin(
+        self, previous_event: Event | None, async_finish: bool, allocate_on_comm_stream: bool, **inputs: Any
+    ) -> AbstractContextManager[Any]:
+        self._session.check()
+        if allocate_on_comm_stream and (previous_event is None or not async_finish):
+            refuse("allocate_on_comm_stream", True, "True only with previous_event and async_finish=True")
+        for name, value in inputs.items():
+            for part in value if isinstance(value, (tuple, list)) else (value,):
+                if isinstance(part, Tensor):
+                    self._device.check_tensor(name, part)
+        return self._device.behind(checks.event("previous_event", previous_event))
+
+    def _end(self, async_finish: bool, keep: tuple[Any, ...]) -> Event:
+        if not async_finish:
+            self._device.end(keep)
+            return EventOverlap()
+        return EventOverlap(self._device.record(keep), [t for t in keep if isinstance(t, Tensor)])
+
+
+def _row_shape(rows: Rows, topk: int) -> Any:
+    shape = _native.RowShape()
+    shape.payload_bytes, shape.dtype = rows.payload_bytes, dtype_code(rows.x.dtype)
+    shape.scale_bytes = 0 if rows.scales is None else rows.scales.shape[1] * 4
+    shape.topk, shape.has_ids, shape.has_weights = topk, int(topk > 0), int(topk > 0)
+    return shape
+
+
+def _payload(d: Any) -> Any:
+    return d.x if d.scales is None else (d.x, d.scales)

@@ -1,0 +1,144 @@
+"""What a throughput dispatch found out: the tables that later kernels read, and DeepEP's handle around them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from uccl_ep.device.protocol import HostWords
+from uccl_ep.errors import NotSupported
+
+Tensor = torch.Tensor
+
+
+@dataclass
+class Routing:
+    """What a dispatch found out and everything after it needs (tables of kernels/throughput/common.h).
+
+    C is `channels`. All int32 on the Buffer's device.
+    """
+
+    channels: int
+    num_tokens: int
+    num_local_experts: int
+    topk: int  # of the dispatched ids, 0 without
+    is_token_in_rank: Tensor  # bool [num_tokens, N]
+    channel_prefix: Tensor  # [N, C] inclusive
+    node_rows: Tensor  # [nodes, C]
+    recv_tokens: Tensor  # [N, C]
+    recv_begin: Tensor  # [N, C]
+    stream_rows: Tensor  # [N, C]
+    reducer_tokens: Tensor  # [N, readers, C]
+    rank_prefix: Tensor  # [N, N] on one node, else [N]
+    expert_counts: Tensor | HostWords  # [L]
+    recv_total: Tensor | HostWords  # [1]
+    number: Tensor  # [1] of the count exchange; ranks compare it in each call with this routing
+    recv_src_idx: Tensor  # [rows]
+    refusal: HostWords | None  # LayoutRefusal of kernels/throughput/check.h, where the host waits for counts
+    num_rows: int  # rows of the outputs (worst case when there was no CPU sync)
+    owner: object  # of the Buffer that made it
+
+    def tensors(self) -> tuple[Tensor | HostWords, ...]:
+        """Everything that queued kernels read."""
+        return tuple(v for v in vars(self).values() if isinstance(v, (Tensor, HostWords)))
+
+    def counted(self) -> list[int]:
+        """Rows for each local expert, once the host may read them; `num_rows` is set too."""
+        assert isinstance(self.recv_total, HostWords) and isinstance(self.expert_counts, HostWords)
+        self.num_rows = int(self.recv_total.tensor)
+        counts: list[int] = self.expert_counts.tensor.tolist()
+        return counts
+
+
+class ThroughputHandle(tuple[Tensor, ...]):
+    """DeepEP's handle tuple (6 tensors on one node, 10 on several) with the routing that combine uses.
+
+    The tensors are worked out when they are first looked at: combine needs none of them, and in an asynchronous call
+    the tables that they come from are filled only when its event has happened.
+    """
+
+    routing: Routing
+    _num_nodes: int
+    _parts: tuple[Tensor, ...] | None
+
+    @classmethod
+    def make(cls, routing: Routing, num_nodes: int) -> ThroughputHandle:
+        """The handle of a dispatch that has been queued."""
+        handle = cls()
+        handle.routing, handle._num_nodes, handle._parts = routing, num_nodes, None
+        return handle
+
+    def _tensors(self) -> tuple[Tensor, ...]:
+        if self._parts is None:
+            self._parts = _one_node(self.routing) if self._num_nodes == 1 else _several_nodes(self.routing)
+        return self._parts
+
+    def __len__(self) -> int:
+        return 6 if self._num_nodes == 1 else 10
+
+    def __iter__(self) -> Iterator[Tensor]:
+        return iter(self._tensors())
+
+    def __getitem__(self, index: Any) -> Any:
+        return self._tensors()[index]
+
+    def __eq__(self, other: object) -> bool:
+        return self is other
+
+    def __ne__(self, other: object) -> bool:
+        return self is not other  # tuple has one of its own
+
+    __hash__ = object.__hash__
+
+    def __repr__(self) -> str:
+        return f"ThroughputHandle({len(self)} tensors, {self.routing.num_rows} rows)"
+
+    def __reduce__(self) -> Any:
+        raise NotSupported("a dispatch handle names live buffers of this process; it cannot be pickled or copied")
+
+
+def _send_order(routing: Routing) -> Tensor:
+    """int32 [T, N]: index of a token among those sent to a rank, -1 where it is not sent."""
+    sent = routing.is_token_in_rank.int()
+    return torch.where(routing.is_token_in_rank, sent.cumsum(0, dtype=torch.int32) - 1, -1).int()
+
+
+def _recv_channel_prefix(routing: Routing) -> Tensor:
+    return routing.recv_begin - routing.recv_begin[:, :1]
+
+
+def _one_node(r: Routing) -> tuple[Tensor, ...]:
+    return (
+        r.rank_prefix,
+        r.channel_prefix,
+        _recv_channel_prefix(r),
+        r.recv_src_idx,
+        r.is_token_in_rank,
+        _send_order(r),
+    )
+
+
+def _several_nodes(r: Routing) -> tuple[Tensor, ...]:
+    recv_rank_prefix = r.rank_prefix
+    hosted = r.stream_rows.cumsum(1, dtype=torch.int32)
+    source = torch.bucketize(
+        torch.arange(r.recv_src_idx.numel(), dtype=torch.int32, device=recv_rank_prefix.device),
+        recv_rank_prefix,
+        right=True,
+        out_int32=True,
+    )
+    return (
+        r.is_token_in_rank,
+        r.node_rows.cumsum(1, dtype=torch.int32),
+        r.channel_prefix,
+        hosted,
+        hosted[:, -1].cumsum(0, dtype=torch.int32),
+        _recv_channel_prefix(r),
+        recv_rank_prefix,
+        torch.stack([source, r.recv_src_idx], 1).contiguous().view(torch.uint8),  # [n, 8]: source rank, token
+        _send_order(r),
+        r.reducer_tokens,
+    )

@@ -1,0 +1,1 @@
+"""Programs that stand on the library: nothing below imports them."""

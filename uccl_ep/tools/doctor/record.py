@@ -1,0 +1,127 @@
+"""What a check says, what it becomes in a report, and the guard around each one: a check that fails is a finding.
+
+A path is a way to compute or to move rows. Its verdict follows from its findings alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from uccl_ep.tools.doctor.host import Host
+
+PATHS = ("cpu", "host", "tcp", "cuda", "rocm", "verbs", "efa", "libfabric")
+READY, MISSING, NOT_NEEDED = "ready", "missing", "not needed here"
+_MOST_CHARACTERS = 600  # of a message that a driver or a file may have made arbitrarily long
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What one check found.
+
+    Attributes:
+        state: READY, MISSING or NOT_NEEDED.
+        found: what is there. needed: what should be. mend: the command, or the step, that makes it so.
+        blocks: without it the path cannot be used; else it is slower, narrower or less certain.
+    """
+
+    state: str
+    found: str
+    needed: str = ""
+    mend: str = ""
+    blocks: bool = True
+
+
+@dataclass(frozen=True)
+class Finding:
+    """An answer with its place: what a report shows as one row, and `--json` as one object."""
+
+    path: str
+    name: str
+    state: str
+    found: str
+    needed: str
+    mend: str
+    blocks: bool
+
+
+@dataclass(frozen=True)
+class Check:
+    """One requirement of one path."""
+
+    path: str
+    name: str
+    ask: Callable[[Host], Answer]
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Whether a path can be used here, in a word and in a line."""
+
+    path: str
+    state: str
+    words: str
+
+
+def ready(found: str, needed: str = "") -> Answer:
+    """It is there."""
+    return Answer(READY, found, needed)
+
+
+def missing(found: str, needed: str, mend: str) -> Answer:
+    """It is not there, and the path cannot do without."""
+    return Answer(MISSING, found, needed, mend)
+
+
+def lacking(found: str, needed: str, mend: str) -> Answer:
+    """It is not there; the path works without, only less well."""
+    return Answer(MISSING, found, needed, mend, blocks=False)
+
+
+def not_needed(why: str) -> Answer:
+    """This machine has no use for it."""
+    return Answer(NOT_NEEDED, why)
+
+
+def examine(check: Check, host: Host) -> Finding:
+    """The check's finding, whatever happens inside of it."""
+    try:
+        answer = check.ask(host)
+    except OSError as error:
+        where = f"{error.filename}: " if error.filename else ""
+        answer = lacking(
+            f"not known: {where}{error.strerror or error}",
+            "a file that this process may read",
+            "run doctor where the job runs, as the job's user; ask whoever runs the container for that file",
+        )
+    except Exception as error:  # anything at all: a report with a hole in it is better than none
+        answer = lacking(
+            f"not known: the check failed ({type(error).__name__}: {error})",
+            "a check that works",
+            "report it with the output of `uccl-ep doctor --json`",
+        )
+    return Finding(
+        check.path, check.name, answer.state, short(answer.found), answer.needed, short(answer.mend), answer.blocks
+    )
+
+
+def short(text: str) -> str:
+    """One line of bounded length."""
+    line = " ".join(text.split())
+    return line if len(line) <= _MOST_CHARACTERS else line[: _MOST_CHARACTERS - 3] + "..."
+
+
+def judge(path: str, findings: Sequence[Finding]) -> Verdict:
+    """The verdict over a path's own findings."""
+    mine = [finding for finding in findings if finding.path == path]
+    blocking = [f.name for f in mine if f.state == MISSING and f.blocks]
+    weaker = [f.name for f in mine if f.state == MISSING and not f.blocks]
+    if blocking:
+        return Verdict(path, MISSING, f"cannot be used: {', '.join(blocking)}")
+    if not mine or all(f.state == NOT_NEEDED for f in mine):
+        return Verdict(path, NOT_NEEDED, mine[0].found if mine else "nothing was looked at")
+    if weaker:
+        return Verdict(path, READY, f"can be used, but look at: {', '.join(weaker)}")
+    return Verdict(path, READY, "can be used")

@@ -1,0 +1,1 @@
+"""`uccl-ep explain` and `uccl-ep trace`."""

@@ -1,0 +1,41 @@
+"""A Story for people: its sentences, and a table of the ranks."""
+
+from __future__ import annotations
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from uccl_ep.recorder.record import printable
+from uccl_ep.tools.explain.story import Story, tell
+
+
+def show(story: Story, console: Console) -> None:
+    """Prints a story; sentences that name the rank that it leads to first stand out."""
+    console.print(Text(f"job {story.job}: {story.num_ranks} ranks, {len(story.ranks)} records", style="dim"))
+    for number, sentence in enumerate(tell(story)):
+        console.print(Text(printable(sentence), style="bold red" if number == 0 and story.culprit is not None else ""))
+    console.print(_table(story))
+
+
+def _table(story: Story) -> Table:
+    table = Table()
+    for heading in ("rank", "host", "call", "since", "waited for", "raised"):
+        table.add_column(heading, overflow="fold")
+    waits = {wait.rank: wait for wait in story.waits}
+    gone = {loss.rank: loss for loss in story.lost}
+    rows = {rank.rank: rank for rank in story.ranks}
+    for rank in sorted({*rows, *gone, *story.missing}):
+        style = "red" if rank == story.culprit else ""
+        if rank not in rows:
+            state = f"lost T{gone[rank].at_s:+.3f} s" if rank in gone else "no record"
+            host = printable(gone[rank].host) if rank in gone else ""
+            table.add_row(str(rank), Text(host), state, "", "", "", style=style)
+            continue
+        row, wait = rows[rank], waits.get(rank)
+        doing = row.doing if row.open else f"none (last: {row.doing})"
+        told = "" if wait is None else f"rank {wait.peer} in {wait.phase}"
+        raised = row.error.partition(":")[0]
+        cells = (str(rank), row.host, doing, f"T{row.since_s:+.3f} s", told, raised)
+        table.add_row(*(Text(printable(cell)) for cell in cells), style=style)
+    return table
