@@ -119,12 +119,13 @@ bench: $(VENV)/.stamp-native $(VENV)/.stamp-mpi ## us beside gloo and Open MPI, 
 	@PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python -m bench $(ARGS)
 
 # Every step runs, whatever the one before it found; the last line fails if any did.
-lint: $(VENV)/.stamp-native ## ruff, mypy --strict, clang-format and the house checks
-	$(SAY) "ruff, mypy --strict, clang-format, house checks"
+lint: $(VENV)/.stamp-native ## ruff, mypy --strict, the import contract, clang-format and the house checks
+	$(SAY) "ruff, mypy --strict, import contract, clang-format, house checks"
 	@status=0; \
 	$(BIN)/ruff check . || status=1; \
 	$(BIN)/ruff format --check . || status=1; \
 	$(BIN)/mypy --strict uccl_ep || status=1; \
+	$(BIN)/lint-imports --no-cache || status=1; \
 	$(BIN)/clang-format --dry-run -Werror $(CHECKED_CPP) || status=1; \
 	$(BIN)/pytest -q tests/house $(ARGS) || status=1; \
 	exit $$status

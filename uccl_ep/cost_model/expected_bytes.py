@@ -8,7 +8,6 @@ from uccl_ep import _native
 from uccl_ep.cost_model.wire import EXPECT_BYTES, IDENTITY_BYTES, routing_bytes, weights_bytes
 from uccl_ep.errors import refuse
 from uccl_ep.group.topology import Topology
-from uccl_ep.plan.record import Traffic
 
 MODES = ("low_latency", "throughput")
 FORMATS = {"bf16": 0, "fp8": 1, "fp8_ue8m0": 2, "nvfp4": 3}  # RowFormat of kernels/layout/low_latency.h
@@ -54,6 +53,28 @@ class Load:
             refuse("--format", self.row_format, ", ".join(FORMATS))
         if self.mode == "throughput" and self.row_format in ("nvfp4",):
             refuse("--format", self.row_format, "bf16, fp8 or fp8_ue8m0 in throughput mode")
+
+
+@dataclass(frozen=True)
+class Traffic:
+    """Expected bytes of one step (a dispatch and its combine) of one rank, averaged over ranks and random routing.
+
+    Attributes:
+        remote_places: nodes beyond its own (with enable_shrink: ranks) that a token visits, expected.
+        dispatch_bytes, combine_bytes: sent to other nodes.
+        per_expert_bytes: what dispatch would send at one row per (token, expert), as DeepEP's low latency does.
+        received_rows: (token, expert) pairs that a rank computes.
+        seconds: dispatch_bytes + combine_bytes at the rate of the rank's NICs; 0.0: no rate is known.
+        formula: how all of it was computed.
+    """
+
+    remote_places: float
+    dispatch_bytes: float
+    combine_bytes: float
+    per_expert_bytes: float
+    received_rows: float
+    seconds: float
+    formula: str
 
 
 def chance_of_visit(experts: int, topk: int, experts_there: int) -> float:

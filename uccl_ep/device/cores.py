@@ -2,26 +2,21 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import os
 
-if TYPE_CHECKING:
-    from uccl_ep.tools.doctor.host import Host
+from uccl_ep.system.cgroups import Cgroups
 
 MOST_THREADS = 8
 """More move no more rows: by then memory is the limit."""
 
 
-def cores_allowed(host: Host | None = None) -> float:
+def cores_allowed(cpus: int | None = None, cgroups: Cgroups = Cgroups()) -> float:  # noqa: B008 - frozen
     """Cores that this process may use: its affinity, or less where a cgroup allows less time.
 
     Args:
-        host: where to look; None: this machine.
+        cpus: of its affinity; None: as the system says.
     """
-    from uccl_ep.tools.doctor.host import Host
-    from uccl_ep.tools.doctor.limits import cpu_limit
-
-    host = Host() if host is None else host
-    allowed, limit = float(len(host.cpus())), cpu_limit(host)
+    allowed, limit = float(cpus or len(os.sched_getaffinity(0))), cgroups.cpu_limit()
     return min(allowed, limit) if limit else allowed
 
 

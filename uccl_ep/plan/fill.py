@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from uccl_ep.cost_model.expected_bytes import Traffic
 from uccl_ep.errors import UcclEpError
 from uccl_ep.fabric.choice import FabricChoice, choose_fabrics
 from uccl_ep.fabric.distance import Distance
@@ -16,7 +17,7 @@ from uccl_ep.group.self_description import Portrait, read_portrait
 from uccl_ep.group.topology import Topology
 from uccl_ep.layout.plan import MemoryBill
 from uccl_ep.layout.regions import Placement
-from uccl_ep.plan.record import BillLine, Choice, GroupPlan, NicPlan, RankPlan, Traffic
+from uccl_ep.plan.record import BillLine, Choice, GroupPlan, NicPlan, RankPlan
 from uccl_ep.settings import Settings
 
 _MOST_OVER = 4  # alternatives that are listed

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from uccl_ep.cost_model.expected_bytes import Traffic
+
 ERROR, LOUD, QUIET = "error", "loud", "quiet"
 
 
@@ -101,28 +103,6 @@ class BillLine:
     num_bytes: int
     what_for: str
     reserved: bool = False
-
-
-@dataclass(frozen=True)
-class Traffic:
-    """Expected bytes of one step (a dispatch and its combine) of one rank, averaged over ranks and random routing.
-
-    Attributes:
-        remote_places: nodes beyond its own (with enable_shrink: ranks) that a token visits, expected.
-        dispatch_bytes, combine_bytes: sent to other nodes.
-        per_expert_bytes: what dispatch would send at one row per (token, expert), as DeepEP's low latency does.
-        received_rows: (token, expert) pairs that a rank computes.
-        seconds: dispatch_bytes + combine_bytes at the rate of the rank's NICs; 0.0: no rate is known.
-        formula: how all of it was computed.
-    """
-
-    remote_places: float
-    dispatch_bytes: float
-    combine_bytes: float
-    per_expert_bytes: float
-    received_rows: float
-    seconds: float
-    formula: str
 
 
 @dataclass(frozen=True)

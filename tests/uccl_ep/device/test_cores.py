@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from tests.uccl_ep.ranks import throughput
-from tests.uccl_ep.tools.doctor.hosts import host
+from tests.uccl_ep.system.test_cgroups import tree
 from uccl_ep import ThreadGroup, run_ranks
 from uccl_ep.device.cores import MOST_THREADS, cores_allowed, kernel_threads
 from uccl_ep.session import device_choice
@@ -17,12 +17,7 @@ from uccl_ep.session import device_choice
 
 @pytest.mark.parametrize("limit, wanted", [("max 100000", 16.0), ("350000 100000", 3.5), ("9900000 100000", 16.0)])
 def test_cores_allowed_is_the_smaller_of_affinity_and_cgroup(tmp_path: Path, limit: str, wanted: float) -> None:
-    made = host(tmp_path, proc={"self/cgroup": "0::/\n"})
-    made.cpus = lambda: frozenset(range(16))
-    folder = tmp_path / "sys/fs/cgroup"
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "cpu.max").write_text(limit)
-    assert cores_allowed(made) == wanted
+    assert cores_allowed(16, tree(tmp_path, "0::/\n", {"cpu.max": limit})) == wanted
 
 
 def test_cores_allowed_here() -> None:

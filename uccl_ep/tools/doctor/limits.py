@@ -3,69 +3,23 @@
 from __future__ import annotations
 
 import resource
-from collections.abc import Iterator
 
 from uccl_ep.sizes import format_bytes
+from uccl_ep.system.cgroups import Cgroups
 from uccl_ep.tools.doctor.host import Host
 from uccl_ep.tools.doctor.record import Answer, lacking, missing, ready
 
-_V1_NO_LIMIT = 1 << 60  # cgroup v1 writes "no limit" as a huge number
 LEAST_MEMORY_BYTES = 2 << 30  # a rank of small sizes with torch loaded
 LEAST_LOCKED_BYTES = 256 << 20  # under this not even small buffers can be registered with a NIC
 GOOD_LOCKED_BYTES = 16 << 30
 GOOD_OPEN_FILES = 4096  # ranks of a host open about 4 files for each other, a socket each for ranks of other hosts
 
 
-def cgroup_value(host: Host, controller: str, v2_file: str, v1_file: str) -> str:
-    """The nearest limit that is set for this process, as its file has it; empty: none can be seen.
-
-    Args:
-        controller: "memory" or "cpu".
-    """
-    root = f"{host.sys}/fs/cgroup"
-    for folder, version in _folders(host, controller):
-        text = host.text_or(f"{root}/{folder}/{v2_file if version == 2 else v1_file}")
-        if text and not text.startswith(("max", "-1")):
-            return text
-    return ""
-
-
-def _folders(host: Host, controller: str) -> Iterator[tuple[str, int]]:
-    """(folder under the cgroup root, version), from this process's own upwards: any level may have the limit."""
-    for line in host.text_or(f"{host.proc}/self/cgroup").splitlines():
-        number, names, path = (line.split(":", 2) + ["", ""])[:3]
-        if number == "0" and not names:
-            prefix, version = "", 2
-        elif controller in names.split(","):
-            prefix, version = names, 1
-        else:
-            continue
-        parts = [part for part in path.split("/") if part and part != ".."]
-        for depth in range(len(parts), -1, -1):
-            yield "/".join(filter(None, [prefix, *parts[:depth]])), version
-
-
-def memory_limit(host: Host) -> int:
-    """Bytes that the cgroup allows; 0: no limit is set, or none can be seen."""
-    text = cgroup_value(host, "memory", "memory.max", "memory.limit_in_bytes")
-    number = int(text) if text.isdecimal() else 0
-    return number if number < _V1_NO_LIMIT else 0
-
-
-def cpu_limit(host: Host) -> float:
-    """CPUs' worth of time that the cgroup allows; 0.0: no limit is set, or none can be seen."""
-    both = cgroup_value(host, "cpu", "cpu.max", "cpu.cfs_quota_us").split()
-    if not both or not both[0].isdecimal():
-        return 0.0
-    period = both[1] if len(both) > 1 else cgroup_value(host, "cpu", "cpu.max", "cpu.cfs_period_us")
-    return int(both[0]) / int(period) if period.isdecimal() and int(period) else 0.0
-
-
 def memory(host: Host) -> Answer:
     """Memory that this process could take; every byte of a Buffer on the CPU counts, since memfds are shared memory."""
     facts = dict(line.split(":", 1) for line in host.text(f"{host.proc}/meminfo").splitlines() if ":" in line)
     available = int(facts.get("MemAvailable", facts.get("MemFree", "0 kB")).split()[0]) << 10
-    limit = memory_limit(host)
+    limit = Cgroups(host.proc, host.sys).memory_limit()
     shown = f"{format_bytes(available)} available, cgroup limit {format_bytes(limit) if limit else 'none'}"
     needed = f"{format_bytes(LEAST_MEMORY_BYTES)} a rank, and what `uccl-ep plan` bills"
     if min(available, limit or available) < LEAST_MEMORY_BYTES:
@@ -75,7 +29,7 @@ def memory(host: Host) -> Answer:
 
 def processors(host: Host) -> Answer:
     """CPUs that this process may run on; the proxy and the kernels of a rank both spin while they wait."""
-    allowed, limit = len(host.cpus()), cpu_limit(host)
+    allowed, limit = len(host.cpus()), Cgroups(host.proc, host.sys).cpu_limit()
     model = next(
         (
             line.split(":", 1)[1].strip()

@@ -13,7 +13,8 @@ from rich.table import Table
 from rich.text import Text
 
 import uccl_ep
-from uccl_ep.plan.record import ERROR, LOUD, Caution, GroupPlan, RankPlan, Traffic
+from uccl_ep.cost_model.expected_bytes import Traffic
+from uccl_ep.plan.record import ERROR, LOUD, Caution, GroupPlan, RankPlan
 from uccl_ep.sizes import format_bytes
 
 SCHEMA = 1  # of the JSON object; grows when a field changes its meaning or goes, not when one is added

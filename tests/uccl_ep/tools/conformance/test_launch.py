@@ -37,7 +37,7 @@ def conformance(folder: Path, *arguments: str, **environment: str) -> subprocess
     (folder / "almost_ep.py").write_text(MODULE)
     inherited = {k: v for k, v in os.environ.items() if not k.startswith(("UCCL_EP_", "PYTHON"))}
     path = os.pathsep.join([str(folder), ROOT])
-    command = [sys.executable, "-m", "uccl_ep.tools.conformance", *arguments, "--device", "cpu"]
+    command = [sys.executable, "-m", "uccl_ep", "conformance", *arguments, "--device", "cpu"]
     return subprocess.run(
         command,
         env={**inherited, "PYTHONPATH": path, "UCCL_EP_DEVICE": "cpu", **environment},

@@ -21,38 +21,6 @@ def cgroup(root: Path, files: dict[str, str]) -> None:
         path.write_text(text)
 
 
-@pytest.mark.parametrize(
-    "membership, files, memory, cpus",
-    [
-        ("0::/\n", {"memory.max": str(3 * GIB), "cpu.max": "150000 100000"}, 3 * GIB, 1.5),
-        ("0::/a/b\n", {"a/b/memory.max": "max", "a/memory.max": "4096", "cpu.max": "max 100000"}, 4096, 0.0),
-        ("0::/../..\n", {"memory.max": "8192"}, 8192, 0.0),
-        (
-            "4:memory:/pod\n2:cpu,cpuacct:/pod\n",
-            {
-                "memory/pod/memory.limit_in_bytes": str(5 * GIB),
-                "cpu,cpuacct/pod/cpu.cfs_quota_us": "200000",
-                "cpu,cpuacct/pod/cpu.cfs_period_us": "100000",
-            },
-            5 * GIB,
-            2.0,
-        ),
-        (
-            "4:memory:/\n2:cpu:/\n",
-            {"memory/memory.limit_in_bytes": "9223372036854771712", "cpu/cpu.cfs_quota_us": "-1"},
-            0,
-            0.0,
-        ),
-        ("nonsense\n\n:::\n", {}, 0, 0.0),
-        ("0::/\n", {"memory.max": "not a number", "cpu.max": "x y"}, 0, 0.0),
-    ],
-)
-def test_limits_of_a_cgroup(tmp_path: Path, membership: str, files: dict[str, str], memory: int, cpus: float) -> None:
-    made = host(tmp_path, proc={"self/cgroup": membership})
-    cgroup(tmp_path, files)
-    assert (limits.memory_limit(made), limits.cpu_limit(made)) == (memory, cpus)
-
-
 def test_limits_of_memory(tmp_path: Path) -> None:
     made = host(tmp_path, proc={**MEMINFO, "self/cgroup": "0::/\n"})
     assert told(limits.memory(made)) == (READY, True)
