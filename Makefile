@@ -58,7 +58,7 @@ $(VENV)/.stamp-docs: $(VENV)/.stamp-native
 
 setup: $(VENV)/.stamp-native ## only set up .venv
 
-doctor: $(VENV)/.stamp-native ## what this machine can do, what is missing, and the command that mends it
+doctor: $(VENV)/.stamp-native ## what this machine can do, what is missing, and the command that fixes it
 	@$(BIN)/uccl-ep doctor $(ARGS)
 
 tour: docs ## the newcomer's path as a script, two hosts included; transcript and pictures in build/tour

@@ -106,9 +106,9 @@ class Buffer(NoCopies, LowLatencyApi, ThroughputApi, MaskApi, RecoveryApi):
         for name, value in (("num_nvl_bytes", num_nvl_bytes), ("num_rdma_bytes", num_rdma_bytes)):
             if isinstance(value, bool) or not isinstance(value, int) or value < 0 or value % 128:
                 refuse(name, value, "a multiple of 128, 0 or more")
-        checks.whole("num_qps_per_rank", num_qps_per_rank, 1, 1 << 16)
-        self.low_latency_mode = checks.flag("low_latency_mode", low_latency_mode)
-        self.enable_shrink = checks.flag("enable_shrink", enable_shrink)
+        checks.check_int("num_qps_per_rank", num_qps_per_rank, 1, 1 << 16)
+        self.low_latency_mode = checks.check_bool("low_latency_mode", low_latency_mode)
+        self.enable_shrink = checks.check_bool("enable_shrink", enable_shrink)
         if low_latency_mode and num_rdma_bytes == 0:
             refuse("num_rdma_bytes", 0, "the low-latency size", "Buffer.get_low_latency_rdma_size_hint gives it.")
         environment = settings()
@@ -262,8 +262,8 @@ class Buffer(NoCopies, LowLatencyApi, ThroughputApi, MaskApi, RecoveryApi):
         Raises:
             InvalidArgument: a size that is negative or no int.
         """
-        checks.whole("num_rows", num_rows, 0, 1 << 40)
-        checks.whole("hidden", hidden, 0, 1 << 20)
+        checks.check_int("num_rows", num_rows, 0, 1 << 40)
+        checks.check_int("hidden", hidden, 0, 1 << 20)
         _ = self._session  # refuses a Buffer that has been destroyed
         return self._device.empty(num_rows, hidden, dtype=dtype)
 
@@ -281,7 +281,7 @@ class Buffer(NoCopies, LowLatencyApi, ThroughputApi, MaskApi, RecoveryApi):
         Raises:
             InvalidArgument: not an int in that range.
         """
-        tag = checks.whole("tag", tag, 0, (1 << 32) - 1)
+        tag = checks.check_int("tag", tag, 0, (1 << 32) - 1)
         self._session.context.tag = tag
         self._low_latency.prototypes.refresh()
 

@@ -13,7 +13,7 @@ from uccl_ep.errors import refuse
 Tensor = torch.Tensor
 
 
-def whole(name: str, value: Any, least: int, most: int, hint: str = "") -> int:
+def check_int(name: str, value: Any, least: int, most: int, hint: str = "") -> int:
     """A whole number from `least` to `most`; NumPy's and torch's count, booleans do not.
 
     Raises:
@@ -31,7 +31,7 @@ def whole(name: str, value: Any, least: int, most: int, hint: str = "") -> int:
     return number
 
 
-def flag(name: str, value: Any) -> bool:
+def check_bool(name: str, value: Any) -> bool:
     """True or False, also as 1, 0, or NumPy's.
 
     Raises:
@@ -44,7 +44,7 @@ def flag(name: str, value: Any) -> bool:
     refuse(name, value, "True or False")
 
 
-def matrix(name: str, value: Any, dtypes: tuple[torch.dtype, ...], columns: int | None = None) -> Tensor:
+def check_matrix(name: str, value: Any, dtypes: tuple[torch.dtype, ...], columns: int | None = None) -> Tensor:
     """A contiguous 2-D tensor of one of `dtypes` with `columns` columns.
 
     Raises:
@@ -80,7 +80,7 @@ def row_ids(name: str, value: Any, num_experts: int | None = None) -> Tensor:
     Raises:
         InvalidArgument: shape, dtype, K or an id is out of range.
     """
-    ids = matrix(name, value, (torch.int64, torch.int32))
+    ids = check_matrix(name, value, (torch.int64, torch.int32))
     if not 1 <= ids.shape[1] <= _native.MAX_TOPK:
         refuse(name, tuple(ids.shape), f"1 to {_native.MAX_TOPK} columns (top-k)")
     if num_experts is not None:
@@ -109,7 +109,7 @@ def weights(name: str, value: Any, shape: tuple[int, ...]) -> Tensor:
     Raises:
         InvalidArgument: they are not.
     """
-    checked = matrix(name, value, (torch.float32,))
+    checked = check_matrix(name, value, (torch.float32,))
     if tuple(checked.shape) != shape:
         refuse(name, tuple(checked.shape), f"shape {shape}, one weight for each id of topk_idx")
     return checked
@@ -127,7 +127,7 @@ def event(name: str, value: Any) -> Any:
     return bare
 
 
-def vector(name: str, value: Any, dtype: torch.dtype, size: int) -> Tensor | None:
+def check_vector(name: str, value: Any, dtype: torch.dtype, size: int) -> Tensor | None:
     """A contiguous 1-D tensor of `size` elements, or None.
 
     Raises:

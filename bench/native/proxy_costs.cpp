@@ -161,11 +161,11 @@ void count_lane(u64 batches) {
   Lane &a = world.a.transport->lane(0), &b = world.b.transport->lane(0);
   std::vector<WriteRequest> requests(kBatch, WriteRequest{1, 1, world.a.data.data(), 64, 16, 7});
   std::vector<Arrival> arrivals(64);
-  std::vector<u64> tokens(64);
+  std::vector<u64> wr_ids(64);
   for (u64 i = 0; i < batches; ++i) {
     require(step_lane_post(a, requests) == kBatch, "lane: no room");
     require(step_lane_arrival(b, arrivals) == kBatch, "lane: not all have arrived");
-    require(step_lane_completion(a, tokens) == kBatch, "lane: not all are complete");
+    require(step_lane_completion(a, wr_ids) == kBatch, "lane: not all are complete");
   }
 }
 

@@ -43,7 +43,7 @@ DEV WaitContext wait_context(const RankContext& c) {
 // kernel when it is on my node, else by the proxy of its host here.
 DEV const u64* arrival_flag(const RankContext& c, Phase phase, u32 source) {
   if (c.topology.is_local(source)) return word(data_of(c, source), c.signals.flag(phase, source));
-  const u32 host = c.topology.host_of(source, c.topology.cell);
+  const u32 host = c.topology.landing_rank(source, c.topology.cell);
   return word(control_of(c, host), c.control_layout.flag(phase, source));
 }
 

@@ -49,7 +49,7 @@ struct LowLatencyLayout {
   u32 max_tokens = 0;  // M, tokens a rank and call
   u32 hidden = 0;
   u32 max_topk = 0;
-  u32 num_hosted = 0;  // TopologyView::num_hosted(), 0 when there is one node
+  u32 num_landing_slots = 0;  // TopologyView::num_landing_slots(), 0 when there is one node
   u32 staging_rows = 0;  // combine rows on their way out, 0 when there is one node
   u32 num_ranks = 0;
   u64 base = 0;  // where this part starts in the data region, multiple of 128
@@ -91,10 +91,10 @@ struct LowLatencyLayout {
   // Rows of one source that its host sums, and the source's weights.
   constexpr u64 weights_stride() const { return align_up(weights_bytes(max_tokens, max_topk), 128); }
   constexpr u64 reduction_bytes() const {
-    return reduces ? (1 + num_hosted) * weights_stride() + num_hosted * slots_bytes() : 0;
+    return reduces ? (1 + num_landing_slots) * weights_stride() + num_landing_slots * slots_bytes() : 0;
   }
   constexpr u64 set_bytes() const {
-    return (1 + num_hosted) * source_bytes() + slots_bytes() + headers_bytes() + reduction_bytes();
+    return (1 + num_landing_slots) * source_bytes() + slots_bytes() + headers_bytes() + reduction_bytes();
   }
   constexpr u64 staging_bytes() const { return align_up(staging_rows * combine_row_bytes(), 128); }
   constexpr u64 bytes() const { return 2 * set_bytes() + staging_bytes(); }
@@ -103,24 +103,24 @@ struct LowLatencyLayout {
   constexpr u64 set(u64 epoch) const { return base + (epoch & 1) * set_bytes(); }
   constexpr u64 staged_rows(u64 epoch) const { return set(epoch); }
   constexpr u64 staged_routing(u64 epoch) const { return set(epoch) + rows_bytes(); }
-  constexpr u64 hosted_rows(u64 epoch, u32 slot) const { return set(epoch) + (1 + slot) * source_bytes(); }
-  constexpr u64 hosted_routing(u64 epoch, u32 slot) const { return hosted_rows(epoch, slot) + rows_bytes(); }
+  constexpr u64 landing_rows(u64 epoch, u32 slot) const { return set(epoch) + (1 + slot) * source_bytes(); }
+  constexpr u64 landing_routing(u64 epoch, u32 slot) const { return landing_rows(epoch, slot) + rows_bytes(); }
   constexpr u64 combine_slot(u64 epoch, u64 slot) const {
-    return set(epoch) + (1 + num_hosted) * source_bytes() + slot * combine_row_bytes();
+    return set(epoch) + (1 + num_landing_slots) * source_bytes() + slot * combine_row_bytes();
   }
   // Outgoing ExpectHeaders: one per peer for dispatch (0), combine (1), announcements (2), and where there is room to
   // reduce, weights (3) and sums (4).
   constexpr u64 header(u64 epoch, u32 kind, u32 peer) const {
-    return set(epoch) + (1 + num_hosted) * source_bytes() + slots_bytes() +
+    return set(epoch) + (1 + num_landing_slots) * source_bytes() + slots_bytes() +
            (static_cast<u64>(kind) * num_ranks + peer) * kHeaderBytes;
   }
   constexpr u64 staged_weights(u64 epoch) const { return header(epoch, 0, 0) + headers_bytes(); }
-  constexpr u64 hosted_weights(u64 epoch, u32 slot) const {
+  constexpr u64 landing_weights(u64 epoch, u32 slot) const {
     return staged_weights(epoch) + (1 + slot) * weights_stride();
   }
   // Slot of row `row` (token * topk + k) of the source in hosted slot `slot`; as at an owner, the row lies behind a header.
-  constexpr u64 hosted_combine_slot(u64 epoch, u32 slot, u64 row) const {
-    return hosted_weights(epoch, num_hosted) + slot * slots_bytes() + row * combine_row_bytes();
+  constexpr u64 landing_combine_slot(u64 epoch, u32 slot, u64 row) const {
+    return landing_weights(epoch, num_landing_slots) + slot * slots_bytes() + row * combine_row_bytes();
   }
   constexpr u64 staging(u32 row) const { return base + 2 * set_bytes() + row * combine_row_bytes(); }
 };

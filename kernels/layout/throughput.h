@@ -132,7 +132,7 @@ struct ThroughputLayout {
   u64 base = 0;  // where this part starts in the data region
   u32 num_ranks = 0;
   u32 num_cells = 0;  // of all nodes (topology.h); 1 when there is one node
-  u32 num_hosted = 0;  // 0 when there is one node
+  u32 num_landing_slots = 0;  // 0 when there is one node
   u32 max_readers = 0;  // largest node
   u32 max_local_experts = 0;
   u32 unused = 0;
@@ -145,20 +145,22 @@ struct ThroughputLayout {
   constexpr u64 remote_cells() const { return num_cells > 1 ? num_cells : 0; }
   // Units: dispatch own stream, dispatch staging per cell, dispatch hosted; combine contributions per source, combine
   // partial staging per hosted source, combine partials per cell.
-  constexpr u64 num_units() const { return 1 + remote_cells() + num_hosted + num_ranks + num_hosted + remote_cells(); }
+  constexpr u64 num_units() const {
+    return 1 + remote_cells() + num_landing_slots + num_ranks + num_landing_slots + remote_cells();
+  }
   // Two sets of counts, by epoch: outgoing per cell, and hosted; then expect headers per cell.
   constexpr u64 counts_set_bytes() const {
-    return (num_cells + num_hosted) * counts_bytes() + align_up(num_cells * sizeof(ExpectHeader), 128);
+    return (num_cells + num_landing_slots) * counts_bytes() + align_up(num_cells * sizeof(ExpectHeader), 128);
   }
   constexpr u64 bytes() const { return 2 * counts_set_bytes() + num_units() * unit_bytes; }
 
   constexpr u64 counts_set(u64 epoch) const { return base + (epoch & 1) * counts_set_bytes(); }
   constexpr u64 own_counts(u64 epoch, u32 cell) const { return counts_set(epoch) + cell * counts_bytes(); }
-  constexpr u64 hosted_counts(u64 epoch, u32 slot) const {
+  constexpr u64 landing_counts(u64 epoch, u32 slot) const {
     return counts_set(epoch) + (num_cells + slot) * counts_bytes();
   }
   constexpr u64 counts_expect(u64 epoch, u32 cell) const {
-    return counts_set(epoch) + (num_cells + num_hosted) * counts_bytes() + cell * sizeof(ExpectHeader);
+    return counts_set(epoch) + (num_cells + num_landing_slots) * counts_bytes() + cell * sizeof(ExpectHeader);
   }
 
   constexpr u64 units() const { return base + 2 * counts_set_bytes(); }
@@ -166,13 +168,13 @@ struct ThroughputLayout {
   constexpr u64 dispatch_staging(u32 cell) const { return units() + (1 + cell) * unit_bytes; }
   constexpr u64 dispatch_hosted(u32 slot) const { return units() + (1 + remote_cells() + slot) * unit_bytes; }
   constexpr u64 contributions(u32 source) const {
-    return units() + (1 + remote_cells() + num_hosted + source) * unit_bytes;
+    return units() + (1 + remote_cells() + num_landing_slots + source) * unit_bytes;
   }
   constexpr u64 partial_staging(u32 slot) const {
-    return units() + (1 + remote_cells() + num_hosted + num_ranks + slot) * unit_bytes;
+    return units() + (1 + remote_cells() + num_landing_slots + num_ranks + slot) * unit_bytes;
   }
   constexpr u64 partial(u32 cell) const {
-    return units() + (1 + remote_cells() + 2ull * num_hosted + num_ranks + cell) * unit_bytes;
+    return units() + (1 + remote_cells() + 2ull * num_landing_slots + num_ranks + cell) * unit_bytes;
   }
 };
 

@@ -34,12 +34,12 @@ struct TopologyView {
   constexpr u32 member(u32 n, u32 i) const { return members[cell_begin[n] + i]; }
   constexpr bool is_remote(u32 n) const { return !is_local(member(n, 0)); }
   // The rank of cell n where rows of `source`, which is present, are read.
-  constexpr u32 host_of(u32 source, u32 n) const {
+  constexpr u32 landing_rank(u32 source, u32 n) const {
     return node_of[source] == node_of[member(n, 0)] ? source : member(n, local_of[source] % size_of(n));
   }
-  // Where rows of a remote source are kept at its host in cell n; below num_hosted().
-  constexpr u32 hosted_slot(u32 source, u32 n) const { return node_of[source] * fan + local_of[source] / size_of(n); }
-  constexpr u32 num_hosted() const { return num_nodes * fan; }
+  // Where rows of a remote source are kept at its host in cell n; below num_landing_slots().
+  constexpr u32 landing_slot(u32 source, u32 n) const { return node_of[source] * fan + local_of[source] / size_of(n); }
+  constexpr u32 num_landing_slots() const { return num_nodes * fan; }
 
   // An *audience* of this rank: who reads one stream of its rows. Its whole node, under its own cell's number, and each
   // cell of another node; other cells of its node are none.

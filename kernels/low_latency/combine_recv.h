@@ -54,7 +54,7 @@ DEV Awaited awaited(const CombineReceiveArgs& a, const Turn& turn, u32 r) {
   if (topology.is_local(r))
     return Awaited{word(own_data(a.rank), a.rank.signals.flag(Phase::kCombine, r)), site, nullptr};
   // Of a node that sums its rows only this rank's host there sends.
-  if (a.call.reduces && (topology.is_absent(r) || topology.host_of(topology.rank, topology.cell_of[r]) != r))
+  if (a.call.reduces && (topology.is_absent(r) || topology.landing_rank(topology.rank, topology.cell_of[r]) != r))
     return Awaited{nullptr, site, nullptr};
   if (a.call.reduces) site.phase = WaitPhase::kCombineSums;
   site.expected = turn.number;
@@ -71,7 +71,8 @@ DEV bool compare_calls(const CombineReceiveArgs& a, const Turn& turn) {
   const TopologyView& topology = a.rank.topology;
   u8* const control = own_control(a.rank);
   for (u32 r = simt::warp(); r < topology.num_ranks; r += simt::num_warps()) {
-    if (topology.is_local(r) || topology.is_absent(r) || topology.host_of(r, topology.cell) == topology.rank) continue;
+    if (topology.is_local(r) || topology.is_absent(r) || topology.landing_rank(r, topology.cell) == topology.rank)
+      continue;
     const u64* const flag = word(control, a.rank.control_layout.flag(Phase::kWeights, r));
     const WaitSite site{WaitPhase::kCombineWeights, r, kNoChannel, turn.number};
     bool absent;

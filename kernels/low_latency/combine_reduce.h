@@ -27,7 +27,7 @@ struct CombineReduceShared {
 
 DEV bool stands_for(const TopologyView& topology, u32 source) {
   return !topology.is_absent(source) && !topology.is_local(source) &&
-         topology.host_of(source, topology.cell) == topology.rank;
+         topology.landing_rank(source, topology.cell) == topology.rank;
 }
 
 // Whole block: every rank of the node has stored its rows. Pairs with the release at the end of a sending half.
@@ -54,7 +54,7 @@ struct WeightedIds {
   const short* ids;
 };
 DEV const WeightsHeader* weights_header(const CombineReduceArgs& a, u64 epoch, u32 slot) {
-  return reinterpret_cast<const WeightsHeader*>(own_data(a.rank) + a.call.layout.hosted_weights(epoch, slot));
+  return reinterpret_cast<const WeightsHeader*>(own_data(a.rank) + a.call.layout.landing_weights(epoch, slot));
 }
 DEV WeightedIds weights_of(const CombineReduceArgs& a, u64 epoch, u32 slot) {
   const WeightsHeader* header = weights_header(a, epoch, slot);
@@ -69,7 +69,7 @@ DEV bool check_weights(const CombineReduceArgs& a, const Turn& turn, u32 source)
   WaitSite site{WaitPhase::kCombineWeights, source, kNoChannel, turn.number};
   const ExpectHeader* announced = announced_by(a.rank, own_control(a.rank), Phase::kWeights, turn.number, source);
   if (!in_same_call(a.rank, turn, Phase::kCombine, site, announced)) return false;
-  const u32 slot = a.rank.topology.hosted_slot(source, a.rank.topology.cell);
+  const u32 slot = a.rank.topology.landing_slot(source, a.rank.topology.cell);
   const WeightsHeader& header = *weights_header(a, turn.epoch, slot);
   const auto fits = [&](MismatchField what, u32 most, u32 theirs) {
     if (theirs <= most) return true;
@@ -148,8 +148,8 @@ DEV bool send_sum(const CombineReduceArgs& a, const Turn& turn, u32 source, u64 
   m.op = Op::kWrite;
   m.peer = source;
   m.key = epoch_key(Phase::kReduced, turn.number);
-  const u32 hosted = a.rank.topology.hosted_slot(source, a.rank.topology.cell);
-  m.local_offset = layout.hosted_combine_slot(turn.epoch, hosted, slot) + sizeof(LogfmtHeader);
+  const u32 hosted = a.rank.topology.landing_slot(source, a.rank.topology.cell);
+  m.local_offset = layout.landing_combine_slot(turn.epoch, hosted, slot) + sizeof(LogfmtHeader);
   m.remote_offset = layout.combine_slot(turn.epoch, slot) + sizeof(LogfmtHeader);
   m.bytes = 2ull * layout.hidden;
   reduce_rows(reinterpret_cast<u16*>(own_data(a.rank) + m.local_offset), shared.rows[simt::warp()],
@@ -172,9 +172,9 @@ DEV bool send_sums(const CombineReduceArgs& a, const Turn& turn, CombineReduceSh
   for (u32 s = 0; s < a.rank.topology.num_ranks; ++s) {
     if (!stands_for(a.rank.topology, s)) continue;
     if (!await_weights(a, turn, s)) return false;
-    const u32 hosted = a.rank.topology.hosted_slot(s, a.rank.topology.cell);
+    const u32 hosted = a.rank.topology.landing_slot(s, a.rank.topology.cell);
     const WeightedIds of = weights_of(a, turn.epoch, hosted);
-    const u8* slots = own_data(a.rank) + a.call.layout.hosted_combine_slot(turn.epoch, hosted, 0);
+    const u8* slots = own_data(a.rank) + a.call.layout.landing_combine_slot(turn.epoch, hosted, 0);
     u32 writes = 0;
     for (u32 t = (warp + warps - dealt % warps) % warps; t < of.num_tokens; t += warps) {
       const TokenRows rows = rows_of_token(a, turn, of, slots, t, shared);

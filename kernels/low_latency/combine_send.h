@@ -106,9 +106,9 @@ DEV bool mark_row(const CombineSendArgs& a, u32 holder, u64 at, u64 slot) {
 DEV void give_to_host(const CombineSendArgs& a, const Turn& turn, u64 at, u32 owner, u64 number, u64 total_bytes) {
   const LowLatencyLayout& layout = a.call.layout;
   const TopologyView& topology = a.rank.topology;
-  const u32 host = topology.host_of(owner, topology.cell);
+  const u32 host = topology.landing_rank(owner, topology.cell);
   const u64 bytes = 2ull * layout.hidden;
-  const u64 slot = layout.hosted_combine_slot(turn.epoch, topology.hosted_slot(owner, topology.cell), number);
+  const u64 slot = layout.landing_combine_slot(turn.epoch, topology.landing_slot(owner, topology.cell), number);
   if (mark_row(a, host, at, slot)) return;
   const u8* const row = reinterpret_cast<const u8*>(a.x + at * a.row_stride);
   copy_row_shared(data_of(a.rank, host) + slot + sizeof(LogfmtHeader), row, bytes, total_bytes);
@@ -212,7 +212,7 @@ DEV void count_rows_that_stay(const CombineSendArgs& a, u32 owner) {
   const bool shared = !is_encoded(a) && static_cast<NodeRows>(a.node_rows) == NodeRows::kStay;
   if (!(owner == topology.rank ? a.own_stay != 0 : shared)) return;
   const u32 rows = rows_of_owner(a, owner);
-  const u32 reader = local ? owner : topology.host_of(owner, topology.cell);
+  const u32 reader = local ? owner : topology.landing_rank(owner, topology.cell);
   if (simt::lane() == 0) add_stat(a.rank, reader, PeerStat::kRowsOut, rows);
 }
 
@@ -236,10 +236,10 @@ DEV void send_weights(const CombineSendArgs& a, const Turn& turn) {
     if (!topology.is_remote(n)) continue;
     Command m;
     m.op = Op::kWrite;
-    m.peer = topology.host_of(topology.rank, n);
+    m.peer = topology.landing_rank(topology.rank, n);
     m.key = epoch_key(Phase::kWeights, turn.number);
     m.local_offset = layout.staged_weights(turn.epoch);
-    m.remote_offset = layout.hosted_weights(turn.epoch, topology.hosted_slot(topology.rank, n));
+    m.remote_offset = layout.landing_weights(turn.epoch, topology.landing_slot(topology.rank, n));
     m.bytes = LowLatencyLayout::weights_bytes(a.num_tokens, a.topk);
     if (push(ring_to(a.rank, m.peer), m, turn.wait) == kNoTicket ||
         send_expect(a.rank, turn, a.call,
@@ -251,7 +251,7 @@ DEV void send_weights(const CombineSendArgs& a, const Turn& turn) {
 // One warp tells a rank of another node, in place of rows, which call this is. This rank's hosts hear it with its weights.
 DEV void send_identity(const CombineSendArgs& a, const Turn& turn, u32 r) {
   const TopologyView& topology = a.rank.topology;
-  if (simt::lane() != 0 || topology.host_of(topology.rank, topology.cell_of[r]) == r) return;
+  if (simt::lane() != 0 || topology.landing_rank(topology.rank, topology.cell_of[r]) == r) return;
   send_expect(a.rank, turn, a.call, Announcement{Phase::kWeights, r, turn.number, 0, 3, combine_identity(a)});
 }
 

@@ -161,7 +161,7 @@ DEV Turn begin_receive(const RankContext& c, const LowLatencyCall& call, Phase p
 DEV u64 known_consumed(const RankContext& c, Phase phase, u32 reader) {
   if (c.topology.is_local(reader)) return simt::ld_acquire_sys(word(own_data(c), c.signals.consumed(phase, reader)));
   const u64 direct = simt::ld_acquire_sys(word(own_control(c), c.control_layout.consumed(phase, reader)));
-  const u32 host = c.topology.host_of(reader, c.topology.cell);
+  const u32 host = c.topology.landing_rank(reader, c.topology.cell);
   const u64 hosted = simt::ld_acquire_sys(word(control_of(c, host), c.control_layout.consumed(phase, reader)));
   return direct > hosted ? direct : hosted;
 }

@@ -41,9 +41,9 @@ DEV SourcePlace source_place(const DispatchReceiveArgs& a, u64 epoch, u32 source
   const TopologyView& topology = a.rank.topology;
   if (topology.is_local(source))
     return SourcePlace{data_of(a.rank, source), layout.staged_rows(epoch), layout.staged_routing(epoch)};
-  const u32 slot = topology.hosted_slot(source, topology.cell);
-  return SourcePlace{data_of(a.rank, topology.host_of(source, topology.cell)), layout.hosted_rows(epoch, slot),
-                     layout.hosted_routing(epoch, slot)};
+  const u32 slot = topology.landing_slot(source, topology.cell);
+  return SourcePlace{data_of(a.rank, topology.landing_rank(source, topology.cell)), layout.landing_rows(epoch, slot),
+                     layout.landing_routing(epoch, slot)};
 }
 DEV const u8* rows_of(const DispatchReceiveArgs& a, u64 epoch, u32 source) {
   const SourcePlace place = source_place(a, epoch, source);
@@ -65,7 +65,7 @@ DEV SourceView source_view(const DispatchReceiveArgs& a, u64 epoch, u32 source) 
 DEV const ExpectHeader* announced_dispatch(const DispatchReceiveArgs& a, const Turn& turn, u32 source) {
   const TopologyView& topology = a.rank.topology;
   if (topology.is_local(source)) return nullptr;
-  u8* const control = control_of(a.rank, topology.host_of(source, topology.cell));
+  u8* const control = control_of(a.rank, topology.landing_rank(source, topology.cell));
   return announced_by(a.rank, control, Phase::kDispatch, turn.epoch, source);
 }
 

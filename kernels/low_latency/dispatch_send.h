@@ -64,7 +64,7 @@ DEV void send_runs(const DispatchSendArgs& a, const Turn& turn, u32 first, u32 c
   const u32 lane = static_cast<u32>(simt::lane());
   const simt::mask_t wanted = simt::ballot(lane < count && goes_to_cell(a, first + lane, cell));
   if (wanted == 0) return;
-  const u32 host = topology.host_of(topology.rank, cell);
+  const u32 host = topology.landing_rank(topology.rank, cell);
   // The first lane of each run pushes for it, all of them together.
   const simt::mask_t starts = wanted & static_cast<simt::mask_t>(~(wanted << 1));
   const bool mine = starts >> lane & 1;
@@ -75,7 +75,7 @@ DEV void send_runs(const DispatchSendArgs& a, const Turn& turn, u32 first, u32 c
   m.peer = host;
   m.key = epoch_key(Phase::kDispatch, turn.epoch);
   m.local_offset = layout.staged_rows(turn.epoch) + (first + lane) * row;
-  m.remote_offset = layout.hosted_rows(turn.epoch, topology.hosted_slot(topology.rank, cell)) + (first + lane) * row;
+  m.remote_offset = layout.landing_rows(turn.epoch, topology.landing_slot(topology.rank, cell)) + (first + lane) * row;
   m.bytes = rows * row;
   const u64 ticket = push_group(ring_to(a.rank, host), m, mine, turn.wait);
   if (mine && ticket == kNoTicket) fail_launch(a.call.ticket);
@@ -107,7 +107,7 @@ DEV void finish_dispatch(const DispatchSendArgs& a, const Turn& turn) {
   // One lane of each warp: pushing lanes of one warp could wait for each other where lanes run in lockstep.
   for (u32 n = simt::warp(); simt::lane() == 0 && n < topology.num_cells; n += simt::num_warps()) {
     if (!topology.is_remote(n)) continue;
-    const u32 host = topology.host_of(topology.rank, n);
+    const u32 host = topology.landing_rank(topology.rank, n);
     const u32 runs = simt::ld_acquire_gpu(&a.num_writes[n]);
     simt::st_release_gpu(&a.num_writes[n], 0u);
     if (masked(a.rank, host)) continue;
@@ -116,7 +116,7 @@ DEV void finish_dispatch(const DispatchSendArgs& a, const Turn& turn) {
     m.peer = host;
     m.key = epoch_key(Phase::kDispatch, turn.epoch);
     m.local_offset = layout.staged_routing(turn.epoch);
-    m.remote_offset = layout.hosted_routing(turn.epoch, topology.hosted_slot(topology.rank, n));
+    m.remote_offset = layout.landing_routing(turn.epoch, topology.landing_slot(topology.rank, n));
     m.bytes = LowLatencyLayout::routing_bytes(a.num_tokens, a.topk);
     if (push(ring_to(a.rank, host), m, turn.wait) == kNoTicket) continue;
     send_expect(a.rank, turn, a.call, Announcement{Phase::kDispatch, host, turn.epoch, runs + 1ull, 0, identity});
@@ -143,7 +143,7 @@ KERNEL KERNEL_BOUNDS(kMaxBlockLanes) low_latency_dispatch_send(DispatchSendArgs 
       for (u32 i = 0; i < count; ++i) stage_row(a, first + i, rows + (first + i) * row);
       simt::sync_warp();
       for (u32 n = 0; n < a.rank.topology.num_cells; ++n)
-        if (a.rank.topology.is_remote(n) && !masked(a.rank, a.rank.topology.host_of(a.rank.topology.rank, n)))
+        if (a.rank.topology.is_remote(n) && !masked(a.rank, a.rank.topology.landing_rank(a.rank.topology.rank, n)))
           send_runs(a, turn, first, count, n);
     }
   }

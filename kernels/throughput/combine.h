@@ -51,7 +51,7 @@ DEV void open_partials(const CombineArgs& a, u32 channel) {
 DEV bool has_partial(const CombineArgs& a, u32 token, u32 n) {
   const TopologyView& t = a.rank.topology;
   if (!t.is_remote(n) || destinations(a.rank, a.call.is_token_in_rank, token, n) == 0) return false;
-  return !a.rank.shrink || !masked(a.rank, t.host_of(t.rank, n));
+  return !a.rank.shrink || !masked(a.rank, t.landing_rank(t.rank, n));
 }
 
 // Lane 0: every partial row of this token is readable, or its sender masked.
@@ -62,7 +62,7 @@ DEV Step look_at_partials(const CombineArgs& a, const WaitContext& wait, u32 cha
     const PartialState& p = a.partials[channel * t.num_cells + n];
     const u64* tail = partial_stream(a.rank, a.call.layout, n, channel).tail;
     const u64 head = p.head;
-    const WaitSite site{WaitPhase::kCombineReceive, t.host_of(t.rank, n), channel, head + 1};
+    const WaitSite site{WaitPhase::kCombineReceive, t.landing_rank(t.rank, n), channel, head + 1};
     u64 there = simt::ld_acquire_sys(tail);
     if (there > head && !tail_fits(wait, site, a.call.geometry, head, there)) return Step::kFailed;
     if (there > head) continue;
@@ -142,7 +142,7 @@ DEV void plan_own(const CombineArgs& a, const WaitContext& wait, CombineShared& 
 DEV u32 partial_sender(const CombineArgs& a, u32 token, u32 nth) {
   const TopologyView& t = a.rank.topology;
   for (u32 n = 0; n < t.num_cells; ++n)
-    if (has_partial(a, token, n) && nth-- == 0) return t.host_of(t.rank, n);
+    if (has_partial(a, token, n) && nth-- == 0) return t.landing_rank(t.rank, n);
   return kNoPeer;
 }
 
@@ -215,7 +215,7 @@ DEV void release_partials(const CombineArgs& a, const WaitContext& wait, u32 cha
     if (p.released == p.head) continue;
     p.released = p.head;
     simt::st_release_sys(partial_stream(a.rank, a.call.layout, n, channel).heads, p.head);
-    send_credit(a.rank, wait, Direction::kCombine, t.host_of(t.rank, n), channel, p.head);
+    send_credit(a.rank, wait, Direction::kCombine, t.landing_rank(t.rank, n), channel, p.head);
   }
 }
 
@@ -255,7 +255,7 @@ DEV PartialOut partial_out(const CombineArgs& a, u32 source, u32 channel) {
   p.source = source;
   p.channel = channel;
   p.rows = a.call.stream_rows[source * a.call.geometry.num_channels + channel];
-  p.unit_offset = a.call.layout.partial_staging(t.hosted_slot(source, t.cell));
+  p.unit_offset = a.call.layout.partial_staging(t.landing_slot(source, t.cell));
   p.remote_offset = a.call.layout.partial(t.cell);
   p.sent_word = word(own_data(a.rank), a.rank.signals.sent(Direction::kCombine, source, channel));
   return p;
@@ -367,7 +367,7 @@ DEV void combine_for_others(const CombineArgs& a, const WaitContext& wait, Combi
   const TopologyView& t = a.rank.topology;
   // Ascending on every rank, as the contributions are: the smallest unfinished source always has all its parts.
   for (u32 source = 0; source < t.num_ranks; ++source)
-    if (!t.is_local(source) && !t.is_absent(source) && t.host_of(source, t.cell) == t.rank)
+    if (!t.is_local(source) && !t.is_absent(source) && t.landing_rank(source, t.cell) == t.rank)
       if (!combine_for(a, wait, s, channel, source)) return;
 }
 

@@ -59,9 +59,9 @@ DEV StreamAddress dispatch_stream(const RankContext& c, const ThroughputLayout& 
                          word(base, c.signals.stream_tail(Direction::kDispatch, source, channel)),
                          word(base, c.signals.stream_head(Direction::kDispatch, source, channel, 0))};
   }
-  const u32 host = t.host_of(source, t.cell);
+  const u32 host = t.landing_rank(source, t.cell);
   u8* base = data_of(c, host);
-  return StreamAddress{base + layout.dispatch_hosted(t.hosted_slot(source, t.cell)),
+  return StreamAddress{base + layout.dispatch_hosted(t.landing_slot(source, t.cell)),
                        word(control_of(c, host), c.control_layout.tail(Direction::kDispatch, source, channel)),
                        word(base, c.signals.stream_head(Direction::kDispatch, source, channel, 0))};
 }
@@ -77,7 +77,7 @@ DEV StreamAddress contribution_stream(const RankContext& c, const ThroughputLayo
 
 // The partial sums that a cell of another node sends this rank.
 DEV StreamAddress partial_stream(const RankContext& c, const ThroughputLayout& layout, u32 cell, u32 channel) {
-  const u32 reducer = c.topology.host_of(c.topology.rank, cell);
+  const u32 reducer = c.topology.landing_rank(c.topology.rank, cell);
   return StreamAddress{own_data(c) + layout.partial(cell),
                        word(own_control(c), c.control_layout.tail(Direction::kCombine, reducer, channel)),
                        word(own_data(c), c.signals.partial_head(reducer, channel))};
@@ -109,7 +109,7 @@ DEV u64 credit_of(const RankContext& c, Direction d, u32 peer, u32 channel) {
 DEV u64 dispatch_head(const RankContext& c, u32 cell, u32 channel, u32* peer) {
   const TopologyView& t = c.topology;
   if (cell != t.cell) {
-    *peer = t.host_of(t.rank, cell);
+    *peer = t.landing_rank(t.rank, cell);
     return credit_of(c, Direction::kDispatch, *peer, channel);
   }
   u8* const base = own_data(c);
@@ -121,7 +121,7 @@ DEV u64 dispatch_head(const RankContext& c, u32 cell, u32 channel, u32* peer) {
 // Who a wait for a reader of rows for `source` on this node is about: its host, which with a cell a rank is this one,
 // and then stops reading only when the source is masked.
 DEV u32 combine_peer(const RankContext& c, u32 source) {
-  return c.shrink ? source : c.topology.host_of(source, c.topology.cell);
+  return c.shrink ? source : c.topology.landing_rank(source, c.topology.cell);
 }
 
 // One lane: waits until `head()` lets chunk number `site.expected` be written. `*absent`: site.peer, of which head()

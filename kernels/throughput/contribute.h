@@ -47,7 +47,7 @@ DEV void contribute(const CombineArgs& a, const WaitContext& wait, u32 channel, 
   const TopologyView& t = a.rank.topology;
   const u32 rows = a.call.recv_tokens[source * g.num_channels + channel];
   if (rows == 0 || warp_agree(a.rank.shrink && masked(a.rank, source))) return;
-  if (t.host_of(source, t.cell) == t.rank) {  // they stay: open_contributions finds them
+  if (t.landing_rank(source, t.cell) == t.rank) {  // they stay: open_contributions finds them
     if (simt::lane() == 0) add_stat(a.rank, t.rank, PeerStat::kRowsOut, rows);
     return;
   }
@@ -96,7 +96,7 @@ DEV void contribute(const CombineArgs& a, const WaitContext& wait, u32 channel, 
 // One warp: the rows that this rank has put into the ring for a source have been read, so its caller may change them.
 DEV void await_read(const CombineArgs& a, const WaitContext& wait, u32 channel, u32 source) {
   const TopologyView& t = a.rank.topology;
-  if (simt::lane() != 0 || t.is_absent(source) || t.host_of(source, t.cell) == t.rank) return;
+  if (simt::lane() != 0 || t.is_absent(source) || t.landing_rank(source, t.cell) == t.rank) return;
   if (a.call.recv_tokens[source * a.call.geometry.num_channels + channel] == 0) return;
   const StreamAddress s = contribution_stream(a.rank, a.call.layout, t.rank, source, channel);
   const WaitSite site{WaitPhase::kCombineSend, combine_peer(a.rank, source), channel, simt::ld_relaxed_sys(s.tail)};

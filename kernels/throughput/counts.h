@@ -163,14 +163,14 @@ DEV void send_counts(const CountsArgs& a, const WaitContext& wait, u64 epoch) {
   // One lane of each warp: pushing lanes of one warp could wait for each other where lanes run in lockstep.
   for (u32 n = simt::warp(); simt::lane() == 0 && n < topology.num_cells; n += simt::num_warps()) {
     if (!topology.is_remote(n)) continue;
-    const u32 host = topology.host_of(topology.rank, n), size = topology.size_of(n);
+    const u32 host = topology.landing_rank(topology.rank, n), size = topology.size_of(n);
     if (a.rank.shrink && masked(a.rank, host)) continue;
     Command m;
     m.op = Op::kWrite;
     m.peer = host;
     m.key = epoch_key(Phase::kCounts, epoch);
     m.local_offset = a.layout.own_counts(epoch, n);
-    m.remote_offset = a.layout.hosted_counts(epoch, topology.hosted_slot(topology.rank, n));
+    m.remote_offset = a.layout.landing_counts(epoch, topology.landing_slot(topology.rank, n));
     m.bytes = align_up(sizeof(CountsHeader) + 4ull * (a.num_channels * (1 + size) + size * a.num_local_experts), 16);
     if (push(ring_to(a.rank, host), m, wait) == kNoTicket) break;
     const u64 header = a.layout.counts_expect(epoch, n);
@@ -188,8 +188,8 @@ DEV void send_counts(const CountsArgs& a, const WaitContext& wait, u64 epoch) {
 DEV const CountsHeader* counts_of(const CountsArgs& a, u64 epoch, u32 source) {
   const TopologyView& t = a.rank.topology;
   const u8* base = t.is_local(source) ? data_of(a.rank, source) + a.layout.own_counts(epoch, t.cell_of[source])
-                                      : data_of(a.rank, t.host_of(source, t.cell)) +
-                                            a.layout.hosted_counts(epoch, t.hosted_slot(source, t.cell));
+                                      : data_of(a.rank, t.landing_rank(source, t.cell)) +
+                                            a.layout.landing_counts(epoch, t.landing_slot(source, t.cell));
   return reinterpret_cast<const CountsHeader*>(base);
 }
 
@@ -244,7 +244,7 @@ DEV bool read_counts(const CountsArgs& a, const WaitContext& wait, u64 epoch, u3
   const u32 size = topology.crowd_size(source), channels = a.num_channels;
   CountsHeader* h = const_cast<CountsHeader*>(counts_of(a, epoch, source));
   const CountsBlock block = counts_block(h, channels, size);
-  const bool reducing = topology.host_of(source, topology.cell) == topology.rank;
+  const bool reducing = topology.landing_rank(source, topology.cell) == topology.rank;
   const u32 most = channel_begin(kMaxTokensPerRank, channels, 1), place = topology.place_in_crowd(source);
   if (topology.num_nodes == 1)
     for (u32 r = 0; r < topology.num_ranks; ++r) a.rank_prefix[source * topology.num_ranks + r] = 0;

@@ -58,7 +58,7 @@ DEV OutgoingStream outgoing_stream(const DispatchArgs& a, u32 cell, u32 channel)
   s.cell = cell;
   s.channel = channel;
   s.local = cell == t.cell;
-  s.peer = s.local ? t.rank : t.host_of(t.rank, cell);
+  s.peer = s.local ? t.rank : t.landing_rank(t.rank, cell);
   s.unit_offset = s.local ? layout.own_stream() : layout.dispatch_staging(cell);
   s.unit = own_data(a.rank) + s.unit_offset;
   s.sent_word = word(own_data(a.rank), s.local ? a.rank.signals.stream_tail(Direction::kDispatch, t.rank, channel)
@@ -88,7 +88,7 @@ DEV bool publish_chunk(const DispatchArgs& a, const WaitContext& wait, const Out
   }
   simt::st_relaxed_sys(s.sent_word, number + 1);
   const TopologyView& t = a.rank.topology;
-  const u64 landing = a.call.layout.dispatch_hosted(t.hosted_slot(t.rank, s.cell));
+  const u64 landing = a.call.layout.dispatch_hosted(t.landing_slot(t.rank, s.cell));
   const OutgoingChunk chunk{Direction::kDispatch, s.peer, s.channel, number, s.unit_offset, landing, bytes};
   return send_chunk(a.rank, wait, chunk, a.call.geometry);
 }
@@ -250,7 +250,7 @@ DEV void receive_stream(const DispatchArgs& a, const WaitContext& wait, u32 chan
   const u32 place = t.place_in_crowd(source);
   u64* head_word = s.heads + place;
   u64 head = simt::ld_relaxed_sys(head_word);
-  Crediting credits{s, source, channel, head, !t.is_local(source) && t.host_of(source, t.cell) == t.rank};
+  Crediting credits{s, source, channel, head, !t.is_local(source) && t.landing_rank(source, t.cell) == t.rank};
   const u64 news = g.num_slots / 4 > 0 ? g.num_slots / 4 : 1;
   const u32 at = a.call.recv_begin[source * g.num_channels + channel];
   const u32 owed = a.call.recv_tokens[source * g.num_channels + channel];

@@ -41,7 +41,7 @@ DEV bool drain_dispatch(const SettleArgs& a, const WaitContext& wait, u32 cell, 
   const TopologyView& t = a.rank.topology;
   const SignalLayout& signals = a.rank.signals;
   if (!t.is_audience(cell)) return true;
-  const u32 peer = cell == t.cell ? t.rank : t.host_of(t.rank, cell);
+  const u32 peer = cell == t.cell ? t.rank : t.landing_rank(t.rank, cell);
   const u64 sent_word = cell == t.cell ? signals.stream_tail(Direction::kDispatch, t.rank, channel)
                                        : signals.sent(Direction::kDispatch, peer, channel);
   const u64 sent = simt::ld_relaxed_sys(word(own_data(a.rank), sent_word));
@@ -58,7 +58,7 @@ DEV bool drain_combine(const SettleArgs& a, const WaitContext& wait, u32 source,
   const u64* head = word(data, signals.stream_head(Direction::kCombine, source, channel, 0));
   WaitSite read{WaitPhase::kCombineSend, combine_peer(a.rank, source), channel, tail};
   if (!drain_stream(a.rank, wait, read, [&] { return simt::ld_acquire_sys(head); })) return false;
-  if (t.is_local(source) || t.host_of(source, t.cell) != t.rank) return true;
+  if (t.is_local(source) || t.landing_rank(source, t.cell) != t.rank) return true;
   const u64 sent = simt::ld_relaxed_sys(word(data, signals.sent(Direction::kCombine, source, channel)));
   WaitSite arrived{WaitPhase::kCombineSend, source, channel, sent};
   return drain_stream(a.rank, wait, arrived, [&] { return credit_of(a.rank, Direction::kCombine, source, channel); });

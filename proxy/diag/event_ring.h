@@ -12,12 +12,12 @@
 namespace uccl {
 
 // What `peer`, `key` and `value` of an event mean. "imm" is the 32-bit immediate (wire/immediate.h) of a message,
-// "token" is ring << 48 | ticket of a command. * only when every command is traced.
+// "wr_id" is ring << 48 | ticket of a command. * only when every command is traced.
 enum class EventKind : std::uint32_t {
   kNone = 0,
-  kPopped = 1,  // a command was taken: to, bytes << 32 | imm, token. Untraced: announcements, and a burst's first one
+  kPopped = 1,  // a command was taken: to, bytes << 32 | imm, wr_id. Untraced: announcements, and a burst's first one
   kPosted = 2,  // * the transport has accepted it: the same
-  kCompleted = 3,  // * complete at the receiver: to, bytes << 32, token
+  kCompleted = 3,  // * complete at the receiver: to, bytes << 32, wr_id
   kArrival = 4,  // a message came: from, imm, arrivals so far. Untraced: announcements, and a burst's first one
   kPublished = 5,  // a flag was raised: source, phase, epoch. * a stream's tail: source, 1 << 32 | key, chunks
   kStalled = 6,  // the head of a ring waits for room: towards, ring, ticket. Untraced: first of a busy time

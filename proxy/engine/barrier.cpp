@@ -40,7 +40,7 @@ bool Barrier::progress() {
   for (; next_send_ < settings_.num_ranks; ++next_send_) {
     if (skip(next_send_)) continue;
     if (!ledger_.has_room(next_send_, 0)) return false;
-    const WriteRequest request{next_send_, word, nullptr, 0, 0, kToken + next_send_};
+    const WriteRequest request{next_send_, word, nullptr, 0, 0, kWrId + next_send_};
     if (lane_.post({&request, 1}) == 0) return false;
     ledger_.opened(next_send_, 0);
     ++sent_;

@@ -11,8 +11,8 @@ namespace uccl {
 
 class Barrier {
  public:
-  // Completions of barrier immediates carry this token plus the peer: they belong to no ring.
-  static constexpr u64 kToken = 1ull << 63;
+  // Completions of barrier immediates carry this wr_id plus the peer: they belong to no ring.
+  static constexpr u64 kWrId = 1ull << 63;
 
   // Goes on from the round that the control segment holds.
   Barrier(const EngineSettings& settings, Lane& lane, PeerLedger& ledger, WorkerCounters& counters);

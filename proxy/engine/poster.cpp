@@ -7,7 +7,7 @@
 namespace uccl {
 namespace {
 
-// token: [62:48] ring of this worker, [47:0] low bits of the ticket. Bit 63 marks a barrier's immediate.
+// wr_id: [62:48] ring of this worker, [47:0] low bits of the ticket. Bit 63 marks a barrier's immediate.
 constexpr int kTicketBits = 48;
 constexpr u64 make_token(u32 ring, u64 ticket) { return u64{ring} << kTicketBits | (ticket & low_bits(kTicketBits)); }
 
@@ -196,7 +196,7 @@ void Poster::stall(Ring& ring, u32 peer) {
 
 void Poster::record_popped(const WriteRequest& request) {
   quiet_ = false;
-  events_.record({now(), EventKind::kPopped, request.peer, request.bytes << 32 | request.immediate, request.token});
+  events_.record({now(), EventKind::kPopped, request.peer, request.bytes << 32 | request.immediate, request.wr_id});
 }
 
 // The lane has accepted what was staged since `from`. A clock read of its own: the lane may have copied all the bytes.
@@ -204,7 +204,7 @@ void Poster::record_posted(const Ring& ring, u32 from) {
   const u64 now_ns = steady_ns();
   for (u32 i = from; i < ring.staged_begin; ++i) {
     const WriteRequest& r = ring.staged[i];
-    events_.record({now_ns, EventKind::kPosted, r.peer, r.bytes << 32 | r.immediate, r.token});
+    events_.record({now_ns, EventKind::kPosted, r.peer, r.bytes << 32 | r.immediate, r.wr_id});
   }
 }
 
@@ -233,25 +233,25 @@ void Poster::settle(Ring& ring, u64 ticket) {
     ring.slots[ring.done & mask].state = SlotState::kEmpty;
 }
 
-void Poster::complete(std::span<const u64> tokens) {
+void Poster::complete(std::span<const u64> wr_ids) {
   const u64 now_ns = traced_ ? steady_ns() : 0;
-  for (const u64 token : tokens) {
-    if (token & Barrier::kToken) {
-      const u32 peer = static_cast<u32>(token & ~Barrier::kToken);
+  for (const u64 wr_id : wr_ids) {
+    if (wr_id & Barrier::kWrId) {
+      const u32 peer = static_cast<u32>(wr_id & ~Barrier::kWrId);
       if (ledger_.is_peer(peer) && !ledger_.gone(peer)) ledger_.completed(peer, 0);
       continue;
     }
-    const u64 index = token >> kTicketBits;
+    const u64 index = wr_id >> kTicketBits;
     if (index >= rings_.size()) continue;
     Ring& ring = rings_[index];
-    Slot& slot = ring.slots[token & (settings_.ring_capacity - 1)];
+    Slot& slot = ring.slots[wr_id & (settings_.ring_capacity - 1)];
     // A completion of a lost peer may come late: its ticket was settled when the peer was dropped.
-    if (slot.state != SlotState::kOpen || ((slot.ticket ^ token) & low_bits(kTicketBits)) != 0) continue;
+    if (slot.state != SlotState::kOpen || ((slot.ticket ^ wr_id) & low_bits(kTicketBits)) != 0) continue;
     ledger_.completed(slot.peer, slot.bytes);
-    if (traced_) events_.record({now_ns, EventKind::kCompleted, slot.peer, u64{slot.bytes} << 32, token});
+    if (traced_) events_.record({now_ns, EventKind::kCompleted, slot.peer, u64{slot.bytes} << 32, wr_id});
     settle(ring, slot.ticket);
   }
-  bump(counters_.completions, tokens.size());
+  bump(counters_.completions, wr_ids.size());
 }
 
 void Poster::drop_peer(u32 peer) {

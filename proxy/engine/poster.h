@@ -34,7 +34,7 @@ class Poster {
 
   // One turn over this worker's rings. Returns how many commands moved on (taken or posted).
   u32 turn();
-  void complete(std::span<const u64> tokens);
+  void complete(std::span<const u64> wr_ids);
   // The peer's lane is closed: its open writes are complete, as far as they ever will be.
   void drop_peer(u32 peer);
   // Nothing taken is open and no committed command waits.

@@ -23,7 +23,7 @@ void in_range(const char* field, u64 value, u64 low, u64 high) {
 void check_rings(const EngineSettings& s) {
   if (!valid_capacity(s.ring_capacity))
     refuse("ring_capacity", std::to_string(s.ring_capacity), "a power of two, at least 2");
-  in_range("rings.size()", s.rings.size(), 0, u64{s.num_workers} << 15);  // the completion token's ring field
+  in_range("rings.size()", s.rings.size(), 0, u64{s.num_workers} << 15);  // the completion wr_id's ring field
   for (std::size_t i = 0; i < s.rings.size(); ++i)
     if (s.rings[i] == nullptr) refuse(("rings[" + std::to_string(i) + "]").c_str(), "null", "ring memory");
 }

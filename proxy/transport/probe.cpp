@@ -61,10 +61,10 @@ TransportProbe::TransportProbe(const ProbeSettings& settings)
 
 void TransportProbe::poll(Watch& watch) {
   Lane& lane = transport_->lane(0);
-  u64 tokens[64];
+  u64 wr_ids[64];
   Arrival arrivals[64];
   PeerEvent event;
-  const std::size_t n = lane.poll_arrivals(arrivals), done = lane.poll_completions(tokens);
+  const std::size_t n = lane.poll_arrivals(arrivals), done = lane.poll_completions(wr_ids);
   arrived_ += n;
   if (n + done != 0) return;
   if (lane.poll_events(std::span(&event, 1)) != 0) watch.lost(event, settings_.family);

@@ -27,7 +27,7 @@ struct WriteRequest {
   const u8* source = nullptr;  // stays valid and unchanged until the completion
   u64 remote_offset = 0;  // in the peer's flat offset space
   u64 bytes = 0;          // may be 0: the immediate alone
-  u64 token = 0;          // comes back in the completion
+  u64 wr_id = 0;          // comes back in the completion
 };
 
 struct Arrival {
@@ -68,7 +68,7 @@ class Lane {
   virtual void flush() = 0;
 
   // Tokens of writes that are complete: data and immediate have reached the receiver. In any order.
-  virtual std::size_t poll_completions(std::span<u64> tokens) = 0;
+  virtual std::size_t poll_completions(std::span<u64> wr_ids) = 0;
 
   // Immediates whose data is visible. In any order. This call may itself move data (software families).
   virtual std::size_t poll_arrivals(std::span<Arrival> out) = 0;

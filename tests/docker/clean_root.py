@@ -81,8 +81,8 @@ def unavailable() -> str:
         except subprocess.CalledProcessError as error:
             said = (error.stdout or "") + (error.stderr or "")
             why = "debootstrap failed: " + " / ".join(said.splitlines()[-3:])
-    mend = "as root, docker/install.sh roots, where mounting is allowed and a Debian mirror is reached"
-    return f"a clean root cannot be made: {why}. Needed: {mend}" if why else ""
+    fix = "as root, docker/install.sh roots, where mounting is allowed and a Debian mirror is reached"
+    return f"a clean root cannot be made: {why}. Needed: {fix}" if why else ""
 
 
 def _debootstrap(folder: Path) -> tuple[list[str], dict[str, str]]:

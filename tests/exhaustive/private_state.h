@@ -77,7 +77,7 @@ inline void put_poster(Bytes& out, Poster& poster) {
     put(out, ring.published_done);
     for (const auto& slot : ring.slots) put(out, slot.ticket * 4 + static_cast<u32>(slot.state));
     put(out, ring.staged_end - ring.staged_begin);
-    for (u32 i = ring.staged_begin; i < ring.staged_end; ++i) put(out, ring.staged[i].token);
+    for (u32 i = ring.staged_begin; i < ring.staged_end; ++i) put(out, ring.staged[i].wr_id);
   }
   put_gate(out, private_of<PosterGate>(poster));
   put(out, private_of<PosterFirst>(poster));

@@ -41,8 +41,8 @@ class Proxy {
   void note_posted() { fates.resize(lane.held.size(), kPosted); }
   void complete(std::size_t i) {
     fates[i] = kCompleted;
-    const u64 token = lane.held[i].token;
-    poster.complete({&token, 1});
+    const u64 wr_id = lane.held[i].wr_id;
+    poster.complete({&wr_id, 1});
   }
 
   void state(Bytes& out) {
@@ -57,7 +57,7 @@ class Proxy {
     put(out, control.word(ControlLayout::kBarrier));
     put(out, control.word(ControlLayout::kAbort));
     for (std::size_t i = 0; i < fates.size(); ++i)  // what is complete decides nothing any more
-      if (fates[i] != kCompleted) put(out, lane.held[i].token * 4 + fates[i] + 1);
+      if (fates[i] != kCompleted) put(out, lane.held[i].wr_id * 4 + fates[i] + 1);
     put(out, static_cast<u64>(fates.size()));
   }
 

@@ -120,9 +120,9 @@ class QuietWorld : public Replayed<QuietWorld, QuietAction> {
  private:
   u64 tail(u32 r) const { return proxy_->header(r).tail - plan_.ring_start; }
   u64 done(u32 r) const { return proxy_->header(r).done - plan_.ring_start; }
-  // token: [62:48] ring, [47:0] low bits of the ticket (engine/poster.cpp)
-  u32 ring_of(std::size_t i) const { return static_cast<u32>(proxy_->lane.held[i].token >> 48); }
-  u64 number_of(std::size_t i) const { return (proxy_->lane.held[i].token - plan_.ring_start) & low_bits(48); }
+  // wr_id: [62:48] ring, [47:0] low bits of the ticket (engine/poster.cpp)
+  u32 ring_of(std::size_t i) const { return static_cast<u32>(proxy_->lane.held[i].wr_id >> 48); }
+  u64 number_of(std::size_t i) const { return (proxy_->lane.held[i].wr_id - plan_.ring_start) & low_bits(48); }
   // Turns go on for ever (and rotate which ring is first); here they end with the work.
   bool over() const {
     bool all = true;

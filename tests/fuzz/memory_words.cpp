@@ -61,7 +61,7 @@ void add_combine(const World& world, const StreamGeometry& g, u32 peer, u32 vict
       continue;
     }
     for (u32 source = 0; peer != victim && source < t.num_ranks; ++source) {
-      if (t.host_of(source, t.cell) != victim) continue;
+      if (t.landing_rank(source, t.cell) != victim) continue;
       const StreamAddress s = contribution_stream(me, world.throughput, peer, source, channel);
       to.add_headers(s.unit, g, channel);
       to.add(s.tail, 8, Proof::kCounter);
@@ -149,11 +149,11 @@ Places combined_words(const World& world, const LowLatencyCase& c, u64 epoch, u3
       to.add(own_control(me) + me.control_layout.flag(phase, peer), 8, Proof::kNone);
       to.add(own_control(me) + me.control_layout.expect(phase, epoch, peer), sizeof(ExpectHeader));
     }
-    if (!c.reduces || t.is_local(peer) || t.host_of(peer, t.cell) != victim) continue;
-    const u32 hosted = t.hosted_slot(peer, t.cell);
-    to.add(data + layout.hosted_weights(epoch, hosted), layout.weights_stride(), Proof::kNone);
+    if (!c.reduces || t.is_local(peer) || t.landing_rank(peer, t.cell) != victim) continue;
+    const u32 hosted = t.landing_slot(peer, t.cell);
+    to.add(data + layout.landing_weights(epoch, hosted), layout.weights_stride(), Proof::kNone);
     for (u64 slot = 0; slot < slots; ++slot)
-      to.add(data + layout.hosted_combine_slot(epoch, hosted, slot), sizeof(u64), Proof::kNone);
+      to.add(data + layout.landing_combine_slot(epoch, hosted, slot), sizeof(u64), Proof::kNone);
   }
   return to.all;
 }

@@ -72,7 +72,7 @@ void World::plan() {
   const bool apart = shape_.apart && num_nodes > 1;
   num_cells = apart ? num_ranks() : num_nodes;
   const u32 fan = static_cast<u32>(ceil_div(max_readers, apart ? 1u : smallest));
-  const u32 num_hosted = num_nodes > 1 ? num_nodes * fan : 0;
+  const u32 num_landing_slots = num_nodes > 1 ? num_nodes * fan : 0;
   signals_.num_ranks = ranks;
   signals_.num_channels = shape_.num_channels;
   signals_.max_readers = max_readers;
@@ -82,7 +82,7 @@ void World::plan() {
     throughput.base = end;
     throughput.num_ranks = ranks;
     throughput.num_cells = num_cells;
-    throughput.num_hosted = num_hosted;
+    throughput.num_landing_slots = num_landing_slots;
     throughput.max_readers = max_readers;
     throughput.max_local_experts = shape_.max_local_experts;
     throughput.unit_bytes = shape_.unit_bytes;
@@ -92,7 +92,7 @@ void World::plan() {
     low_latency.max_tokens = shape_.max_tokens;
     low_latency.hidden = shape_.hidden;
     low_latency.max_topk = shape_.max_topk;
-    low_latency.num_hosted = num_hosted;
+    low_latency.num_landing_slots = num_landing_slots;
     low_latency.staging_rows = num_nodes > 1 ? shape_.staging_rows : 0;
     low_latency.num_ranks = ranks;
     low_latency.base = end;

@@ -274,8 +274,8 @@ def judge(story: dict[str, Any], killed: float) -> float:
         StepFailed: it leads to another rank, or to another time.
     """
     lost = {loss["rank"]: loss for loss in story["lost"]}
-    if story["culprit"] != VICTIM or VICTIM not in lost:
-        raise StepFailed(f"explain leads to rank {story['culprit']}, lost are {sorted(lost)}: it was rank {VICTIM}")
+    if story["root_cause"] != VICTIM or VICTIM not in lost:
+        raise StepFailed(f"explain leads to rank {story['root_cause']}, lost are {sorted(lost)}: it was rank {VICTIM}")
     late = float(lost[VICTIM]["at"]) - killed
     if not -CLOCK_S <= late <= NOTICED_S:
         raise StepFailed(

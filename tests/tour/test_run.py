@@ -107,13 +107,13 @@ def test_tour_looks_at_the_slow_rank_and_the_victim_from_another_host() -> None:
 def test_tour_judges_which_rank_was_lost_and_when() -> None:
     killed = 1_000_000.0
     story: dict[str, Any] = {
-        "culprit": steps.VICTIM,
+        "root_cause": steps.VICTIM,
         "lost": [{"rank": 1, "at": 0.0}, {"rank": steps.VICTIM, "at": killed + 0.25}],
     }
     assert steps.judge(story, killed) == 0.25
     wrong = [
-        {**story, "culprit": None},
-        {**story, "culprit": steps.SLOW},
+        {**story, "root_cause": None},
+        {**story, "root_cause": steps.SLOW},
         {**story, "lost": story["lost"][:1]},
         {**story, "lost": [{"rank": steps.VICTIM, "at": killed - 1.0}]},
         {**story, "lost": [{"rank": steps.VICTIM, "at": killed + 3600.0}]},

@@ -21,7 +21,7 @@ class Transcript:
         told: also prints every line there; None: only writes.
 
     Attributes:
-        pictures: PNG files that were made. not_made: how many were not. lacks: why, and what would mend it.
+        pictures: PNG files that were made. not_made: how many were not. lacks: why, and what would fix it.
     """
 
     def __init__(self, folder: Path, told: Console | None = None) -> None:

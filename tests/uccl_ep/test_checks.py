@@ -15,7 +15,7 @@ BF16 = (torch.bfloat16,)
 
 def test_checks_matrix_returns_the_tensor_itself() -> None:
     for value in (torch.zeros(3, 4, dtype=torch.bfloat16), torch.zeros(0, 4, dtype=torch.bfloat16)):
-        assert checks.matrix("x", value, BF16, 4) is value
+        assert checks.check_matrix("x", value, BF16, 4) is value
 
 
 @pytest.mark.parametrize(
@@ -30,12 +30,12 @@ def test_checks_matrix_returns_the_tensor_itself() -> None:
     ],
 )
 def test_checks_matrix_refuses(value: Any, words: list[str]) -> None:
-    assert_refused(lambda: checks.matrix("x", value, BF16, 4), ["x=", *words])
+    assert_refused(lambda: checks.check_matrix("x", value, BF16, 4), ["x=", *words])
 
 
 def test_checks_matrix_names_every_dtype() -> None:
     wanted = ["topk_idx", "torch.int64 or torch.int32"]
-    assert_refused(lambda: checks.matrix("topk_idx", torch.zeros(1, 1), (torch.int64, torch.int32)), wanted)
+    assert_refused(lambda: checks.check_matrix("topk_idx", torch.zeros(1, 1), (torch.int64, torch.int32)), wanted)
 
 
 def test_checks_aligned_copies_only_what_is_not() -> None:
@@ -83,8 +83,8 @@ def test_checks_weights() -> None:
 
 def test_checks_vector() -> None:
     value = torch.zeros(4, dtype=torch.int32)
-    assert checks.vector("stats", value, torch.int32, 4) is value
-    assert checks.vector("stats", None, torch.int32, 4) is None
+    assert checks.check_vector("stats", value, torch.int32, 4) is value
+    assert checks.check_vector("stats", None, torch.int32, 4) is None
     for bad, shown in (
         (torch.zeros(3, dtype=torch.int32), "(3,) torch.int32"),
         (torch.zeros(4), "(4,) torch.float32"),
@@ -93,33 +93,35 @@ def test_checks_vector() -> None:
         ([0, 0, 0, 0], "'list'"),
     ):
         wanted = ["stats=", shown, "a contiguous torch.int32 tensor of 4 elements, or None"]
-        assert_refused(lambda bad=bad: checks.vector("stats", bad, torch.int32, 4), wanted)
+        assert_refused(lambda bad=bad: checks.check_vector("stats", bad, torch.int32, 4), wanted)
 
 
 @pytest.mark.parametrize("value", [True, False, None, 1.0, "3", 0, 9, -(1 << 70), torch.tensor(2.5), torch.zeros(3)])
 def test_checks_whole_refuses_what_is_no_number_in_range(value: Any) -> None:
-    assert_refused(lambda: checks.whole("num_x", value, 1, 8, "Ask for fewer."), ["num_x=", "1 to 8", "Ask for fewer."])
-    assert_refused(lambda: checks.whole("num_x", torch.empty((), device="meta"), 1, 8), ["num_x=", "1 to 8"])
+    assert_refused(
+        lambda: checks.check_int("num_x", value, 1, 8, "Ask for fewer."), ["num_x=", "1 to 8", "Ask for fewer."]
+    )
+    assert_refused(lambda: checks.check_int("num_x", torch.empty((), device="meta"), 1, 8), ["num_x=", "1 to 8"])
 
 
 @pytest.mark.parametrize("value", [1, 8, torch.tensor(5)])
 def test_checks_whole_takes_both_ends_and_other_integers(value: Any) -> None:
-    assert checks.whole("num_x", value, 1, 8) == int(value)
+    assert checks.check_int("num_x", value, 1, 8) == int(value)
 
 
 def test_checks_sparse_tensors_are_refused() -> None:
     sparse = torch.zeros(3, 4).to_sparse()
-    assert_refused(lambda: checks.matrix("x", sparse, (torch.float32,)), ["x=", "sparse", "contiguous"])
-    assert_refused(lambda: checks.vector("v", torch.zeros(4).to_sparse(), torch.float32, 4), ["v=", "contiguous"])
+    assert_refused(lambda: checks.check_matrix("x", sparse, (torch.float32,)), ["x=", "sparse", "contiguous"])
+    assert_refused(lambda: checks.check_vector("v", torch.zeros(4).to_sparse(), torch.float32, 4), ["v=", "contiguous"])
 
 
 @pytest.mark.parametrize("value", [None, "no", 1.0, torch.tensor([]), torch.tensor(True), []])
 def test_checks_flag_refuses_what_is_neither(value: Any) -> None:
-    assert_refused(lambda: checks.flag("use_x", value), ["use_x=", "True or False"])
+    assert_refused(lambda: checks.check_bool("use_x", value), ["use_x=", "True or False"])
 
 
 def test_checks_flag_takes_booleans_and_numbers() -> None:
-    assert [checks.flag("use_x", value) for value in (True, False, 1, 0)] == [True, False, True, False]
+    assert [checks.check_bool("use_x", value) for value in (True, False, 1, 0)] == [True, False, True, False]
 
 
 @pytest.mark.parametrize("value", ["now", 0, False, torch.zeros(1), [Buffer.capture()], EventOverlap("now")])

@@ -74,11 +74,11 @@ class ElasticBuffer(NoCopies, DispatchApi, CombineApi, ExperimentalApi):
     ) -> None:
         self.runtime: Any = None
         self._owner = Owner()  # a call here may make several of the Buffer's
-        self.explicitly_destroy = checks.flag("explicitly_destroy", explicitly_destroy)
+        self.explicitly_destroy = checks.check_bool("explicitly_destroy", explicitly_destroy)
         if num_cpu_bytes:
             refuse("num_cpu_bytes", num_cpu_bytes, "0: only upstream's experimental parts use CPU bytes")
-        checks.whole("num_max_tokens_per_rank", num_max_tokens_per_rank, 0, _native.MAX_TOKENS_PER_RANK)
-        sizes.check_hidden("hidden", hidden, checks.flag("use_fp8_dispatch", use_fp8_dispatch))
+        checks.check_int("num_max_tokens_per_rank", num_max_tokens_per_rank, 0, _native.MAX_TOKENS_PER_RANK)
+        sizes.check_hidden("hidden", hidden, checks.check_bool("use_fp8_dispatch", use_fp8_dispatch))
         if num_bytes is None:
             num_bytes = self.get_buffer_size_hint(
                 group, num_max_tokens_per_rank, hidden, num_topk, use_fp8_dispatch, allow_hybrid_mode
@@ -87,12 +87,12 @@ class ElasticBuffer(NoCopies, DispatchApi, CombineApi, ExperimentalApi):
             refuse("num_bytes", num_bytes, "a multiple of 2 MiB", "ElasticBuffer.get_buffer_size_hint gives one.")
         self.group, self.num_bytes = group, num_bytes
         self.num_max_tokens_per_rank, self.hidden, self.num_topk = num_max_tokens_per_rank, hidden, num_topk
-        self.use_fp8_dispatch = checks.flag("use_fp8_dispatch", use_fp8_dispatch)
-        self.deterministic = checks.flag("deterministic", deterministic)
-        self.allow_hybrid_mode = checks.flag("allow_hybrid_mode", allow_hybrid_mode)
-        self.allow_multiple_reduction = checks.flag("allow_multiple_reduction", allow_multiple_reduction)
-        self.prefer_overlap_with_compute = checks.flag("prefer_overlap_with_compute", prefer_overlap_with_compute)
-        self.num_allocated_qps = checks.whole("num_allocated_qps", num_allocated_qps, 0, 1 << 16)
+        self.use_fp8_dispatch = checks.check_bool("use_fp8_dispatch", use_fp8_dispatch)
+        self.deterministic = checks.check_bool("deterministic", deterministic)
+        self.allow_hybrid_mode = checks.check_bool("allow_hybrid_mode", allow_hybrid_mode)
+        self.allow_multiple_reduction = checks.check_bool("allow_multiple_reduction", allow_multiple_reduction)
+        self.prefer_overlap_with_compute = checks.check_bool("prefer_overlap_with_compute", prefer_overlap_with_compute)
+        self.num_allocated_qps = checks.check_int("num_allocated_qps", num_allocated_qps, 0, 1 << 16)
         self._buffer = _ElasticRows(group, num_bytes, hidden, device)
         self.runtime = self._buffer.runtime
         self.rank_idx, self.num_ranks = self._buffer.rank, self._buffer.group_size
@@ -174,9 +174,9 @@ class ElasticBuffer(NoCopies, DispatchApi, CombineApi, ExperimentalApi):
         Raises:
             InvalidArgument: num_max_tokens_per_rank or hidden is 0 or too large.
         """
-        checks.whole("num_max_tokens_per_rank", num_max_tokens_per_rank, 1, _native.MAX_TOKENS_PER_RANK)
-        checks.whole("hidden", hidden, 1, _native.MAX_HIDDEN // 2)
-        checks.whole("num_topk", num_topk, 0, _native.MAX_TOPK)
+        checks.check_int("num_max_tokens_per_rank", num_max_tokens_per_rank, 1, _native.MAX_TOKENS_PER_RANK)
+        checks.check_int("hidden", hidden, 1, _native.MAX_HIDDEN // 2)
+        checks.check_int("num_topk", num_topk, 0, _native.MAX_TOPK)
         return sizes.buffer_size(as_group(group).size(), num_max_tokens_per_rank, hidden, num_topk)
 
     def get_theoretical_num_sms(
@@ -201,4 +201,4 @@ class ElasticBuffer(NoCopies, DispatchApi, CombineApi, ExperimentalApi):
 
     def get_theoretical_num_qps(self, num_sms: int) -> int:
         """Queue pairs that upstream would use for a number of multiprocessors; our proxies choose their own."""
-        return sizes.num_qps(checks.whole("num_sms", num_sms, 0, 1 << 16), self.num_allocated_qps)
+        return sizes.num_qps(checks.check_int("num_sms", num_sms, 0, 1 << 16), self.num_allocated_qps)

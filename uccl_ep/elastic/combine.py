@@ -85,7 +85,7 @@ class CombineApi:
         biases = [b for b in self._buffer._unpack_bias(bias) if b is not None]
         tokens, hidden = handle.topk_idx.shape[0], x.shape[1]
         for b in biases:
-            if tuple(checks.matrix("bias", b, (torch.bfloat16,)).shape) != (tokens, hidden):
+            if tuple(checks.check_matrix("bias", b, (torch.bfloat16,)).shape) != (tokens, hidden):
                 refuse("bias", tuple(b.shape), f"shape {(tokens, hidden)}")
         total = torch.zeros(tokens, hidden, dtype=torch.float32, device=x.device)
         for b in biases:
@@ -108,9 +108,9 @@ class CombineApi:
         if not isinstance(handle, EPHandle):
             refuse("handle", type(handle).__name__, "the EPHandle that dispatch returned")
         for name, value in zip(("num_sms", "num_qps"), unused, strict=True):
-            checks.whole(name, value, 0, 1 << 16)
+            checks.check_int(name, value, 0, 1 << 16)
         _ = handle.topk_idx  # unchanged?
-        x = checks.matrix("x", x, (torch.bfloat16,))
+        x = checks.check_matrix("x", x, (torch.bfloat16,))
         rows = handle.num_expanded_tokens
         if x.shape[0] != rows:
             refuse("x", tuple(x.shape), f"{rows} rows, as the handle's dispatch returned")
@@ -120,4 +120,4 @@ class CombineApi:
             return x, checks.weights("topk_weights", topk_weights, tuple(handle.recv_topk_idx.shape))
         if not self.allow_multiple_reduction:
             refuse("topk_weights", "given", "None for expanded rows without allow_multiple_reduction")
-        return x, checks.vector("topk_weights", topk_weights, torch.float32, rows)
+        return x, checks.check_vector("topk_weights", topk_weights, torch.float32, rows)

@@ -175,11 +175,11 @@ class DispatchApi:
             num_sms=num_sms,
             stats=cumulative_local_expert_recv_stats,
             before=(previous_event, previous_event_before_epilogue),
-            copies=checks.flag("do_handle_copy", do_handle_copy),
+            copies=checks.check_bool("do_handle_copy", do_handle_copy),
             cpu_sync=do_cpu_sync,
-            expand=checks.flag("do_expand", do_expand),
-            zero_padding=checks.flag("do_zero_padding", do_zero_padding),
-            column_major=checks.flag("use_tma_aligned_col_major_sf", use_tma_aligned_col_major_sf),
+            expand=checks.check_bool("do_expand", do_expand),
+            zero_padding=checks.check_bool("do_zero_padding", do_zero_padding),
+            column_major=checks.check_bool("use_tma_aligned_col_major_sf", use_tma_aligned_col_major_sf),
         )
         results = self._start(x, topk_idx, topk_weights, handle, call)()
         return *results, EventOverlap(EventHandle()) if async_with_compute_stream else EventOverlap()
@@ -196,7 +196,7 @@ class DispatchApi:
                 refuse("topk_idx", None, "int64 [T, K], or a handle")
             ids = checks.row_ids("topk_idx", topk_idx)
             options = self._options(call, ids.shape[1])
-            stats = checks.vector(
+            stats = checks.check_vector(
                 "cumulative_local_expert_recv_stats",
                 call.stats,
                 torch.int32,
@@ -230,10 +230,10 @@ class DispatchApi:
             refuse("do_zero_padding", True, "False without do_expand=True")
         max_tokens = self.num_max_tokens_per_rank if max_tokens is None else max_tokens
         hint = "The buffer was made without num_max_tokens_per_rank." if not max_tokens else ""
-        checks.whole("num_max_tokens_per_rank", max_tokens, 1, _native.MAX_TOKENS_PER_RANK, hint)
-        alignment = checks.whole("expert_alignment", 1 if alignment is None else alignment, 1, _MAX_ALIGNMENT)
-        sms = checks.whole("num_sms", call.num_sms, 0, 1 << 16) or self.get_theoretical_num_sms(num_experts, topk)
-        cpu_sync = True if call.cpu_sync is None else checks.flag("do_cpu_sync", call.cpu_sync)
+        checks.check_int("num_max_tokens_per_rank", max_tokens, 1, _native.MAX_TOKENS_PER_RANK, hint)
+        alignment = checks.check_int("expert_alignment", 1 if alignment is None else alignment, 1, _MAX_ALIGNMENT)
+        sms = checks.check_int("num_sms", call.num_sms, 0, 1 << 16) or self.get_theoretical_num_sms(num_experts, topk)
+        cpu_sync = True if call.cpu_sync is None else checks.check_bool("do_cpu_sync", call.cpu_sync)
         flags = (cpu_sync, call.expand, call.zero_padding, call.column_major)
         return Options(num_experts, max_tokens, alignment, sms, *flags)
 

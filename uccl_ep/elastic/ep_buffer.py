@@ -127,11 +127,11 @@ class EPBuffer(NoCopies):
         current_stream_wait() does the expansion and returns (recv_x, recv_topk_idx, recv_topk_weights, handle). The
         host's wait for counts, if there is one, is not deferred.
         """
-        if checks.flag("do_handle_copy", do_handle_copy):
+        if checks.check_bool("do_handle_copy", do_handle_copy):
             refuse("do_handle_copy", True, "False: V2.5's handles keep the caller's topk_idx")
         if previous_event is not None and not allocate_on_comm_stream:
             refuse("previous_event", previous_event, "None without allocate_on_comm_stream=True")
-        if checks.flag("defer_epilogue", defer_epilogue) and not async_with_compute_stream:
+        if checks.check_bool("defer_epilogue", defer_epilogue) and not async_with_compute_stream:
             refuse("defer_epilogue", True, "False without async_with_compute_stream=True")
         if handle is not None and isinstance(handle, EPHandle):
             _ = handle.topk_idx  # unchanged?
@@ -142,9 +142,9 @@ class EPBuffer(NoCopies):
             before=(previous_event, None),
             copies=False,
             cpu_sync=do_cpu_sync,
-            expand=checks.flag("do_expand", do_expand),
-            zero_padding=checks.flag("do_zero_padding", do_zero_padding),
-            column_major=checks.flag("use_tma_aligned_col_major_sf", use_tma_aligned_col_major_sf),
+            expand=checks.check_bool("do_expand", do_expand),
+            zero_padding=checks.check_bool("do_zero_padding", do_zero_padding),
+            column_major=checks.check_bool("use_tma_aligned_col_major_sf", use_tma_aligned_col_major_sf),
         )
         finish = self._elastic._start(x, topk_idx, topk_weights, handle, call)
         event: Event = EventOverlap(EventHandle()) if async_with_compute_stream else EventOverlap()
@@ -167,7 +167,7 @@ class EPBuffer(NoCopies):
         defer_epilogue: bool = False,
     ) -> Any:
         """ElasticBuffer.combine; with defer_epilogue only an event, whose wait() returns (combined_x, weights)."""
-        if checks.flag("defer_epilogue", defer_epilogue) and not async_with_compute_stream:
+        if checks.check_bool("defer_epilogue", defer_epilogue) and not async_with_compute_stream:
             refuse("defer_epilogue", True, "False without async_with_compute_stream=True")
         combined, weights, event = self._elastic.combine(
             x,

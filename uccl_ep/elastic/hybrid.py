@@ -89,13 +89,15 @@ class HybridEPBuffer(NoCopies):
         use_mnnvl: bool | None = None,
     ) -> None:
         ranks = as_group(group).size()
-        self.num_experts = checks.whole("num_local_experts", num_local_experts, 1, _native.MAX_EXPERTS // ranks) * ranks
+        self.num_experts = (
+            checks.check_int("num_local_experts", num_local_experts, 1, _native.MAX_EXPERTS // ranks) * ranks
+        )
         topk = min(self.num_experts, _native.MAX_TOPK)
-        check_hidden("hidden_dim", hidden_dim, checks.flag("use_fp8", use_fp8))
+        check_hidden("hidden_dim", hidden_dim, checks.check_bool("use_fp8", use_fp8))
         self._elastic = ElasticBuffer(group, None, 0, max_num_of_tokens_per_rank, hidden_dim, topk)
         self._owner = self._elastic._owner
         self.group, self.rank, self.group_size = group, self._elastic.rank_idx, ranks
-        self.use_fp8 = checks.flag("use_fp8", use_fp8)
+        self.use_fp8 = checks.check_bool("use_fp8", use_fp8)
         sizes = SimpleNamespace(
             hidden_dim=hidden_dim,
             max_num_of_tokens_per_rank=max_num_of_tokens_per_rank,
@@ -151,7 +153,7 @@ class HybridEPBuffer(NoCopies):
         ):
             if value is not None and value != own:
                 refuse(name, value, f"{own}, as the buffer was made for")
-        if checks.flag("non_blocking", non_blocking) and num_permuted_tokens is None and handle is None:
+        if checks.check_bool("non_blocking", non_blocking) and num_permuted_tokens is None and handle is None:
             refuse("non_blocking", True, "False without num_permuted_tokens")
         x = hidden if scaling_factor is None else (hidden, scaling_factor)
         if handle is not None:
@@ -167,7 +169,7 @@ class HybridEPBuffer(NoCopies):
             routing_map, probs = indices_to_map(topk_idx, topk_weights, hidden.shape[0], self.num_experts)
         routing_map = self._checked_map(routing_map, probs, hidden.shape[0])
         ids, weights = map_to_indices(routing_map, probs)
-        call = self._call(checks.whole("pad_multiple", pad_multiple or 1, 1, 1 << 16), not non_blocking)
+        call = self._call(checks.check_int("pad_multiple", pad_multiple or 1, 1, 1 << 16), not non_blocking)
         results = self._elastic._start(x, ids, weights, None, call)()
         made = self._made(results[3], num_permuted_tokens, bool(non_blocking))
         return *self._cut(results, made.num_rows), made.counts, made
@@ -194,12 +196,12 @@ class HybridEPBuffer(NoCopies):
         """
         if not isinstance(handle, HybridHandle):
             refuse("handle", type(handle).__name__, "the handle that dispatch_with_permute returned")
-        x = checks.matrix("hidden", hidden, (torch.bfloat16,))
+        x = checks.check_matrix("hidden", hidden, (torch.bfloat16,))
         if x.shape[0] != handle.num_rows:
             refuse("hidden", tuple(x.shape), f"{handle.num_rows} rows, as dispatch_with_permute returned")
         weights = None
         if probs is not None:
-            flat = checks.vector("probs", probs, torch.float32, handle.num_rows)
+            flat = checks.check_vector("probs", probs, torch.float32, handle.num_rows)
             weights = expand.gather_weights(flat, handle.rows) if flat is not None else None
         made = handle.dispatched
         reduced = expand.reduce_rows(x, handle.rows)
@@ -228,7 +230,7 @@ class HybridEPBuffer(NoCopies):
         return Call(given, 0, None, (None, None), True, sync, expand=True, zero_padding=True, column_major=False)
 
     def _checked_map(self, routing_map: Tensor, probs: Tensor | None, tokens: int) -> Tensor:
-        routing_map = checks.matrix("routing_map", routing_map, (torch.bool,), self.num_experts)
+        routing_map = checks.check_matrix("routing_map", routing_map, (torch.bool,), self.num_experts)
         if routing_map.shape[0] != tokens:
             refuse("routing_map", tuple(routing_map.shape), f"{tokens} rows, as hidden has")
         if probs is not None and tuple(probs.shape) != tuple(routing_map.shape):

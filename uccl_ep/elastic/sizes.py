@@ -26,7 +26,7 @@ def check_hidden(name: str, hidden: Any, one_byte: bool) -> None:
         InvalidArgument: out of range, or such rows are no multiple of 16 bytes.
     """
     multiple = 16 if one_byte else 8
-    if checks.whole(name, hidden, 0, _native.MAX_HIDDEN // 2) % multiple:
+    if checks.check_int(name, hidden, 0, _native.MAX_HIDDEN // 2) % multiple:
         refuse(name, hidden, f"a multiple of {multiple}", "Rows are multiples of 16 bytes. Pad the hidden size.")
 
 
@@ -62,8 +62,8 @@ def num_sms(num_experts: int, topk: int, num_ranks: int, num_nodes: int, gbs: Ba
     Each token is read once and written once for each rank that it reaches; that work, spread over the
     multiprocessors, should take no longer than the wire. Where no bandwidth is given the default of Config is taken.
     """
-    checks.whole("num_experts", num_experts, 1, _native.MAX_EXPERTS)
-    checks.whole("num_topk", topk, 1, _native.MAX_TOPK)
+    checks.check_int("num_experts", num_experts, 1, _native.MAX_EXPERTS)
+    checks.check_int("num_topk", topk, 1, _native.MAX_TOPK)
     reached = expected_ranks(num_experts, topk, num_ranks)
     outside = reached * (num_nodes - 1) / num_nodes
     wires = [(outside, gbs.rdma), (reached - outside, gbs.nvlink)]

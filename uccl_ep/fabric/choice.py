@@ -1,6 +1,6 @@
 """The network of a group: which family, over which NICs and addresses, from what every rank has told. With reasons.
 
-Everything here is a function of the introductions, which all ranks have alike: the family needs no second agreement.
+Everything here is a function of the hellos, which all ranks have alike: the family needs no second agreement.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from uccl_ep.fabric.config import FabricConfig
 from uccl_ep.fabric.facts import NIC_FAMILIES, Facts
 from uccl_ep.fabric.gids import GidEntry, choose_gid
 from uccl_ep.fabric.nics import NicPort, Place, Share, share_out
-from uccl_ep.group.handshake import Introduction
+from uccl_ep.group.handshake import Hello
 from uccl_ep.group.topology import Topology
 from uccl_ep.settings import Settings
 
@@ -66,13 +66,11 @@ class _Told:
     facts: Facts
 
 
-def choose_fabric(
-    settings: Settings, introductions: Sequence[Introduction], topology: Topology, rank: int
-) -> FabricChoice:
+def choose_fabric(settings: Settings, hellos: Sequence[Hello], topology: Topology, rank: int) -> FabricChoice:
     """Family and NICs of a rank.
 
     Args:
-        introductions: of all ranks that take part.
+        hellos: of all ranks that take part.
         rank: who asks.
 
     Raises:
@@ -80,17 +78,17 @@ def choose_fabric(
             what stands against this rank alone is raised by `checked_config`.
         SettingsMismatch: ranks run different versions.
     """
-    return choose_fabrics(settings, introductions, topology, (rank,))[0]
+    return choose_fabrics(settings, hellos, topology, (rank,))[0]
 
 
 def choose_fabrics(
-    settings: Settings, introductions: Sequence[Introduction], topology: Topology, ranks: Sequence[int]
+    settings: Settings, hellos: Sequence[Hello], topology: Topology, ranks: Sequence[int]
 ) -> list[FabricChoice]:
     """What each of `ranks` chooses; see `choose_fabric`. For reports of a whole group, which share most of the work."""
-    plain = _without_nics(settings.transport, introductions, topology)
+    plain = _without_nics(settings.transport, hellos, topology)
     if plain is not None:
         return [FabricChoice(*plain)] * len(ranks)
-    told = _told(introductions)
+    told = _told(hellos)
     compare_versions(told)
     family, reason = _among_nics(settings.transport, told)
     if family not in NIC_FAMILIES:
@@ -110,7 +108,7 @@ def choose_fabrics(
     return made
 
 
-def choose_family(wanted: str, introductions: Sequence[Introduction], topology: Topology) -> tuple[str, str]:
+def choose_family(wanted: str, hellos: Sequence[Hello], topology: Topology) -> tuple[str, str]:
     """(transport family, why).
 
     Ranks of one host exchange through shared memory whatever NICs there are, unless a family is asked for by name.
@@ -118,13 +116,13 @@ def choose_family(wanted: str, introductions: Sequence[Introduction], topology: 
     Raises:
         InvalidArgument: the family that was asked for cannot reach all ranks; says which rank, and what to do.
     """
-    return _without_nics(wanted, introductions, topology) or _among_nics(wanted, _told(introductions))
+    return _without_nics(wanted, hellos, topology) or _among_nics(wanted, _told(hellos))
 
 
-def _without_nics(wanted: str, introductions: Sequence[Introduction], topology: Topology) -> tuple[str, str] | None:
+def _without_nics(wanted: str, hellos: Sequence[Hello], topology: Topology) -> tuple[str, str] | None:
     """What is decided without a look at NICs."""
-    one_process = len({i.process for i in introductions}) == 1
-    one_host = len({i.host_id for i in introductions}) == 1
+    one_process = len({i.process for i in hellos}) == 1
+    one_host = len({i.host_id for i in hellos}) == 1
     if wanted == "loopback" and not one_process:
         raise InvalidArgument("UCCL_EP_TRANSPORT=loopback needs all ranks in one process; use shared_memory or tcp")
     if wanted == "shared_memory" and not one_host:
@@ -151,10 +149,9 @@ def _among_nics(wanted: str, told: Sequence[_Told]) -> tuple[str, str]:
     return "tcp", f"ranks are on several hosts and no NIC family is on all of them ({'; '.join(refusals)}); {_WHY_OURS}"
 
 
-def _told(introductions: Sequence[Introduction]) -> list[_Told]:
+def _told(hellos: Sequence[Hello]) -> list[_Told]:
     return [
-        _Told(i.rank, f"rank {i.rank} ({i.hostname})", i.host_id, Facts.from_plain(i.fabric, i.rank))
-        for i in introductions
+        _Told(i.rank, f"rank {i.rank} ({i.hostname})", i.host_id, Facts.from_plain(i.fabric, i.rank)) for i in hellos
     ]
 
 

@@ -1,6 +1,6 @@
 """What a rank tells the others of its network: which families it could use, with which ports, and why not others.
 
-Gathered before the first exchange, carried in the Introduction as plain data, and checked field by field on arrival.
+Gathered before the first exchange, carried in the Hello as plain data, and checked field by field on arrival.
 """
 
 from __future__ import annotations
@@ -71,12 +71,12 @@ class Facts:
         return tuple(port for port in self.ports if port.kind in _KINDS.get(family, ()))
 
     def plain(self) -> dict[str, Any]:
-        """For an Introduction."""
+        """For an Hello."""
         return asdict(self)
 
     @classmethod
     def from_plain(cls, values: Mapping[str, Any], rank: int) -> Facts:
-        """What another rank's Introduction says.
+        """What another rank's Hello says.
 
         Raises:
             UcclEpError: it is no such thing; names the rank.
@@ -181,7 +181,7 @@ def gather(settings: Settings, gpu: str, memory: Callable[[], Registration], pro
 
 
 def tell(settings: Settings, driver: Driver | None) -> dict[str, Any]:
-    """What this rank's Introduction says of its network, or why that is not known. Where no NIC family is wanted,
+    """What this rank's Hello says of its network, or why that is not known. Where no NIC family is wanted,
     nothing is looked at."""
     if settings.transport not in ("auto", *NIC_FAMILIES):
         return {}

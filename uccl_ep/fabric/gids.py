@@ -14,7 +14,7 @@ from uccl_ep.errors import refuse
 from uccl_ep.fabric.sysfs import Gid
 
 LID = -1  # NicSettings::gid_index: no GID, the LID is enough
-_MOST = 32  # entries that travel in an introduction
+_MOST = 32  # entries that travel in a hello
 Networks = Mapping[str, Sequence[str]]  # netdev -> its addresses with prefix length: "10.0.0.7/24"
 
 

@@ -1,6 +1,6 @@
 """Which NICs each rank of a host uses: the nearest, spread evenly, the same answer on every rank that asks.
 
-The rule needs no agreement: it is a function of what the ranks of the host have told in their introductions.
+The rule needs no agreement: it is a function of what the ranks of the host have told in their hellos.
 """
 
 from __future__ import annotations

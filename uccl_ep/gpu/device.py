@@ -17,7 +17,7 @@ from uccl_ep.device.protocol import EventHandle, HostWords, refuse_elsewhere
 from uccl_ep.errors import InvalidArgument, NotSupported, UcclEpError
 from uccl_ep.gpu.driver import Driver
 from uccl_ep.gpu.streams import CallOrder, check_queues, enter_process
-from uccl_ep.group.handshake import Introduction
+from uccl_ep.group.handshake import Hello
 from uccl_ep.group.topology import Topology
 
 _PINNED_BLOCK_BYTES = 256 << 10
@@ -48,14 +48,14 @@ class Share:
     blocks: int
 
 
-def share_of(introductions: Sequence[Introduction], rank: int) -> Share:
+def share_of(hellos: Sequence[Hello], rank: int) -> Share:
     """What rank `rank` may use of its GPU, so that kernels that wait for each other all run.
 
     Raises:
         InvalidArgument: more ranks on a GPU than it can run at once.
     """
-    on: dict[tuple[str, str], list[Introduction]] = {}
-    for i in introductions:
+    on: dict[tuple[str, str], list[Hello]] = {}
+    for i in hellos:
         on.setdefault((i.host_id, i.gpu), []).append(i)
     blocks = min(ranks[0].num_sms // len(ranks) for ranks in on.values())
     if blocks < _ROLES[True]:
@@ -64,19 +64,19 @@ def share_of(introductions: Sequence[Introduction], rank: int) -> Share:
             f"{len(crowd)} ranks on GPU {crowd[0].gpu} of {crowd[0].hostname} with {crowd[0].num_sms} SMs are refused: "
             f"each needs {_ROLES[True]} SMs of its own, since kernels of all ranks wait for each other"
         )
-    me = introductions[rank]
+    me = hellos[rank]
     here = on[me.host_id, me.gpu]
     return Share(len(here), sum(i.process == me.process for i in here), blocks)
 
 
-def check_group(introductions: Sequence[Introduction], rank: int) -> Share:
+def check_group(hellos: Sequence[Hello], rank: int) -> Share:
     """share_of, and whether this process's GPU queues suffice.
 
     Raises:
         InvalidArgument: they do not, or see share_of.
     """
-    share = share_of(introductions, rank)
-    check_queues(introductions[rank].device, share.threads, os.environ)
+    share = share_of(hellos, rank)
+    check_queues(hellos[rank].device, share.threads, os.environ)
     return share
 
 
@@ -94,7 +94,7 @@ class Member(Protocol):
 
     rank: int
     topology: Topology
-    introductions: list[Introduction]
+    hellos: list[Hello]
 
     def check(self) -> None: ...
 
@@ -118,14 +118,14 @@ class GpuDevice:
 
     def __init__(self, driver: Driver, kernels: Kernels, session: Member) -> None:
         self.driver, self._kernels, self._session = driver, kernels, session
-        self.share = check_group(session.introductions, session.rank)
+        self.share = check_group(session.hellos, session.rank)
         self.where = driver.torch_device
         self.name = str(self.where)
         self._roles = _ROLES[session.topology.num_nodes > 1]
         self._limits: dict[tuple[str, int], int] = {}
         self._recorded = False  # some kernel is in a graph
         self._pinned = PinnedPool(driver)
-        self._order = CallOrder(driver, (session.introductions[0].session, session.rank))
+        self._order = CallOrder(driver, (session.hellos[0].session, session.rank))
         self.comm_stream = self._order.comm_stream
         self._leave = enter_process(driver)
         weakref.finalize(self, self._leave)

@@ -18,7 +18,7 @@ import torch
 from uccl_ep import _native
 from uccl_ep.errors import InvalidArgument, NotSupported, UcclEpError
 from uccl_ep.gpu.driver import Driver
-from uccl_ep.group.handshake import Meeting
+from uccl_ep.group.handshake import Endpoints
 from uccl_ep.layout.plan import MemoryPlan
 from uccl_ep.layout.regions import Peer, Placement, Regions
 from uccl_ep.settings import Settings
@@ -148,9 +148,9 @@ class GpuRegions(Regions):
         self._own[what] = Shared(address, lambda: driver.unregister(segment.address))
         return address
 
-    def meeting(self, address: bytes, watch_pid: int) -> Meeting:
+    def endpoints(self, address: bytes, watch_pid: int) -> Endpoints:
         """What peers need to know."""
-        made = super().meeting(address, watch_pid)
+        made = super().endpoints(address, watch_pid)
         if self.placement.where == "host" or not self._driver.facts.can_export:
             return made
         return replace(made, data_handle=self._driver.export(self._own["data"].address))
@@ -162,8 +162,8 @@ class GpuRegions(Regions):
         super().meet(peers)
         for peer in peers:
             if peer.member:
-                self._node["control"][peer.meeting.rank] = self._reach("control", peer)
-                self._node["data"][peer.meeting.rank] = self._reach("data", peer)
+                self._node["control"][peer.endpoints.rank] = self._reach("control", peer)
+                self._node["data"][peer.endpoints.rank] = self._reach("data", peer)
 
     def _open_data(self, peer: Peer) -> None:
         if self.placement.where == "host":
@@ -171,14 +171,14 @@ class GpuRegions(Regions):
 
     def _reach(self, what: str, peer: Peer) -> int:
         """Where kernels of this rank find a peer's memory."""
-        driver, rank = self._driver, peer.meeting.rank
+        driver, rank = self._driver, peer.endpoints.rank
         if peer.same_process:
             shared = _published[self._session, rank, what].hold()
             self._endings.append(shared.drop)
             return shared.address
         if what == "data" and self.placement.where == "device":
             try:
-                opened = driver.open(peer.meeting.data_handle)
+                opened = driver.open(peer.endpoints.data_handle)
             except UcclEpError as error:
                 raise UcclEpError(f"rank {self.rank} cannot open the GPU memory of rank {rank}: {error}") from error
             self._endings.append(lambda: driver.close(opened))
@@ -266,7 +266,7 @@ class GpuRegions(Regions):
             os.close(self._dmabuf)
             self._dmabuf = -1
         self._rows = None
-        others = [p.meeting for p in self._peers.values() if p.member and not p.same_process]
+        others = [p.endpoints for p in self._peers.values() if p.member and not p.same_process]
         if self.placement.where == "device" and others and "data" in own:
             _park(Parked(own.pop("data"), self.control, self.plan, others))
         super().close()
@@ -290,7 +290,7 @@ def _run_all(endings: Sequence[Callable[[], None]]) -> None:
 class Parked:
     """Rows of a destroyed Buffer that other processes have open: freeing them under their kernels is undefined."""
 
-    def __init__(self, rows: Shared, control: Any, plan: MemoryPlan, others: Sequence[Meeting]) -> None:
+    def __init__(self, rows: Shared, control: Any, plan: MemoryPlan, others: Sequence[Endpoints]) -> None:
         self.rows, self._control, self._plan, self._others = rows, control, plan, others
 
     def in_use(self) -> bool:

@@ -37,7 +37,7 @@ def process_name() -> str:
 
 
 @dataclass(frozen=True)
-class Introduction:
+class Hello:
     """First exchange: who a rank is, where it runs, and the settings that all ranks must share."""
 
     rank: int
@@ -56,7 +56,7 @@ class Introduction:
     exportable: int = 0  # 1: other processes of the host can open that GPU's memory
     limited: int = 0  # 1: its address space is, so nobody reserves more of it than will be used
     fabric: dict[str, Any] = field(default_factory=dict)  # its network (uccl_ep.fabric.facts); empty: it did not look
-    portrait: dict[str, Any] = field(
+    self_description: dict[str, Any] = field(
         default_factory=dict
     )  # what may differ between ranks (uccl_ep.group.self_description)
 
@@ -71,7 +71,7 @@ class Deal:
 
 
 @dataclass(frozen=True)
-class Meeting:
+class Endpoints:
     """Third exchange: where a rank's memory is and how its proxy is reached."""
 
     rank: int
@@ -85,7 +85,7 @@ class Meeting:
     error: str = ""
     watch_pid: int = 0  # the process whose end is the rank's: its proxy's, which ends with it
     data_handle: bytes = b""  # for rows in a GPU's memory, which have no descriptor: what opens them
-    roll_call: str = ""  # where its survivors' agreement listens
+    agreement_service: str = ""  # where its survivors' agreement listens
     arena_fd: int = -1  # of its results, which ranks of its node may read where they are; -1: it has none
     arena_bytes: int = 0
     zero_copy_fd: int = -1  # of its zero-copy rows, likewise
@@ -101,10 +101,10 @@ class Ready:
     notes: list[str] = field(default_factory=list)
 
 
-Blob = TypeVar("Blob", Introduction, Deal, Meeting, Ready)
+Blob = TypeVar("Blob", Hello, Deal, Endpoints, Ready)
 
 
-def pack(blob: Introduction | Deal | Meeting | Ready) -> bytes:
+def pack(blob: Hello | Deal | Endpoints | Ready) -> bytes:
     """The blob's wire form."""
     packed: bytes = msgpack.packb({"v": VERSION, "kind": type(blob).__name__, **asdict(blob)}, use_bin_type=True)
     return packed
@@ -182,7 +182,7 @@ def exchange(group: Group, blob: Blob) -> list[Blob]:
     return blobs
 
 
-def _lost(blob: Introduction | Deal | Meeting | Ready, error: Exception) -> PeerLost:
+def _lost(blob: Hello | Deal | Endpoints | Ready, error: Exception) -> PeerLost:
     """The group's failure in an exchange. What this rank itself could not do is the better reason, if there is one."""
     said = f"{type(error).__name__}: {error}"
     phase = f"start-up, exchange of {type(blob).__name__} ({said})"
@@ -191,20 +191,18 @@ def _lost(blob: Introduction | Deal | Meeting | Ready, error: Exception) -> Peer
     return PeerLost(rank=blob.rank, phase=phase)
 
 
-def compare_settings(introductions: Sequence[Introduction]) -> None:
+def compare_settings(hellos: Sequence[Hello]) -> None:
     """Every setting is the same on every rank.
 
     Raises:
         SettingsMismatch: names each differing setting and every rank's value.
     """
-    names = sorted({name for i in introductions for name in i.settings})
+    names = sorted({name for i in hellos for name in i.settings})
     different = {}
     for name in names:
-        values = [i.settings.get(name) for i in introductions]
+        values = [i.settings.get(name) for i in hellos]
         if any(value != values[0] for value in values):
-            shown = ", ".join(
-                f"rank {i.rank} ({i.hostname}): {v!r}" for i, v in zip(introductions, values, strict=True)
-            )
+            shown = ", ".join(f"rank {i.rank} ({i.hostname}): {v!r}" for i, v in zip(hellos, values, strict=True))
             different[name] = f"{name} differs: {shown}"
     if "hidden" in different:
         different.pop("num_nvl_bytes", None)  # which ElasticBuffer computes from it

@@ -1,7 +1,7 @@
 """What a rank says of itself that may differ between ranks without harm to correctness, so that it can be
 shown where they do.
 
-Carried in the Introduction as plain data; what comes from another rank is read field by field, and nothing else is
+Carried in the Hello as plain data; what comes from another rank is read field by field, and nothing else is
 believed.
 """
 
@@ -25,7 +25,7 @@ _OWN = frozenset(
 
 
 @dataclass(frozen=True)
-class Portrait:
+class SelfDescription:
     """A rank as it describes itself.
 
     Attributes:
@@ -46,19 +46,19 @@ class Portrait:
     suggested_cpus: tuple[int, ...] = ()
 
     def plain(self) -> dict[str, Any]:
-        """For an Introduction."""
+        """For an Hello."""
         return asdict(self)
 
 
-def paint(settings: Settings) -> Portrait:
-    """This rank's portrait."""
+def describe_self(settings: Settings) -> SelfDescription:
+    """This rank's self_description."""
     soft = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
     try:
         torch_version = metadata.version("torch")
     except metadata.PackageNotFoundError:
         torch_version = ""
     compared = {name: value for name, value in asdict(settings).items() if name not in _OWN}
-    return Portrait(
+    return SelfDescription(
         num_cpus=len(os.sched_getaffinity(0)),
         pin_cpus=settings.pin_cpus,
         proxy_threads=settings.proxy_threads,
@@ -70,12 +70,12 @@ def paint(settings: Settings) -> Portrait:
     )
 
 
-def read_portrait(values: Mapping[str, Any]) -> Portrait:
+def read_portrait(values: Mapping[str, Any]) -> SelfDescription:
     """What another rank said; defaults for whatever it did not say in the form that is known here."""
-    default = Portrait()
+    default = SelfDescription()
     pairs = values.get("settings")
     named = [pair for pair in pairs if _is_pair(pair)] if isinstance(pairs, (list, tuple)) else []
-    return Portrait(
+    return SelfDescription(
         num_cpus=_number(values.get("num_cpus"), default.num_cpus),
         pin_cpus=_numbers(values.get("pin_cpus")),
         proxy_threads=_number(values.get("proxy_threads"), default.proxy_threads),

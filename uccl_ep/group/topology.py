@@ -42,7 +42,7 @@ class Topology:
         own = self.node_of[rank]
         return [peer for peer, of in enumerate(self.node_of) if peer != rank and of in (own, NO_NODE)]
 
-    def host_of(self, source: int, node: int) -> int:
+    def landing_rank(self, source: int, node: int) -> int:
         """The rank of `node` where rows of `source`, which is present, are read: itself on its own node
         (kernels/layout/topology.h)."""
         if self.node_of[source] == node:
@@ -72,7 +72,7 @@ class Topology:
         """The rank in whose memory `reader` finds the rows of `source`."""
         if self.apart and self.node_of[source] != self.node_of[reader]:
             return reader
-        return self.host_of(source, self.node_of[reader])
+        return self.landing_rank(source, self.node_of[reader])
 
     @property
     def fan(self) -> int:
@@ -80,7 +80,7 @@ class Topology:
         return -(-max(self.sizes) // (1 if self.apart and self.num_nodes > 1 else min(self.sizes)))
 
     @property
-    def num_hosted(self) -> int:
+    def num_landing_slots(self) -> int:
         """Hosted slots a rank keeps for remote sources; none on a single node."""
         return self.num_nodes * self.fan if self.num_nodes > 1 else 0
 

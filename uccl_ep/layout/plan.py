@@ -34,7 +34,7 @@ def low_latency_layout(
     layout.max_tokens = max_tokens
     layout.hidden = hidden
     layout.max_topk = wanted.low_latency_topk  # also where there are fewer experts: a row of ids may be padded with -1
-    layout.num_hosted = topology.num_hosted
+    layout.num_landing_slots = topology.num_landing_slots
     layout.staging_rows = STAGING_ROWS if topology.num_nodes > 1 else 0
     layout.num_ranks = topology.num_ranks
     layout.base = base
@@ -134,9 +134,9 @@ class MemoryPlan:
     def _grow(self, whole: Topology) -> None:
         before, now = self._throughput_layout(whole).num_units(), self._throughput_layout(self.topology).num_units()
         self.throughput_budget = round_up(max(1, -(-now // before)) * self.throughput_budget, 128)
-        sources = -(-(1 + self.topology.num_hosted) // (1 + whole.num_hosted))
-        if not self.topology.apart and whole.num_hosted:  # sums take memory by hosted sources alone
-            sources = max(sources, -(-self.topology.num_hosted // whole.num_hosted))
+        sources = -(-(1 + self.topology.num_landing_slots) // (1 + whole.num_landing_slots))
+        if not self.topology.apart and whole.num_landing_slots:  # sums take memory by hosted sources alone
+            sources = max(sources, -(-self.topology.num_landing_slots // whole.num_landing_slots))
         self.low_latency_budget = round_up(max(1, sources) * self.low_latency_budget, 128)
 
     def _throughput_layout(self, topology: Topology) -> _native.ThroughputLayout:
@@ -144,7 +144,7 @@ class MemoryPlan:
         layout.base = round_up(self.signals.bytes(), _PAGE)
         layout.num_ranks = topology.num_ranks
         layout.num_cells = topology.num_cells
-        layout.num_hosted = topology.num_hosted
+        layout.num_landing_slots = topology.num_landing_slots
         layout.max_readers = max(topology.sizes)
         layout.max_local_experts = -(-_native.MAX_EXPERTS // topology.num_ranks)
         layout.unit_bytes = self.throughput_budget // layout.num_units() // 128 * 128
@@ -213,7 +213,7 @@ def memory_bill(
     sources = 2 * layout.source_bytes()
     items = [
         BillItem("staged rows", sources, "two sets of this rank's rows, read by its node and by the NIC"),
-        BillItem("hosted rows", sources * layout.num_hosted, "two sets per remote source on this rank's rail"),
+        BillItem("hosted rows", sources * layout.num_landing_slots, "two sets per remote source on this rank's rail"),
         BillItem("combine slots", 2 * layout.slots_bytes(), "two sets of one row per (token, k)"),
         BillItem(
             "rows to sum", 2 * layout.reduction_bytes(), "two sets of one row per (token, k) of sources hosted here"

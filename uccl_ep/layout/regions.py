@@ -16,7 +16,7 @@ import torch
 from uccl_ep import _native
 from uccl_ep.errors import InvalidArgument, UcclEpError
 from uccl_ep.fabric.choice import GPU_MEMORY_FAMILIES
-from uccl_ep.group.handshake import Introduction, Meeting
+from uccl_ep.group.handshake import Endpoints, Hello
 from uccl_ep.group.topology import Topology
 from uccl_ep.layout.plan import MemoryPlan
 from uccl_ep.membership.fault_errors import TIMEOUT
@@ -55,41 +55,41 @@ class Placement:
     by_address: frozenset[int] = frozenset()
 
 
-def choose_placement(introductions: Sequence[Introduction], topology: Topology, family: str) -> Placement:
+def choose_placement(hellos: Sequence[Hello], topology: Topology, family: str) -> Placement:
     """Where data regions lie, from facts that every rank has alike.
 
     A proxy of these families reads and writes rows with the CPU, so they can lie in a GPU's memory only where no proxy
     touches them: when all ranks reach each other by load and store.
     """
-    if introductions[0].device == "cpu":
+    if hellos[0].device == "cpu":
         return Placement("host", "kernels run on the CPU")
     if topology.num_nodes > 1:
-        closed_to_nics = _closed_to_nics(introductions, family)
+        closed_to_nics = _closed_to_nics(hellos, family)
         if closed_to_nics:
             return Placement("host", closed_to_nics)
-    processes = {i.process for i in introductions}
-    closed = [i for i in introductions if not i.exportable]
+    processes = {i.process for i in hellos}
+    closed = [i for i in hellos if not i.exportable]
     if len(processes) > 1 and closed:
         return Placement(
             "host", f"GPU {closed[0].gpu} of rank {closed[0].rank} cannot share its memory with other processes"
         )
     for process in processes:
-        gpus = sorted({i.gpu for i in introductions if i.process == process})
+        gpus = sorted({i.gpu for i in hellos if i.process == process})
         if len(gpus) > 1:
             return Placement("host", f"one process has ranks on several GPUs ({', '.join(gpus)})")
     if topology.num_nodes > 1:
-        ways = {i.rank: str(i.fabric.get("gpu_memory")) for i in introductions}
+        ways = {i.rank: str(i.fabric.get("gpu_memory")) for i in hellos}
         by_address = frozenset(rank for rank, way in ways.items() if way == "peer_memory")
         reason = f"NICs reach GPU memory ({family}, by {' and '.join(sorted(set(ways.values())))})"
         return Placement("device", reason, by_address)
     return Placement("device", "all ranks are on one node and reach each other's GPU memory")
 
 
-def _closed_to_nics(introductions: Sequence[Introduction], family: str) -> str:
+def _closed_to_nics(hellos: Sequence[Hello], family: str) -> str:
     """Why rows between nodes cannot lie in GPU memory; empty: they can."""
     if family not in GPU_MEMORY_FAMILIES:
         return f"proxies read and write rows with the CPU ({family}), so they lie in pinned memory"
-    for i in introductions:
+    for i in hellos:
         if i.fabric.get("gpu_memory") not in ("dmabuf", "peer_memory"):
             why = i.fabric.get("gpu_memory_reason") or "it has not said how"
             return f"no NIC reaches the GPU memory of rank {i.rank} ({i.hostname}): {why}"
@@ -101,12 +101,12 @@ class Peer:
     """Another rank of this host.
 
     Attributes:
-        meeting: what it said of its memory.
+        endpoints: what it said of its memory.
         member: it is of this rank's node, whose kernels load from and store to it.
         same_process: it is a thread of this process.
     """
 
-    meeting: Meeting
+    endpoints: Endpoints
     member: bool
     same_process: bool
 
@@ -187,11 +187,11 @@ class Regions:
         """Which of the spans are a GPU's memory: (flat offset, address, dma-buf or -1). None on a CPU."""
         return []
 
-    def meeting(self, address: bytes, watch_pid: int) -> Meeting:
+    def endpoints(self, address: bytes, watch_pid: int) -> Endpoints:
         """What peers need to know."""
         self._watch_pid = watch_pid
         data, zero_copy = self._peer_data.get(self.rank), self._zero_copies.get(self.rank)
-        return Meeting(
+        return Endpoints(
             rank=self.rank,
             segment_pid=os.getpid(),
             data_fd=-1 if data is None else data.fd,
@@ -214,7 +214,7 @@ class Regions:
             UcclEpError: it cannot be opened; names the rank, and says whether its process has ended, or is hidden.
         """
         for peer in peers:
-            m = peer.meeting
+            m = peer.endpoints
             self._peers[m.rank] = peer
             try:
                 self._peer_control[m.rank] = _native.Segment.open(m.segment_pid, m.control_fd, m.control_bytes)
@@ -229,7 +229,7 @@ class Regions:
                 ) from error
 
     def _open_data(self, peer: Peer) -> None:
-        m = peer.meeting
+        m = peer.endpoints
         self._peer_data[m.rank] = _native.Segment.open(m.segment_pid, m.data_fd, m.data_bytes)
         if self.arena is None:
             return  # address space is limited here: the others see that this rank has none, and use none either
@@ -303,7 +303,7 @@ class Regions:
         """What this rank sees of the other ranks of its host, whatever becomes of this object."""
         own, others = self.plan.control.departed(self.rank) // 8, {}
         for rank, peer in self._peers.items():
-            others[rank] = (peer.meeting.segment_pid, self.control_words(rank)[own : own + 1])
+            others[rank] = (peer.endpoints.segment_pid, self.control_words(rank)[own : own + 1])
         first = self.plan.control.departed(0) // 8
         return Neighbours(self.control_words(self.rank)[first : first + self.num_ranks], others)
 
@@ -312,9 +312,9 @@ class Regions:
         peers = _native.read_counters(self.counters.address, self._settings.proxy_threads, self.num_ranks)[1]
         elsewhere = [rank for rank in range(self.num_ranks) if rank not in self._peer_control]
         heard = {rank: peers[rank]["last_arrival_ns"] for rank in elsewhere}
-        return Knowledge(self._accusations(), self._stopped(), heard)
+        return Knowledge(self._wait_reports(), self._stopped(), heard)
 
-    def _accusations(self) -> dict[int, int]:
+    def _wait_reports(self) -> dict[int, int]:
         """Of the ranks of this host whose waits have expired: whom those were for, when it is known."""
         faults = {rank: _native.read_fault(segment.address) for rank, segment in self._peer_control.items()}
         named = {rank: fault["peer"] for rank, fault in faults.items() if fault and fault["kind"] == TIMEOUT}
@@ -323,7 +323,7 @@ class Regions:
     def _stopped(self) -> list[int]:
         """Ranks of this host whose process, or whose proxy's, is stopped; this one too, by its proxy."""
         told: dict[int, tuple[int, ...]] = {self.rank: (self._watch_pid,)}
-        told |= {rank: (peer.meeting.segment_pid, peer.meeting.watch_pid) for rank, peer in self._peers.items()}
+        told |= {rank: (peer.endpoints.segment_pid, peer.endpoints.watch_pid) for rank, peer in self._peers.items()}
         return sorted(rank for rank, pids in told.items() if any(pid > 0 and is_stopped(pid) for pid in pids))
 
     def data_word(self, rank: int, offset: int) -> int:

@@ -93,7 +93,7 @@ class LowLatencyApi:
             InvalidArgument: before anything is sent.
         """
         self._check_low_latency(async_finish, return_recv_hook)
-        if checks.flag("use_ue8m0_for_sf", use_ue8m0_for_sf):
+        if checks.check_bool("use_ue8m0_for_sf", use_ue8m0_for_sf):
             raise NotSupported("use_ue8m0_for_sf: ask for packed scales by use_ue8m0=True with round_scale=True")
         self._check_devices(
             x=x,
@@ -102,14 +102,14 @@ class LowLatencyApi:
             cumulative_local_expert_recv_stats=cumulative_local_expert_recv_stats,
             dispatch_wait_recv_cost_stats=dispatch_wait_recv_cost_stats,
         )
-        use_fp8, round_scale = checks.flag("use_fp8", use_fp8), checks.flag("round_scale", round_scale)
-        use_ue8m0, use_nvfp4 = checks.flag("use_ue8m0", use_ue8m0), checks.flag("use_nvfp4", use_nvfp4)
+        use_fp8, round_scale = checks.check_bool("use_fp8", use_fp8), checks.check_bool("round_scale", round_scale)
+        use_ue8m0, use_nvfp4 = checks.check_bool("use_ue8m0", use_ue8m0), checks.check_bool("use_nvfp4", use_nvfp4)
         most = _native.MAX_TOKENS_PER_RANK
-        num_max_dispatch_tokens_per_rank = checks.whole(
+        num_max_dispatch_tokens_per_rank = checks.check_int(
             "num_max_dispatch_tokens_per_rank", num_max_dispatch_tokens_per_rank, 1, most
         )
-        num_experts = checks.whole("num_experts", num_experts, 1, _native.MAX_EXPERTS)
-        x = checks.aligned(checks.matrix("x", x, (torch.bfloat16,)))
+        num_experts = checks.check_int("num_experts", num_experts, 1, _native.MAX_EXPERTS)
+        x = checks.aligned(checks.check_matrix("x", x, (torch.bfloat16,)))
         ids = checks.row_ids("topk_idx", topk_idx, num_experts if self._device.host_memory else None)
         tokens, hidden = x.shape
         if ids.shape[0] != tokens:
@@ -127,13 +127,13 @@ class LowLatencyApi:
         form = Format(BF16 if not use_fp8 else FP8_UE8M0 if use_ue8m0 else FP8, round_scale)
         if use_nvfp4:
             form = Format(NVFP4, global_scale=global_scale_of(x_global_scale, look=self._device.host_memory))
-        stats = checks.vector(
+        stats = checks.check_vector(
             "cumulative_local_expert_recv_stats",
             cumulative_local_expert_recv_stats,
             torch.int32,
             num_experts // self.group_size,
         )
-        waits = checks.vector(
+        waits = checks.check_vector(
             "dispatch_wait_recv_cost_stats", dispatch_wait_recv_cost_stats, torch.int64, self.group_size
         )
         self._low_latency.set_shape(num_max_dispatch_tokens_per_rank, hidden, num_experts, self._collective.barrier)
@@ -197,9 +197,9 @@ class LowLatencyApi:
             InvalidArgument: before anything is sent.
         """
         self._check_low_latency(async_finish, return_recv_hook)
-        zero_copy, use_logfmt = checks.flag("zero_copy", zero_copy), checks.flag("use_logfmt", use_logfmt)
+        zero_copy, use_logfmt = checks.check_bool("zero_copy", zero_copy), checks.check_bool("use_logfmt", use_logfmt)
         max_tokens, hidden, num_experts = check_handle(handle, self.group_size, self._low_latency.life)
-        form = combine_format(use_logfmt, checks.flag("use_fp8", use_fp8), zero_copy, hidden)
+        form = combine_format(use_logfmt, checks.check_bool("use_fp8", use_fp8), zero_copy, hidden)
         expected = (num_experts // self.group_size, self.group_size * max_tokens, hidden)
         self._check_devices(
             x=x,
@@ -225,9 +225,9 @@ class LowLatencyApi:
             refuse("topk_idx", tuple(ids.shape), f"up to {max_tokens} rows, as the dispatch allowed")
         if out is None:
             out = self._device.empty(ids.shape[0], hidden, dtype=torch.bfloat16)
-        elif tuple(checks.matrix("out", out, (torch.bfloat16,)).shape) != (ids.shape[0], hidden):
+        elif tuple(checks.check_matrix("out", out, (torch.bfloat16,)).shape) != (ids.shape[0], hidden):
             refuse("out", tuple(out.shape), f"shape {(ids.shape[0], hidden)}")
-        waits = checks.vector(
+        waits = checks.check_vector(
             "combine_wait_recv_cost_stats", combine_wait_recv_cost_stats, torch.int64, self.group_size
         )
         self._low_latency.set_shape(max_tokens, hidden, num_experts, self._collective.barrier)
@@ -253,7 +253,7 @@ class LowLatencyApi:
         self._session.check()
         if not self.low_latency_mode:
             raise InvalidArgument("this Buffer was made with low_latency_mode=False; low_latency_* calls need True")
-        if checks.flag("async_finish", async_finish) & checks.flag("return_recv_hook", return_recv_hook):
+        if checks.check_bool("async_finish", async_finish) & checks.check_bool("return_recv_hook", return_recv_hook):
             refuse("async_finish and return_recv_hook", "both True", "one of them")
 
     def _finish_low_latency(

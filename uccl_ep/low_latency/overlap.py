@@ -62,28 +62,28 @@ class OverlapArguments:
         Raises:
             InvalidArgument: types, sizes or a combination is wrong.
         """
-        if not checks.flag("overlap", self.overlap):
+        if not checks.check_bool("overlap", self.overlap):
             return None
         if self.src_signals is not None and self.comp_signal is not None:
             refuse("src_signals and comp_signal", "both given", "one of them: each is a form of overlap=True by itself")
-        num_sms = checks.whole("num_sms", self.num_sms, 0, _MOST_SMS)
+        num_sms = checks.check_int("num_sms", self.num_sms, 0, _MOST_SMS)
         if self.comp_signal is not None:
             return self._by_blocks(local, rows, num_sms)
         value, signals = 0, None
         if self.src_signals is not None:
             signals = _signals("src_signals", self.src_signals, (torch.uint32, torch.int32), local, f"{local}")
-            value = checks.whole("src_signal_expect_value", self.src_signal_expect_value, 0, _MOST_VALUE)
+            value = checks.check_int("src_signal_expect_value", self.src_signal_expect_value, 0, _MOST_VALUE)
         return Overlap(signals, 1, rows, value, num_sms or _SMS_OF_EXPERTS)
 
     def _by_blocks(self, local: int, rows: int, num_sms: int) -> Overlap:
-        block_m = checks.whole("block_m", self.block_m, 1, _MOST_VALUE)
+        block_m = checks.check_int("block_m", self.block_m, 1, _MOST_VALUE)
         per_expert = -(-rows // block_m)
         words = f"{local} experts x {per_expert} blocks of block_m={block_m} rows"
         signals = _signals("comp_signal", self.comp_signal, (torch.int32,), local * per_expert, words)
-        value = checks.whole(
+        value = checks.check_int(
             "threshold", self.threshold, 1, _MOST_VALUE, "It is what a signal counts up to, set by who computes."
         )
-        checks.vector("packed_recv_count", self.packed_recv_count, torch.int32, local)
+        checks.check_vector("packed_recv_count", self.packed_recv_count, torch.int32, local)
         return Overlap(signals, per_expert, block_m, value, num_sms or _SMS_OF_BLOCKS)
 
 

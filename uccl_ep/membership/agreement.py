@@ -24,9 +24,9 @@ import time
 from collections.abc import Collection
 
 from uccl_ep.errors import InvalidArgument, PeerLost
+from uccl_ep.membership.agreement_view import ALIVE, CONFIRMING, DECIDED, PROPOSING, View
 from uccl_ep.membership.neighbours import Neighbours
 from uccl_ep.membership.quorum import Quorum
-from uccl_ep.membership.roll_call_view import ALIVE, CONFIRMING, DECIDED, PROPOSING, View
 from uccl_ep.membership.wait_reports import POLL_S
 
 HINT_GRACE_S = 3.0  # for the sign of life of a rank that somebody has waited for in vain already
@@ -35,7 +35,7 @@ PHASE = "recovery"
 
 
 class Agreement:
-    """One rank's state, without the network, which RollCall is. All but agree() under its lock.
+    """One rank's state, without the network, which AgreementService is. All but agree() under its lock.
 
     Attributes:
         members: ranks of the last decision, all of them at first.
@@ -68,10 +68,10 @@ class Agreement:
         self._called = False  # on_call was told of the open generation
 
     def _send(self, rank: int, generation: int, suspects: frozenset[int], phase: int) -> None:
-        raise AttributeError("_send")  # RollCall has it
+        raise AttributeError("_send")  # AgreementService has it
 
     def _answer(self, rank: int, generation: int) -> None:
-        raise AttributeError("_answer")  # RollCall has it
+        raise AttributeError("_answer")  # AgreementService has it
 
     def _begin_group(self) -> None:
         """What was said in the group before is over."""
@@ -102,7 +102,7 @@ class Agreement:
         Raises:
             PeerLost: the others have gone on without this rank; says which rank told so.
             NoQuorum: too few are left. May be called again.
-            InvalidArgument: the roll call is closed.
+            InvalidArgument: the agreement service is closed.
         """
         with self._changed:
             goal = self.generation + 1
@@ -143,7 +143,9 @@ class Agreement:
 
     def _check_open(self) -> None:
         if self._closed:
-            raise InvalidArgument("this roll call is closed: its Buffer has been destroyed or has another group")
+            raise InvalidArgument(
+                "this agreement service is closed: its Buffer has been destroyed or has another group"
+            )
 
     def _behind(self) -> set[int]:
         """Members that have not come, or not as far as this rank. Lock held."""

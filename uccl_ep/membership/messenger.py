@@ -80,7 +80,7 @@ class _Sent:
         return list(self._last)[len(self._last) - missing :]
 
 
-class Switchboard:
+class Messenger:
     """One rank's end. Callbacks run on its thread and must not block.
 
     Args:
@@ -105,10 +105,10 @@ class Switchboard:
         on_gone: Callable[[int], None],
     ) -> None:
         self.rank, self.strangers = rank, 0
-        self._key = keyed(secret, b"uccl-ep switchboard")
+        self._key = keyed(secret, b"uccl-ep messenger")
         self._on_message, self._on_gone = on_message, on_gone
         family = socket.AF_INET6 if ":" in interface else socket.AF_INET
-        with naming(f"socket for the roll call on {interface}"):
+        with naming(f"socket for the agreement service on {interface}"):
             self._listener = socket.create_server((interface, 0), family=family, backlog=128)
         self._listener.setblocking(False)
         self.address = (interface, int(self._listener.getsockname()[1]))
@@ -120,10 +120,10 @@ class Switchboard:
         self._sent: dict[int, _Sent] = {}
         self._taken: dict[int, int] = {}  # frames of each peer so far
         self._again: dict[int, float] = {}  # ranks whose connection was lost, and when to make it anew
-        with naming("socketpair for the roll call"):
+        with naming("socketpair for the agreement service"):
             self._bell, self._ringer = socket.socketpair()
         self._bell.setblocking(False)
-        with naming("epoll_create1 for the roll call"):
+        with naming("epoll_create1 for the agreement service"):
             self._selector = selectors.DefaultSelector()
         self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
         self._selector.register(self._bell, selectors.EVENT_READ, self._hear_bell)

@@ -1,4 +1,4 @@
-"""The proof of identity between switchboards: a challenge, as the networks' own (`proxy/transport/proof.h`).
+"""The proof of identity between messengers: a challenge, as the networks' own (`proxy/transport/proof.h`).
 
 Nobody shows the secret. Each side of a connection shows a keyed hash of both ranks, both nonces and the side that
 speaks; from the same comes the key of the connection's frames.

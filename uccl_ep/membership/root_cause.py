@@ -1,8 +1,8 @@
-"""Whom a time-out is about. A wait names the rank it was for; that rank may itself have been waiting, for another one.
+"""The root cause of a time-out: the rank that all the others wait for in the end.
 
-Ranks of one host can look at each other: at the fault records in their control segments, and at whether the kernel runs
-their processes at all. Ranks of other hosts say whom they have waited for (roll_call.py); where one that waits has not
-said so in time, it is named.
+A wait names the rank it was for, but that rank may itself have waited, for a third one. Ranks of one machine look at
+each other: at the fault records in their control segments, and at whether the operating system runs their processes.
+Ranks of other machines report whom they have waited for (wait_reports.py); one that does not report in time is named.
 """
 
 from __future__ import annotations
@@ -75,55 +75,56 @@ class Knowledge:
     """What a rank can see of the others.
 
     Attributes:
-        accusations: for each rank whose wait has expired and that has been heard of: whom that was for.
-        stopped: ranks of this host that are not running, or whose proxy is not.
-        heard_ns: for each rank of another host: when something last came from it.
-        silent: ranks that have said nothing since they were told of the accusations, not even that they are alive.
+        wait_reports: for each rank whose wait has expired and was reported: the rank that it waited for.
+        stopped: ranks of this machine whose process or proxy does not run.
+        heard_ns: for each rank of another machine: when its last message or write arrived.
+        silent: ranks that have not answered any wait report, not even by saying that they are alive.
     """
 
-    accusations: Mapping[int, int] = field(default_factory=dict)
+    wait_reports: Mapping[int, int] = field(default_factory=dict)
     stopped: Collection[int] = ()
     heard_ns: Mapping[int, int] = field(default_factory=dict)
     silent: Collection[int] = ()
 
 
-def root_of(rank: int, accused: int, known: Knowledge) -> int:
+def root_of(rank: int, waited_for: int, known: Knowledge) -> int:
     """The rank that the others wait for in the end.
 
     Args:
-        rank: who asks.
-        accused: whom its own wait was for; itself, where one half of a kernel waits for the other.
-        known: what it sees.
+        rank: the rank that asks.
+        waited_for: the rank that its own wait was for; itself, where one half of a kernel waits for the other.
+        known: what that rank sees of the others.
 
     Returns:
-        A stopped rank if there is one; else the end of the chain from `accused` over the accusations. In a circle, the
-        one whom most accuse and who accuses nobody, else a silent one: who waits for several names only the first of
-        them. Without such a rank, `accused`. Where that is `rank` itself, its other half waits for another host: whom
-        most accuse, or the rank there that has been silent for longest.
+        A stopped rank, if there is one. Otherwise the end of the chain that starts at `waited_for` and follows the wait
+        reports. If the chain is a circle: the rank that most reports name and that waits for nobody; without one, a
+        silent rank, because a rank that waits for several reports only the first of them; without one, `waited_for`.
+        If the result would be `rank` itself, its sending half waits for its receiving half, which waits for another
+        machine: then the rank that most reports name, or the one of another machine that has been silent for longest.
     """
-    root = _end_of_chain(accused, known)
+    root = _end_of_chain(waited_for, known)
     if root == rank and rank not in known.stopped:
-        others = {by: whom for by, whom in known.accusations.items() if whom != rank}
+        others = {by: whom for by, whom in known.wait_reports.items() if whom != rank}
         silent = min(known.heard_ns, key=lambda other: (known.heard_ns[other], other), default=rank)
-        return _most_accused(others, silent)
+        return _most_waited_for(others, silent)
     return root
 
 
-def _most_accused(accusations: Mapping[int, int], default: int) -> int:
-    """Of those who accuse nobody."""
-    silent = [whom for whom in accusations.values() if whom not in accusations]
+def _most_waited_for(wait_reports: Mapping[int, int], default: int) -> int:
+    """The rank that most reports name, of those that report no wait of their own."""
+    silent = [whom for whom in wait_reports.values() if whom not in wait_reports]
     return max(sorted(set(silent)), key=silent.count, default=default)
 
 
-def _end_of_chain(accused: int, known: Knowledge) -> int:
+def _end_of_chain(waited_for: int, known: Knowledge) -> int:
     if known.stopped:
-        return accused if accused in known.stopped else min(known.stopped)
+        return waited_for if waited_for in known.stopped else min(known.stopped)
     seen = set()
-    rank = accused
-    while rank in known.accusations:
+    rank = waited_for
+    while rank in known.wait_reports:
         if rank in seen:
-            last = min(known.silent, key=lambda other: (known.heard_ns.get(other, _NEVER), other), default=accused)
-            return _most_accused(known.accusations, last)
+            last = min(known.silent, key=lambda other: (known.heard_ns.get(other, _NEVER), other), default=waited_for)
+            return _most_waited_for(known.wait_reports, last)
         seen.add(rank)
-        rank = known.accusations[rank]
+        rank = known.wait_reports[rank]
     return rank

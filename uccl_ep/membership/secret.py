@@ -13,7 +13,7 @@ from collections.abc import Sequence
 
 from uccl_ep.errors import UcclEpError
 from uccl_ep.group.group import Group
-from uccl_ep.group.handshake import Deal, Introduction, exchange
+from uccl_ep.group.handshake import Deal, Hello, exchange
 from uccl_ep.membership.proof import keyed
 
 SECRET_BYTES = 32
@@ -39,8 +39,8 @@ class KeyPair:
         """What the others may see."""
         return pow(2, self._exponent, _PRIME).to_bytes(_PUBLIC_BYTES, "big")
 
-    def hide(self, text: bytes, other: Introduction) -> bytes:
-        """A secret for, or what was hidden by, the rank of that introduction: the same function both ways.
+    def hide(self, text: bytes, other: Hello) -> bytes:
+        """A secret for, or what was hidden by, the rank of that hello: the same function both ways.
 
         Raises:
             UcclEpError: its public value is none.
@@ -53,7 +53,7 @@ class KeyPair:
         return bytes(a ^ b for a, b in zip(text, mask, strict=True))
 
 
-def deal(group: Group, pair: KeyPair, present: Sequence[Introduction]) -> bytes:
+def deal(group: Group, pair: KeyPair, present: Sequence[Hello]) -> bytes:
     """The session's secret: the first rank's. Collective.
 
     Raises:

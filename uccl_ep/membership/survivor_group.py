@@ -1,10 +1,10 @@
-"""The group that ranks go on in when some of theirs are lost: its exchanges go over the roll call."""
+"""The group that ranks go on in when some of theirs are lost: its exchanges go over the agreement service."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from uccl_ep.membership.roll_call import RollCall
+from uccl_ep.membership.agreement_service import AgreementService
 
 
 class SurvivorGroup:
@@ -15,11 +15,11 @@ class SurvivorGroup:
         hosts: host identity of every rank of the original group, so that nodes stay what they were.
     """
 
-    def __init__(self, roll_call: RollCall, hosts: list[str], deadline_s: float) -> None:
-        self._roll_call, self._deadline_s = roll_call, deadline_s
-        self._generation, self._index = roll_call.generation, 0
-        self.roll_call, self.hosts = roll_call, hosts
-        self.absent = frozenset(range(roll_call.num_ranks)) - roll_call.members
+    def __init__(self, agreement_service: AgreementService, hosts: list[str], deadline_s: float) -> None:
+        self._roll_call, self._deadline_s = agreement_service, deadline_s
+        self._generation, self._index = agreement_service.generation, 0
+        self.agreement_service, self.hosts = agreement_service, hosts
+        self.absent = frozenset(range(agreement_service.num_ranks)) - agreement_service.members
 
     def rank(self) -> int:
         """This rank's number in the original group."""

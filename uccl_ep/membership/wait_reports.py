@@ -1,10 +1,10 @@
-"""What ranks tell each other before anything is agreed: whom each of them has waited for in vain.
+"""Wait reports: before anything is agreed, each rank tells all others which rank it has waited for in vain.
 
-A wait names the rank it was for, but that rank may itself have waited, for another one, and its own wait may end later:
-it began later, or the host is busy. So who hears of an accusation answers at once that it is alive (on the
-switchboard's thread, whatever its kernels do). The accused is then given time to say whom *it* waits for; a rank that
-is stopped, or cut off, answers nothing and is given none. Where ranks accuse each other in a circle, who answered
-nothing is left to name.
+A wait names the rank it was for, but that rank may itself have waited, for a third one, and its own wait may expire
+later: it began later, or its machine is busy. So a rank that receives a wait report answers at once that it is alive;
+its messenger's thread does so, whatever its kernels do. A rank that is alive then gets time to report whom *it* waits
+for. A rank that is stopped or cut off does not answer, and gets no time. Where the reports form a circle, the rank that
+did not answer is named.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ _MAX_REASON = 2000  # characters
 
 
 @dataclass(frozen=True)
-class Accusation:
-    """What a rank said when something of its own failed: the rank it was about (-1: it does not know), and words."""
+class WaitReport:
+    """A rank's wait has expired: `peer` is the rank that it waited for (-1: it does not know), `reason` says where."""
 
     peer: int
     reason: str
 
 
-class Accusations:
-    """One rank's part. RollCall owns it, numbers its groups, and hands it what its switchboard hears.
+class WaitReports:
+    """One rank's part. AgreementService owns it, numbers its groups, and hands it what its messenger hears.
 
     Args:
         changed: guards all of it, and wakes who waits.
-        send: (rank, message) to a rank's switchboard.
+        send: (rank, message) to a rank's messenger.
         over: (rank) whether nothing more can come from it, or from anybody.
     """
 
@@ -47,7 +47,7 @@ class Accusations:
     ) -> None:
         self._rank, self._num_ranks = rank, num_ranks
         self._changed, self._send, self._over = changed, send, over
-        self._said: dict[int, Accusation] = {}  # by others, since the last decision
+        self._said: dict[int, WaitReport] = {}  # by others, since the last decision
         self._alive: set[int] = set()  # who has answered since
 
     def forget(self) -> None:
@@ -55,14 +55,14 @@ class Accusations:
         self._said.clear()
         self._alive.clear()
 
-    def accuse(self, generation: int, peer: int, reason: str) -> None:
-        """Tells all others whom this rank has waited for in vain, or lost: they may be waiting for this rank."""
+    def report_wait(self, generation: int, peer: int, reason: str) -> None:
+        """Tells all others which rank this one has waited for in vain, or lost: they may be waiting for this one."""
         for rank in range(self._num_ranks):
             if rank != self._rank:
-                self._send(rank, {"k": "accuse", "g": generation, "who": peer + 1, "why": reason[:_MAX_REASON]})
+                self._send(rank, {"k": "waits", "g": generation, "who": peer + 1, "why": reason[:_MAX_REASON]})
 
     def hear(self, rank: int, generation: int, message: Message, current: bool) -> None:
-        """An accusation, or the answer to one. Raises ValueError or KeyError when no correct rank says that.
+        """A wait report, or the answer to one. Raises ValueError or KeyError when no correct rank says that.
 
         Args:
             current: it is of this group, from a member.
@@ -77,15 +77,15 @@ class Accusations:
         if type(who) is not int or not 0 <= who <= self._num_ranks:
             raise ValueError("no such rank")
         if not isinstance(reason, str) or len(reason) > _MAX_REASON:
-            raise ValueError("no accusation")
+            raise ValueError("no wait report")
         if not current:
             return
         self._send(rank, {"k": "alive", "g": generation})
         with self._changed:
-            self._said.setdefault(rank, Accusation(who - 1, reason))
+            self._said.setdefault(rank, WaitReport(who - 1, reason))
             self._changed.notify_all()
 
-    def wait(self, of: int | None, grace_s: float) -> dict[int, Accusation]:
+    def wait(self, of: int | None, grace_s: float) -> dict[int, WaitReport]:
         """What the others have said, by rank, after `grace_s` seconds; sooner when rank `of` has said something, or
         nothing more can come from it."""
         until = time.monotonic() + grace_s
@@ -97,17 +97,17 @@ class Accusations:
                 self._changed.wait(min(left, POLL_S))
             return dict(self._said)
 
-    def follow(self, accused: int, grace_s: float, patience_s: float) -> dict[int, Accusation]:
-        """What the others have said, by rank, when it is clear whom `accused` waits for: `grace_s` seconds from now;
+    def follow(self, waited_for: int, grace_s: float, patience_s: float) -> dict[int, WaitReport]:
+        """What the others have said, by rank, when it is clear whom `waited_for` waits for: `grace_s` seconds from now;
         or, if it has answered that it is alive, `grace_s` after its own word, for which it gets `patience_s`."""
         began = time.monotonic()
         spoke = None
         with self._changed:
             while not self._over(None):
                 now = time.monotonic()
-                if spoke is None and accused in self._said:
+                if spoke is None and waited_for in self._said:
                     spoke = now
-                waits = accused in self._alive and spoke is None and not self._over(accused)
+                waits = waited_for in self._alive and spoke is None and not self._over(waited_for)
                 until = began + patience_s if waits else max(began, spoke or began) + grace_s
                 if now >= until:
                     break
@@ -115,6 +115,6 @@ class Accusations:
             return dict(self._said)
 
     def silent(self) -> set[int]:
-        """Other ranks that have neither accused anybody nor answered an accusation since the last decision."""
+        """Other ranks that have neither reported a wait nor answered a wait report since the last decision."""
         with self._changed:
             return set(range(self._num_ranks)) - {self._rank} - self._said.keys() - self._alive

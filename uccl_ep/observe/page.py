@@ -49,7 +49,7 @@ class Page:
         session: the same for all ranks of one Buffer in one life, and for no others.
         rank, num_ranks, absent: this one, all of them, and those that take no part.
         pid, proxy_pid: of the rank and of what runs its proxy, as the rank knows them.
-        host_names, host_of: distinct host names, and the index of each rank's.
+        host_names, machine_of: distinct host names, and the index of each rank's.
         pids: of each rank, as it knows it. node_of, apart: the topology (uccl_ep.group.topology).
         device: cpu, cuda or hip. family, placement: the network, and where rows lie ("host" or "device").
         proxy_threads, num_rings, ring_capacity, max_in_flight, max_in_flight_bytes: settings.
@@ -66,7 +66,7 @@ class Page:
     proxy_pid: int
     library: str
     host_names: list[str]
-    host_of: list[int]
+    machine_of: list[int]
     pids: list[int]
     node_of: list[int]
     device: str
@@ -96,7 +96,7 @@ class Page:
 
     def host_name(self, rank: int) -> str:
         """Host name of a rank."""
-        return self.host_names[self.host_of[rank]]
+        return self.host_names[self.machine_of[rank]]
 
     @property
     def present(self) -> list[int]:
@@ -158,8 +158,8 @@ def _page_of(said: Mapping[str, Any]) -> Page:
     ranks = page.num_ranks
     fits = (
         0 <= page.rank < ranks
-        and len(page.host_of) == len(page.pids) == len(page.node_of) == ranks
-        and all(i < len(page.host_names) for i in page.host_of)
+        and len(page.machine_of) == len(page.pids) == len(page.node_of) == ranks
+        and all(i < len(page.host_names) for i in page.machine_of)
         and min(page.proxy_threads, page.num_rings, page.ring_capacity, page.num_channels) >= 1
         and {"control", "rings", "counters"} <= set(segments)
         and all(isinstance(n, int) and n >= 0 for s in segments.values() for n in (s.fd, s.inode, s.num_bytes))

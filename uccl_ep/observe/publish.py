@@ -71,7 +71,7 @@ def _speaks_for_its_host(session: Session) -> bool:
 
 
 def _page_of(session: Session) -> Page:
-    s, regions, introductions = session.settings, session.regions, session.introductions
+    s, regions, hellos = session.settings, session.regions, session.hellos
     present = [rank for rank in range(session.num_ranks) if rank not in session.absent]
     names = list(dict.fromkeys(session.hostnames))
     index = {name: i for i, name in enumerate(names)}
@@ -79,16 +79,16 @@ def _page_of(session: Session) -> Page:
     return Page(
         rank=session.rank,
         num_ranks=session.num_ranks,
-        session=introductions[present[0]].session,
+        session=hellos[present[0]].session,
         pid=os.getpid(),
         proxy_pid=regions.proxy_pid,
         library=uccl_ep.__version__,
         host_names=names,
-        host_of=[index[name] for name in session.hostnames],
-        pids=[i.pid for i in introductions],
+        machine_of=[index[name] for name in session.hostnames],
+        pids=[i.pid for i in hellos],
         node_of=list(session.topology.node_of),
         apart=session.topology.apart,
-        device=introductions[session.rank].device,
+        device=hellos[session.rank].device,
         family=session.family,
         placement=session.placement.where,
         proxy_threads=s.proxy_threads,

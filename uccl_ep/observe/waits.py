@@ -178,7 +178,7 @@ class _View:
         return seen
 
     def _sums_for(self, owner: int) -> Mask:
-        """bool [ranks]: who stands for `owner` on each other node (TopologyView::host_of)."""
+        """bool [ranks]: who stands for `owner` on each other node (TopologyView::landing_rank)."""
         place = int((self.node_of[:owner] == self.node_of[owner]).sum())
         hosts = np.zeros(self.ranks, dtype=bool)
         for node in set(self.node_of[self.present].tolist()) - {int(self.node_of[owner])}:

@@ -12,7 +12,7 @@ from functools import cached_property
 
 from uccl_ep.fabric.distance import Distance
 from uccl_ep.fabric.facts import NIC_FAMILIES, Facts
-from uccl_ep.group.self_description import UNLIMITED, Portrait, read_portrait
+from uccl_ep.group.self_description import UNLIMITED, SelfDescription, read_portrait
 from uccl_ep.plan.fill import Agreed
 from uccl_ep.plan.record import ERROR, LOUD, QUIET, Caution, GroupPlan, NicPlan, RankPlan
 from uccl_ep.sizes import format_bytes
@@ -30,17 +30,17 @@ class Told:
     @cached_property
     def facts(self) -> Mapping[int, Facts]:
         """Networks by rank."""
-        return {i.rank: Facts.from_plain(i.fabric, i.rank) for i in self.agreed.introductions}
+        return {i.rank: Facts.from_plain(i.fabric, i.rank) for i in self.agreed.hellos}
 
     @cached_property
-    def portraits(self) -> Mapping[int, Portrait]:
+    def portraits(self) -> Mapping[int, SelfDescription]:
         """Portraits by rank."""
-        return {i.rank: read_portrait(i.portrait) for i in self.agreed.introductions}
+        return {i.rank: read_portrait(i.self_description) for i in self.agreed.hellos}
 
     @cached_property
-    def host_of(self) -> Mapping[int, str]:
+    def machine_of(self) -> Mapping[int, str]:
         """Host names by rank."""
-        return {i.rank: i.hostname for i in self.agreed.introductions}
+        return {i.rank: i.hostname for i in self.agreed.hellos}
 
 
 Rule = Callable[[GroupPlan, Told], Iterator[Caution]]
@@ -86,32 +86,32 @@ def network_fallback(plan: GroupPlan, told: Told) -> Iterator[Caution]:
     port = next(port for port in told.facts[having[0]].ports if not port.software)
     who = f"{ranks_of(having)} {'has' if len(having) == 1 else 'have'} a NIC that writes memory ({port} and others)"
     concerned = tuple(without or having)
-    mend = f"uccl-ep doctor on {told.host_of[concerned[0]]}; UCCL_EP_TRANSPORT=tcp says that it is meant"
-    yield Caution(LOUD, "fallback", concerned, f"rows between hosts go by tcp although {who}. {why}", mend)
+    fix = f"uccl-ep doctor on {told.machine_of[concerned[0]]}; UCCL_EP_TRANSPORT=tcp says that it is meant"
+    yield Caution(LOUD, "fallback", concerned, f"rows between hosts go by tcp although {who}. {why}", fix)
 
 
 def memory_fallback(plan: GroupPlan, told: Told) -> Iterator[Caution]:
     """Rows of GPUs in host memory, though the network could reach the GPU's."""
-    first = told.agreed.introductions[0]
+    first = told.agreed.hellos[0]
     if first.device == "cpu" or plan.placement != "host" or plan.num_nodes == 1:
         return
     if plan.transport not in ("efa", "verbs") or told.agreed.settings.gpu_memory == "host":
         return
     closed = [r for r, facts in told.facts.items() if facts.gpu_memory not in ("dmabuf", "peer_memory")]
     text = f"rows of GPUs lie in pinned host memory and cross PCIe twice: {told.agreed.placement.reason}"
-    mend = "uccl-ep doctor --path verbs --path cuda on that host; UCCL_EP_GPU_MEMORY=host says that it is meant"
-    yield Caution(LOUD, "fallback", tuple(closed), text, mend)
+    fix = "uccl-ep doctor --path verbs --path cuda on that host; UCCL_EP_GPU_MEMORY=host says that it is meant"
+    yield Caution(LOUD, "fallback", tuple(closed), text, fix)
 
 
 def differing_settings(plan: GroupPlan, told: Told) -> Iterator[Caution]:
     """UCCL_EP_* values and versions that ranks need not share, and that differ all the same."""
     values: dict[str, dict[str, list[int]]] = defaultdict(lambda: defaultdict(list))
-    for rank, portrait in told.portraits.items():
-        for name, value in portrait.settings:
+    for rank, self_description in told.portraits.items():
+        for name, value in self_description.settings:
             values[name][value].append(rank)
         for name in ("torch", "kernel", "python"):
-            if getattr(portrait, name):
-                values[name][getattr(portrait, name)].append(rank)
+            if getattr(self_description, name):
+                values[name][getattr(self_description, name)].append(rank)
     for name, ranks in sorted(values.items()):
         if len(ranks) > 1:
             yield _difference(name, ranks, LOUD if name.startswith("UCCL_EP_") else QUIET)
@@ -122,8 +122,8 @@ def _difference(name: str, ranks: Mapping[str, Sequence[int]], level: str) -> Ca
     usual = max(ranks, key=lambda value: len(ranks[value]))
     odd = sorted(rank for value, some in ranks.items() if value != usual for rank in some)
     shown = "; ".join(f"{value or 'empty'} on {ranks_of(some)}" for value, some in ranks.items())
-    mend = "set it alike on all ranks" if name.startswith("UCCL_EP_") else "install the same on all hosts"
-    return Caution(level, "mismatch", tuple(odd), f"{name} differs between ranks: {shown}", mend)
+    fix = "set it alike on all ranks" if name.startswith("UCCL_EP_") else "install the same on all hosts"
+    return Caution(level, "mismatch", tuple(odd), f"{name} differs between ranks: {shown}", fix)
 
 
 def differing_networks(plan: GroupPlan, told: Told) -> Iterator[Caution]:
@@ -132,17 +132,15 @@ def differing_networks(plan: GroupPlan, told: Told) -> Iterator[Caution]:
         return
     facts = told.facts
     ways = _by_value({rank: f.gpu_memory for rank, f in facts.items()})
-    if plan.choices and len(ways) > 1 and told.agreed.introductions[0].device != "cpu":
+    if plan.choices and len(ways) > 1 and told.agreed.hellos[0].device != "cpu":
         yield _difference("the way NICs reach GPU memory", ways, QUIET)
     rates = _by_value({rank.rank: f"{rank.gbps:g} Gb/s" for rank in plan.ranks if rank.nics})
     if len(rates) > 1:
         caution = _difference("NIC bandwidth of a rank", rates, QUIET)
-        yield replace(
-            caution, mend="uccl-ep doctor on the hosts of these ranks: ports may be down, or of another speed"
-        )
+        yield replace(caution, fix="uccl-ep doctor on the hosts of these ranks: ports may be down, or of another speed")
     sizes = _by_value({rank.rank: str(min(n.mtu for n in rank.nics)) for rank in plan.ranks if _all_mtus(rank.nics)})
     if len(sizes) > 1:
-        yield replace(_difference("MTU", sizes, QUIET), mend="ip link set dev INTERFACE mtu 9000 on all hosts")
+        yield replace(_difference("MTU", sizes, QUIET), fix="ip link set dev INTERFACE mtu 9000 on all hosts")
 
 
 def _all_mtus(nics: Sequence[NicPlan]) -> bool:
@@ -174,9 +172,9 @@ def shared_nics(plan: GroupPlan, told: Told) -> Iterator[Caution]:
     for hosts in found.values():
         unused = hosts[0].idle
         beside = f"; {', '.join(unused[:_MOST_SHOWN])} carry nothing, since they are farther away" if unused else ""
-        mend = "UCCL_EP_NICS names other ports" if unused else "use fewer ranks on a host, or hosts with a NIC for each"
+        fix = "UCCL_EP_NICS names other ports" if unused else "use fewer ranks on a host, or hosts with a NIC for each"
         text = f"ranks share NICs, and with them their rate: {_crowds(hosts)}{beside}"
-        yield Caution(LOUD, "shared NIC", _everybody(hosts), text, mend)
+        yield Caution(LOUD, "shared NIC", _everybody(hosts), text, fix)
 
 
 def shared_gpus(plan: GroupPlan, told: Told) -> Iterator[Caution]:
@@ -189,8 +187,8 @@ def shared_gpus(plan: GroupPlan, told: Told) -> Iterator[Caution]:
             found[tuple(crowded)].append(_Crowded(host, crowded, []))
     for hosts in found.values():
         text = f"ranks share GPUs, and with them their SMs: {_crowds(hosts)}"
-        mend = "start as many ranks on a host as it has GPUs"
-        yield Caution(LOUD, "shared GPU", _everybody(hosts), text, mend)
+        fix = "start as many ranks on a host as it has GPUs"
+        yield Caution(LOUD, "shared GPU", _everybody(hosts), text, fix)
 
 
 @dataclass(frozen=True)
@@ -231,14 +229,14 @@ def far_nics(plan: GroupPlan, told: Told) -> Iterator[Caution]:
     if far:
         nic = next(n for n in far[0].nics if n.distance in far_words)
         text = f"{ranks_of([r.rank for r in far])}: NICs {nic.distance} ({nic} and {far[0].where})"
-        mend = "uccl-ep doctor shows distances; pass the PCIe topology through to virtual machines and containers"
-        yield Caution(QUIET, "distance", tuple(r.rank for r in far), text, mend)
+        fix = "uccl-ep doctor shows distances; pass the PCIe topology through to virtual machines and containers"
+        yield Caution(QUIET, "distance", tuple(r.rank for r in far), text, fix)
 
 
 def processors(plan: GroupPlan, told: Told) -> Iterator[Caution]:
     """Proxy threads that get in each other's way: the worst host of each kind."""
     hosts: dict[str, list[int]] = defaultdict(list)
-    for rank, host in told.host_of.items():
+    for rank, host in told.machine_of.items():
         hosts[host].append(rank)
     twice = {host: pinned for host, ranks in hosts.items() if (pinned := _pinned_twice(ranks, told))}
     if twice:
@@ -252,13 +250,13 @@ def processors(plan: GroupPlan, told: Told) -> Iterator[Caution]:
     if full:
         host = max(full, key=lambda name: full[name])
         portraits = [told.portraits[rank] for rank in hosts[host]]
-        threads = sum(portrait.proxy_threads + 1 for portrait in portraits)
-        cpus = min(portrait.num_cpus for portrait in portraits)
+        threads = sum(self_description.proxy_threads + 1 for self_description in portraits)
+        cpus = min(self_description.num_cpus for self_description in portraits)
         text = f"{host} has {cpus} CPU(s) for {threads} busy threads of its {len(portraits)} rank(s)"
         everybody = tuple(sorted(rank for name in full for rank in hosts[name]))
-        several = any(portrait.proxy_threads > 1 for portrait in portraits)
-        mend = "use fewer ranks on a host" + (", or UCCL_EP_PROXY_THREADS=1" if several else "")
-        yield Caution(QUIET, "CPUs", everybody, text, mend)
+        several = any(self_description.proxy_threads > 1 for self_description in portraits)
+        fix = "use fewer ranks on a host" + (", or UCCL_EP_PROXY_THREADS=1" if several else "")
+        yield Caution(QUIET, "CPUs", everybody, text, fix)
 
 
 def _pinned_twice(ranks: Sequence[int], told: Told) -> list[int]:
@@ -274,7 +272,7 @@ def _busy(ranks: Sequence[int], told: Told) -> float:
 
 def locked_memory(plan: GroupPlan, told: Told) -> Iterator[Caution]:
     """A limit below what the rank locks."""
-    limits = {rank: portrait.locked_bytes for rank, portrait in told.portraits.items()}
+    limits = {rank: self_description.locked_bytes for rank, self_description in told.portraits.items()}
     low = [rank for rank, limit in limits.items() if limit != UNLIMITED and limit < plan.locked_bytes]
     if low:
         text = (

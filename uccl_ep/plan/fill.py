@@ -1,4 +1,4 @@
-"""A plan from introductions: real ones at the start of a Buffer, imagined ones before a job."""
+"""A plan from hellos: real ones at the start of a Buffer, imagined ones before a job."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from uccl_ep.fabric.choice import FabricChoice, choose_fabrics
 from uccl_ep.fabric.distance import Distance
 from uccl_ep.fabric.facts import NIC_FAMILIES, Facts
 from uccl_ep.fabric.nics import NicPort
-from uccl_ep.group.handshake import Introduction
-from uccl_ep.group.self_description import Portrait, read_portrait
+from uccl_ep.group.handshake import Hello
+from uccl_ep.group.self_description import SelfDescription, read_portrait
 from uccl_ep.group.topology import Topology
 from uccl_ep.layout.plan import MemoryBill
 from uccl_ep.layout.regions import Placement
@@ -29,11 +29,11 @@ class Agreed:
     """What all ranks of a group have alike.
 
     Attributes:
-        introductions: of the ranks that take part, by rank.
+        hellos: of the ranks that take part, by rank.
         fabric: the family, and why; NICs in it are one rank's and not looked at.
     """
 
-    introductions: Sequence[Introduction]
+    hellos: Sequence[Hello]
     settings: Settings
     topology: Topology
     fabric: FabricChoice
@@ -47,17 +47,17 @@ def fill(agreed: Agreed, source: str, bill: MemoryBill | None, most_ranks: int =
         bill: of one rank; None: not known.
         most_ranks: how many ranks are described one by one.
     """
-    told = {i.rank: Facts.from_plain(i.fabric, i.rank) for i in agreed.introductions}
-    shown = list(agreed.introductions)[:most_ranks]
+    told = {i.rank: Facts.from_plain(i.fabric, i.rank) for i in agreed.hellos}
+    shown = list(agreed.hellos)[:most_ranks]
     try:
-        fabrics = choose_fabrics(agreed.settings, agreed.introductions, agreed.topology, [i.rank for i in shown])
+        fabrics = choose_fabrics(agreed.settings, agreed.hellos, agreed.topology, [i.rank for i in shown])
     except UcclEpError as problem:
         fabrics = [replace(agreed.fabric, problem=problem)] * len(shown)
     ranks = [_rank(agreed, i, told[i.rank], fabric) for i, fabric in zip(shown, fabrics, strict=True)]
     return GroupPlan(
         source=source,
-        num_ranks=len(agreed.introductions),
-        num_hosts=len({i.host_id for i in agreed.introductions}),
+        num_ranks=len(agreed.hellos),
+        num_hosts=len({i.host_id for i in agreed.hellos}),
         num_nodes=agreed.topology.num_nodes,
         transport=agreed.fabric.family,
         placement=agreed.placement.where,
@@ -76,7 +76,7 @@ def with_traffic(plan: GroupPlan, traffic: Traffic) -> GroupPlan:
 
 def _locked(agreed: Agreed, bill: MemoryBill | None) -> int:
     """What one rank locks: all of it for a NIC, all of it on a GPU's pinned host memory, else nothing."""
-    pinned = agreed.fabric.family in NIC_FAMILIES or agreed.introductions[0].device != "cpu"
+    pinned = agreed.fabric.family in NIC_FAMILIES or agreed.hellos[0].device != "cpu"
     on_device = agreed.placement.where == "device"
     if bill is None or not pinned:
         return 0
@@ -123,8 +123,8 @@ def _other_families(family: str, agreed: Agreed, told: Mapping[int, Facts]) -> l
 # ---- a rank ----------------------------------------------------------------------------------------------------------
 
 
-def _rank(agreed: Agreed, i: Introduction, facts: Facts, fabric: FabricChoice) -> RankPlan:
-    portrait = read_portrait(i.portrait)
+def _rank(agreed: Agreed, i: Hello, facts: Facts, fabric: FabricChoice) -> RankPlan:
+    self_description = read_portrait(i.self_description)
     ports = {port.key: port for port in facts.ports}
     reasons = dict(fabric.notes)
     nics = tuple(_nic(ports[name, number], gid) for name, number, gid in fabric.config.nics if (name, number) in ports)
@@ -136,7 +136,7 @@ def _rank(agreed: Agreed, i: Introduction, facts: Facts, fabric: FabricChoice) -
         choices.append(Choice("network", "refused", str(fabric.problem)))
     if i.device != "cpu":
         choices.append(_registration_choice(facts, fabric.family))
-    choices.append(_cpu_choice(portrait))
+    choices.append(_cpu_choice(self_description))
     return RankPlan(
         rank=i.rank,
         host=i.hostname,
@@ -146,13 +146,13 @@ def _rank(agreed: Agreed, i: Introduction, facts: Facts, fabric: FabricChoice) -
         where=facts.where if i.fabric else (f"GPU {i.gpu}" if i.gpu else "the CPU"),
         nics=nics,
         registration=facts.gpu_memory if i.device != "cpu" else "host",
-        threads=portrait.proxy_threads,
-        cpus=portrait.pin_cpus,
+        threads=self_description.proxy_threads,
+        cpus=self_description.pin_cpus,
         choices=tuple(choices),
     )
 
 
-def _computes(i: Introduction, facts: Facts, agreed: Agreed) -> Choice:
+def _computes(i: Hello, facts: Facts, agreed: Agreed) -> Choice:
     if i.device == "cpu":
         why = "UCCL_EP_DEVICE=cpu" if agreed.settings.device == "cpu" else "no GPU can be used, or none was asked for"
         return Choice("processor", "the CPU", why)
@@ -192,15 +192,15 @@ def _registration_choice(facts: Facts, family: str) -> Choice:
     return Choice("registration", _WAYS.get(facts.gpu_memory, facts.gpu_memory), facts.gpu_memory_reason)
 
 
-def _cpu_choice(portrait: Portrait) -> Choice:
-    threads = f"{portrait.proxy_threads} proxy thread(s)"
-    if portrait.pin_cpus:
-        pinned = ", ".join(map(str, portrait.pin_cpus))
+def _cpu_choice(self_description: SelfDescription) -> Choice:
+    threads = f"{self_description.proxy_threads} proxy thread(s)"
+    if self_description.pin_cpus:
+        pinned = ", ".join(map(str, self_description.pin_cpus))
         return Choice("CPUs", f"{threads} on {pinned}", "UCCL_EP_PIN_CPUS says so")
     why = "UCCL_EP_PIN_CPUS is not set"
-    if portrait.suggested_cpus:
-        why += f"; near this rank and no other's: {','.join(map(str, portrait.suggested_cpus))}"
-    count = f"any of {portrait.num_cpus} CPU(s)" if portrait.num_cpus else "any CPU"
+    if self_description.suggested_cpus:
+        why += f"; near this rank and no other's: {','.join(map(str, self_description.suggested_cpus))}"
+    count = f"any of {self_description.num_cpus} CPU(s)" if self_description.num_cpus else "any CPU"
     return Choice("CPUs", f"{threads} on {count}", why)
 
 

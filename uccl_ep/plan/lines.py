@@ -37,4 +37,4 @@ def _rank(rank: RankPlan) -> Iterator[str]:
 def warning(caution: Caution) -> Iterator[str]:
     """Two lines that are found by eye and by grep."""
     yield f"{_MARK} WARNING, {caution.kind}: {caution.text}"
-    yield f"{_MARK}   mend: {caution.mend}"
+    yield f"{_MARK}   fix: {caution.fix}"

@@ -32,14 +32,14 @@ class Caution:
         level: ERROR: the job will not start. LOUD: also said at the start of a Buffer that was not asked to explain
             itself. QUIET: in plans and explanations only.
         kind: "shared NIC", "fallback", "mismatch", "distance", "shared GPU", "CPUs", "limits" or "refused".
-        ranks: whom it concerns. mend: what to do.
+        ranks: whom it concerns. fix: what to do.
     """
 
     level: str
     kind: str
     ranks: tuple[int, ...]
     text: str
-    mend: str
+    fix: str
 
 
 @dataclass(frozen=True)

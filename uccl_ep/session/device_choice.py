@@ -80,7 +80,7 @@ def kind_of(driver: Driver | None) -> str:
 
 
 def gpu_facts(driver: Driver | None) -> dict[str, Any]:
-    """What an Introduction says of a GPU; nothing without one."""
+    """What an Hello says of a GPU; nothing without one."""
     if driver is None:
         return {}
     facts = driver.facts

@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING
 from uccl_ep import _native
 from uccl_ep.errors import UcclEpError
 from uccl_ep.fabric.facts import NIC_FAMILIES
-from uccl_ep.group.handshake import Introduction
+from uccl_ep.group.handshake import Hello
 from uccl_ep.group.topology import Topology
 from uccl_ep.layout.plan import MemoryPlan
 from uccl_ep.layout.regions import Regions
+from uccl_ep.membership.agreement_service import AgreementService
 from uccl_ep.membership.fault_errors import (
     BAD_ARRIVAL,
     BARRIER,
@@ -28,7 +29,6 @@ from uccl_ep.membership.fault_errors import (
     error_of,
     phase_name,
 )
-from uccl_ep.membership.roll_call import RollCall
 from uccl_ep.membership.root_cause import Knowledge, root_of
 from uccl_ep.recorder.recorder import FlightRecorder
 from uccl_ep.settings import Settings
@@ -42,7 +42,7 @@ _GRACE_OF_TIMEOUT, _LEAST_GRACE_S, _MOST_GRACE_S = 0.05, 0.5, 2.0  # for the wor
 _PATIENCE_OF_TIMEOUT, _LEAST_PATIENCE_S, _MOST_PATIENCE_S = 0.1, 2.0, 5.0  # the same, of one that says it is alive
 
 
-class Witness:
+class Diagnosis:
     """Reads the fault record and the words beside it. The attributes are the session's."""
 
     rank: int
@@ -53,14 +53,14 @@ class Witness:
     topology: Topology
     plan: MemoryPlan
     regions: Regions
-    roll_call: RollCall | None
+    agreement_service: AgreementService | None
     last_kernel: str
     fault_raised: bool
     _closed: bool
     _proxy: ProxyLink | None
     recorder: FlightRecorder | None = None
-    introductions: list[Introduction]
-    _present: list[Introduction]
+    hellos: list[Hello]
+    _present: list[Hello]
     _known: tuple[dict[str, int], Evidence] | None
 
     @property
@@ -88,12 +88,14 @@ class Witness:
             broken = (TRANSPORT, BAD_ARRIVAL) if self.family in NIC_FAMILIES else (TRANSPORT,)
             if fault["kind"] in broken and about < self.num_ranks:
                 fault["kind"] = PEER_LOST  # the NIC has given its connection up: for this rank it is gone
-            fault["peer"] = self._root(fault, self._culprit(fault))
+            fault["peer"] = self._root(fault, self._root_cause(fault))
             if fault["kind"] == WITHDRAWN and fault["peer"] != about:
                 fault["kind"] = PEER_LOST  # it has given up for the loss of that one
             self._known = fault, replace(self._evidence(fault), network=words if fault["peer"] == about else "")
-        if self.roll_call is not None and self.roll_call.excluded_by is not None:
-            error: UcclEpError = self.roll_call.exclusion()  # whatever else it has lost: all others have lost this one
+        if self.agreement_service is not None and self.agreement_service.excluded_by is not None:
+            error: UcclEpError = (
+                self.agreement_service.exclusion()
+            )  # whatever else it has lost: all others have lost this one
         else:
             error = error_of(self._known[0], self.rank, self.hostnames, self._known[1])
         raise error if self.recorder is None else self.recorder.noted(self, error)
@@ -107,50 +109,51 @@ class Witness:
         words = _native.explain_network_code(self.family, code_of(fault))
         return words or (f"{self.family} reported status {code_of(fault)}" if fault["kind"] == TRANSPORT else "")
 
-    def _root(self, fault: Mapping[str, int], accused: int) -> int:
-        """Whom a wait or a loss is about in the end: the accused may have waited for another rank, or have left for
-        the loss of one, and says so to all. Its word is given a moment to come."""
+    def _root(self, fault: Mapping[str, int], waited_for: int) -> int:
+        """The root cause of a wait or a loss. Rank `waited_for` may itself have waited for a third one, or have left
+        because it lost one; it reports that to all, and this rank waits a moment for the report."""
         lost = fault["kind"] in (PEER_LOST, WITHDRAWN)
-        if not (lost or fault["kind"] == TIMEOUT) or (lost and accused >= self.num_ranks):
-            return accused
+        if not (lost or fault["kind"] == TIMEOUT) or (lost and waited_for >= self.num_ranks):
+            return waited_for
         if lost:
-            seen = {} if accused == self.rank else self._ask(accused, accused, fault["phase"])
-            root = root_of(self.rank, accused, Knowledge(seen)) if accused in seen else accused
+            seen = {} if waited_for == self.rank else self._ask(waited_for, waited_for, fault["phase"])
+            root = root_of(self.rank, waited_for, Knowledge(seen)) if waited_for in seen else waited_for
         else:
             known = self.regions.knowledge()
             # Another rank than itself, if it can be; and who is stopped is what all waits are for, also of others.
-            seen_here = accused == self.rank or (known.stopped and self.rank not in known.stopped)
-            mine = root_of(self.rank, accused, known) if seen_here else accused
+            seen_here = waited_for == self.rank or (known.stopped and self.rank not in known.stopped)
+            mine = root_of(self.rank, waited_for, known) if seen_here else waited_for
             seen = self._ask(None, mine, fault["phase"])
-            silent = () if self.roll_call is None else self.roll_call.silent()
-            heard = replace(known, accusations={**known.accusations, **seen}, silent=silent)
-            root = root_of(self.rank, accused, heard)
+            silent = () if self.agreement_service is None else self.agreement_service.silent()
+            heard = replace(known, wait_reports={**known.wait_reports, **seen}, silent=silent)
+            root = root_of(self.rank, waited_for, heard)
             if self.rank in known.stopped:
                 return root
         # When all others wait for this one, it was stopped for a while: recover() will tell it what they have decided.
-        return accused if root == self.rank else root
+        return waited_for if root == self.rank else root
 
-    def _ask(self, whom: int | None, accused: int, phase: int) -> dict[int, int]:
-        """Says whom this rank accuses; what the others say by the end of a moment, or of `whom`'s answer. Without
-        `whom`, an accused that is alive gets longer to say whom it waits for itself: its wait may have begun later."""
-        if self.roll_call is None:
+    def _ask(self, whom: int | None, waited_for: int, phase: int) -> dict[int, int]:
+        """Reports that this rank has waited for `waited_for`, and returns the reports of the others: those that come
+        within a moment, or until `whom` has answered. Without `whom`, a rank `waited_for` that is alive gets longer to
+        report whom it waits for itself: its wait may have begun later."""
+        if self.agreement_service is None:
             return {}
         timeout_s = self.settings.timeout_s
         grace_s = min(_MOST_GRACE_S, max(_LEAST_GRACE_S, _GRACE_OF_TIMEOUT * timeout_s))
         patience_s = min(_MOST_PATIENCE_S, max(_LEAST_PATIENCE_S, _PATIENCE_OF_TIMEOUT * timeout_s))
-        self.roll_call.accuse(accused if accused < self.num_ranks else -1, phase_name(phase))
-        if whom is None and accused < self.num_ranks:
-            words = self.roll_call.follow(accused, grace_s, patience_s)
+        self.agreement_service.report_wait(waited_for if waited_for < self.num_ranks else -1, phase_name(phase))
+        if whom is None and waited_for < self.num_ranks:
+            words = self.agreement_service.follow(waited_for, grace_s, patience_s)
         else:
-            words = self.roll_call.accusations(whom, grace_s)
+            words = self.agreement_service.wait_reports(whom, grace_s)
         return {rank: word.peer for rank, word in words.items() if 0 <= word.peer < self.num_ranks}
 
     def _word(self, rank: int, offset: int) -> int:
         """A word of a control segment of this host."""
         return self.regions.control_word(rank, offset)
 
-    def _culprit(self, fault: Mapping[str, int]) -> int:
-        """Whom a record is about; a kernel knows only what it waited for."""
+    def _root_cause(self, fault: Mapping[str, int]) -> int:
+        """The rank that a fault record is about; a kernel knows only which word it waited for."""
         peer, phase = fault["peer"], fault["phase"]
         if phase == BARRIER and peer >= self.num_ranks:  # remote ranks meet in the proxy, which noted who has come
             words = [self._word(self.rank, self.plan.control.progress(3, r)) for r in range(self.num_ranks)]
@@ -165,7 +168,7 @@ class Witness:
         return peer
 
     def _evidence(self, fault: Mapping[str, int]) -> Evidence:
-        """What this rank and the one of its node that takes in the peer's rows know about the peer of a fault."""
+        """What this rank knows of the peer of a fault, and what the rank knows where the peer's rows land."""
         peer, control = fault["peer"], self.plan.control
         if peer >= self.num_ranks or peer in self.absent:
             return Evidence(self.last_kernel)

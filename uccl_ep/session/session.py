@@ -17,8 +17,8 @@ from uccl_ep.fabric.choice import choose_fabric, explain
 from uccl_ep.fabric.facts import tell
 from uccl_ep.group.group import Group
 from uccl_ep.group.handshake import (
-    Introduction,
-    Meeting,
+    Endpoints,
+    Hello,
     Ready,
     compare_settings,
     exchange,
@@ -26,20 +26,20 @@ from uccl_ep.group.handshake import (
     process_name,
     route_address,
 )
-from uccl_ep.group.self_description import paint
+from uccl_ep.group.self_description import describe_self
 from uccl_ep.group.topology import split_into_nodes
 from uccl_ep.layout.combine_form import CombineForm
 from uccl_ep.layout.plan import MemoryBill, MemoryPlan
 from uccl_ep.layout.regions import Peer, Regions, choose_placement
+from uccl_ep.membership.agreement_service import AgreementService
 from uccl_ep.membership.fault_errors import PEER_LOST, Evidence
-from uccl_ep.membership.roll_call import RollCall
 from uccl_ep.membership.secret import KeyPair, deal
 from uccl_ep.observe.publish import publish
 from uccl_ep.plan.fill import Agreed
 from uccl_ep.plan.start import show_start
 from uccl_ep.recorder.recorder import FlightRecorder
 from uccl_ep.session.device_choice import gpu_facts, kind_of
-from uccl_ep.session.diagnosis import Witness
+from uccl_ep.session.diagnosis import Diagnosis
 from uccl_ep.session.proxy_link import CONNECT_TIMEOUT_S, ProcessProxy, ProxyConfig, ProxyLink, ThreadProxy
 from uccl_ep.settings import PREFIX, Settings
 from uccl_ep.system.os_limits import address_space, in_words
@@ -73,15 +73,15 @@ class Start:
     alike: Mapping[str, Any] = field(default_factory=dict)
 
 
-class Session(NoCopies, Witness):
+class Session(NoCopies, Diagnosis):
     """Everything of a rank that is not an operation. Made collectively by all ranks of the group, or, from a
     SurvivorGroup, by those that are left of it.
 
     Attributes:
         rank, num_ranks, topology, plan, family: what was agreed. notes: (choice, why) about NICs and the transport.
-        introductions: what each rank has said of itself; empty for absent ranks.
+        hellos: what each rank has said of itself; empty for absent ranks.
         absent: ranks of the original group that take no part. hosts: host identity of every one of its ranks.
-        roll_call: what survivors agree by when ranks are lost.
+        agreement_service: what survivors agree by when ranks are lost.
         regions: this rank's memory and what it sees of others'. placement: where rows lie, and why.
         context: the kernels' RankContext. combine_form: of low-latency combines, once memory is laid out for them.
     """
@@ -101,10 +101,10 @@ class Session(NoCopies, Witness):
         self._proxy: ProxyLink | None = None
         self._guard: _native.ProxyGuard | None = None
         self._closed = False
-        self._closing = threading.Lock()  # a call of the roll call comes on its thread
+        self._closing = threading.Lock()  # a call of the agreement service comes on its thread
         self.absent: frozenset[int] = getattr(group, "absent", frozenset())
-        self.roll_call: RollCall | None = getattr(group, "roll_call", None)
-        self._owns_roll_call = self.roll_call is None
+        self.agreement_service: AgreementService | None = getattr(group, "agreement_service", None)
+        self._owns_roll_call = self.agreement_service is None
         self.shrink, self.fault_raised = shrink, False
         self.notes: list[tuple[str, str]] = []
         self._known: tuple[dict[str, int], Evidence] | None = None  # the fault, as it was when it was first raised
@@ -120,8 +120,8 @@ class Session(NoCopies, Witness):
             "device": kind_of(start.driver),
             **start.alike,
         }
-        self.introductions = self._introduce(group, shared)
-        self.hosts: list[str] = getattr(group, "hosts", [i.host_id for i in self.introductions])
+        self.hellos = self._introduce(group, shared)
+        self.hosts: list[str] = getattr(group, "hosts", [i.host_id for i in self.hellos])
         whole = split_into_nodes(self.hosts, settings.ranks_per_node, _native.MAX_RANKS_PER_NODE)
         self.topology = replace(whole, apart=shrink).without(self.absent)
         self.fabric = choose_fabric(settings, self._present, self.topology, self.rank)
@@ -150,26 +150,28 @@ class Session(NoCopies, Witness):
 
     def _connect(self, group: Group, shrink: bool) -> None:
         """The last two exchanges. A rank that fails says so in the next one, and every rank raises the same."""
-        error, meeting = "", None
+        error, endpoints = "", None
         try:
             self._make_segments()
-            if self.roll_call is None:
-                self.roll_call = RollCall(self.rank, self.num_ranks, self._secret, self._interface(), quorum=True)
-            self.roll_call.on_call = self.hear_call
+            if self.agreement_service is None:
+                self.agreement_service = AgreementService(
+                    self.rank, self.num_ranks, self._secret, self._interface(), quorum=True
+                )
+            self.agreement_service.on_call = self.hear_call
             self._proxy = self._make_proxy()
-            meeting = self._meeting(self._proxy.local_address())
+            endpoints = self._endpoints(self._proxy.local_address())
         except Exception as failure:
             error = in_words(failure)
-        meetings = exchange(group, meeting or Meeting(self.rank, 0, -1, 0, -1, 0, 0, b"", error))
+        all_endpoints = exchange(group, endpoints or Endpoints(self.rank, 0, -1, 0, -1, 0, 0, b"", error))
         ready = Ready(self.rank)
         try:
-            self._meet(meetings, shrink)
+            self._meet(all_endpoints, shrink)
             self._prepare(self)
             self._prepare = Start.prepare  # it may hold who holds this session
         except Exception as failure:
             ready = Ready(self.rank, in_words(failure))
-            if self.roll_call is not None:  # the group may be what broke
-                self.roll_call.accuse(-1, ready.error)
+            if self.agreement_service is not None:  # the group may be what broke
+                self.agreement_service.report_wait(-1, ready.error)
         try:
             exchange(group, ready)
         except PeerLost as loss:
@@ -177,15 +179,15 @@ class Session(NoCopies, Witness):
 
     def _with_others_words(self, loss: PeerLost) -> PeerLost:
         """A loss at start-up, and why others have failed: they may have gone for the loss of yet another rank."""
-        words = {} if self.roll_call is None else self.roll_call.accusations(None, _WORDS_S)
+        words = {} if self.agreement_service is None else self.agreement_service.wait_reports(None, _WORDS_S)
         said = "".join(f"; rank {rank} had said: {word.reason}" for rank, word in sorted(words.items()))
         return PeerLost(rank=self.rank, peer=loss.peer, phase=f"{loss.phase}{said}") if said else loss
 
-    def _introduce(self, group: Group, shared: Mapping[str, Any]) -> list[Introduction]:
+    def _introduce(self, group: Group, shared: Mapping[str, Any]) -> list[Hello]:
         if not 1 <= self.num_ranks <= _native.MAX_RANKS:
             raise InvalidArgument(f"a group of {self.num_ranks} ranks is refused: allowed is 1 to {_native.MAX_RANKS}")
-        pair, known = KeyPair(), self.roll_call
-        introduction = Introduction(
+        pair, known = KeyPair(), self.agreement_service
+        hello = Hello(
             rank=self.rank,
             hostname=socket.gethostname(),
             host_id=host_identity(),
@@ -198,18 +200,18 @@ class Session(NoCopies, Witness):
             limited=int(address_space() is not None),
             **tell(self.settings, self._driver),
             **gpu_facts(self._driver),
-            portrait=paint(self.settings).plain(),
+            self_description=describe_self(self.settings).plain(),
         )
-        introductions = exchange(group, introduction)
-        self._present = [i for i in introductions if i.rank not in self.absent]
+        hellos = exchange(group, hello)
+        self._present = [i for i in hellos if i.rank not in self.absent]
         compare_settings(self._present)
         new = self._present[0].session
         self._secret = deal(group, pair, self._present) if known is None else known.secret_of(new)
-        return introductions
+        return hellos
 
     def _interface(self) -> str:
         one_host = len({i.host_id for i in self._present}) == 1
-        return self.settings.interface or ("127.0.0.1" if one_host else self.introductions[self.rank].interface)
+        return self.settings.interface or ("127.0.0.1" if one_host else self.hellos[self.rank].interface)
 
     def _choose_regions(self) -> Regions:
         if self._driver is None:
@@ -269,27 +271,32 @@ class Session(NoCopies, Witness):
             raise InvalidArgument("UCCL_EP_PROXY=process and UCCL_EP_TRANSPORT=loopback exclude each other")
         return ProcessProxy(config) if s.proxy == "process" else ThreadProxy(config)
 
-    def _meeting(self, address: bytes) -> Meeting:
-        meeting = self.regions.meeting(address, 0 if self._proxy is None else self._proxy.pid)
-        return replace(meeting, roll_call="" if self.roll_call is None else self.roll_call.address)
+    def _endpoints(self, address: bytes) -> Endpoints:
+        endpoints = self.regions.endpoints(address, 0 if self._proxy is None else self._proxy.pid)
+        return replace(
+            endpoints, agreement_service="" if self.agreement_service is None else self.agreement_service.address
+        )
 
-    def _meet(self, meetings: list[Meeting], shrink: bool) -> None:
-        me = self.introductions[self.rank]
-        if self._owns_roll_call and self.roll_call is not None:
-            self.roll_call.meet({m.rank: m.roll_call for m in meetings})
-        same_host = [i.host_id == me.host_id for i in self.introductions]
+    def _meet(self, all_endpoints: list[Endpoints], shrink: bool) -> None:
+        me = self.hellos[self.rank]
+        if self._owns_roll_call and self.agreement_service is not None:
+            self.agreement_service.meet({m.rank: m.agreement_service for m in all_endpoints})
+        same_host = [i.host_id == me.host_id for i in self.hellos]
         members = self.topology.members(node := self.topology.node_of[self.rank])
-        others = [m for m in meetings if m.rank != self.rank and same_host[m.rank]]
-        peers = [Peer(m, m.rank in members, self.introductions[m.rank].process == me.process) for m in others]
+        others = [m for m in all_endpoints if m.rank != self.rank and same_host[m.rank]]
+        peers = [Peer(m, m.rank in members, self.hellos[m.rank].process == me.process) for m in others]
         self.regions.meet(peers)
-        if self.roll_call is not None:
-            self.roll_call.see(self.regions.neighbours())
+        if self.agreement_service is not None:
+            self.agreement_service.see(self.regions.neighbours())
         remote = [of != node for of in self.topology.node_of]
         assert self._proxy is not None
         self._proxy.connect(
-            [m.address if remote[m.rank] else b"" for m in meetings],
-            [m.flat_bytes if remote[m.rank] else 0 for m in meetings],
-            [m.watch_pid if same_host[m.rank] and m.watch_pid != me.pid and m.rank != me.rank else 0 for m in meetings],
+            [m.address if remote[m.rank] else b"" for m in all_endpoints],
+            [m.flat_bytes if remote[m.rank] else 0 for m in all_endpoints],
+            [
+                m.watch_pid if same_host[m.rank] and m.watch_pid != me.pid and m.rank != me.rank else 0
+                for m in all_endpoints
+            ],
         )
         self.notes = [*self.fabric.notes, *(said := self._proxy.notes())]
         self.show(*said)
@@ -316,7 +323,7 @@ class Session(NoCopies, Witness):
     @property
     def hostnames(self) -> list[str]:
         """Host name of each rank."""
-        return [i.hostname for i in self.introductions]
+        return [i.hostname for i in self.hellos]
 
     @property
     def data(self) -> torch.Tensor:
@@ -356,10 +363,10 @@ class Session(NoCopies, Witness):
             if not self._closed:
                 _native.report_lost_peer(self.regions.control.address, suspects[0])
 
-    def release_roll_call(self) -> RollCall | None:
-        """The roll call, which from now on is the caller's to close."""
+    def release_roll_call(self) -> AgreementService | None:
+        """The agreement service, which from now on is the caller's to close."""
         self._owns_roll_call = False
-        return self.roll_call
+        return self.agreement_service
 
     def keep_roll_call(self) -> None:
         """Takes it back: close() closes it."""
@@ -375,8 +382,8 @@ class Session(NoCopies, Witness):
 
         No kernel may be queued any more. Memory that the caller still has a view of goes with the last view.
         """
-        if self._owns_roll_call and self.roll_call is not None:
-            self.roll_call.close()
+        if self._owns_roll_call and self.agreement_service is not None:
+            self.agreement_service.close()
         with self._closing:
             if self._closed:
                 return

@@ -54,7 +54,7 @@ class MaskApi:
     def low_latency_query_mask_buffer(self, mask_status: torch.Tensor) -> None:
         """Writes the mask into `mask_status` (int32 [N]): 1 = masked."""
         self._check_mask()
-        status = checks.vector("mask_status", mask_status, torch.int32, self.group_size)
+        status = checks.check_vector("mask_status", mask_status, torch.int32, self.group_size)
         if status is None:
             refuse("mask_status", None, f"an int32 tensor of {self.group_size} elements")
         self._device.check_tensor("mask_status", status)

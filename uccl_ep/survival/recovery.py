@@ -13,7 +13,7 @@ from typing import Any
 
 from uccl_ep.errors import InvalidArgument, NoQuorum, PeerLost, PeerTimeout, UcclEpError, refuse
 from uccl_ep.group.group import Group, as_group
-from uccl_ep.membership.roll_call import RollCall
+from uccl_ep.membership.agreement_service import AgreementService
 from uccl_ep.membership.survivor_group import SurvivorGroup
 from uccl_ep.session.session import Session
 from uccl_ep.system.ownership import in_turn
@@ -142,19 +142,19 @@ class RecoveryApi:
         return self.members()
 
     def _with_survivors(self, session: Session, hints: set[int], deadline_s: float, allow_minority: bool) -> Session:
-        roll_call = session.release_roll_call()
-        assert roll_call is not None  # only a session whose start failed has none
+        agreement_service = session.release_roll_call()
+        assert agreement_service is not None  # only a session whose start failed has none
         failure: UcclEpError | None = None
         try:
             while True:
-                before = roll_call.members
-                roll_call.agree(hints, deadline_s, allow_minority)
-                if failure is not None and roll_call.members == before:
+                before = agreement_service.members
+                agreement_service.agree(hints, deadline_s, allow_minority)
+                if failure is not None and agreement_service.members == before:
                     raise failure  # not for want of a rank that has ended
                 session.close(0.0)
-                life, failure = self._try(roll_call, session, deadline_s)
+                life, failure = self._try(agreement_service, session, deadline_s)
                 if life is not None:
-                    roll_call.settle()
+                    agreement_service.settle()
                     return life
                 peer = getattr(failure, "peer", None)
                 hints = set() if peer is None else {peer}
@@ -165,11 +165,11 @@ class RecoveryApi:
             raise
 
     def _try(
-        self, roll_call: RollCall, session: Session, deadline_s: float
+        self, agreement_service: AgreementService, session: Session, deadline_s: float
     ) -> tuple[Session, None] | tuple[None, UcclEpError]:
         """A start with the ranks that were agreed on; an error when one of them was lost meanwhile, or it failed."""
         try:
-            return self._make_session(SurvivorGroup(roll_call, session.hosts, deadline_s)), None
+            return self._make_session(SurvivorGroup(agreement_service, session.hosts, deadline_s)), None
         except UcclEpError as error:
             return None, error
 

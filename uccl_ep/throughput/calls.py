@@ -98,7 +98,7 @@ class ThroughputApi:
             InvalidArgument: before anything is queued.
         """
         with self._begin(previous_event, async_finish, allocate_on_comm_stream, topk_idx=topk_idx):
-            num_experts = checks.whole("num_experts", num_experts, 1, (1 << 63) - 1)
+            num_experts = checks.check_int("num_experts", num_experts, 1, (1 << 63) - 1)
             if num_experts % self.group_size or num_experts > _native.MAX_EXPERTS:
                 allowed = f"a multiple of the {self.group_size} ranks, up to {_native.MAX_EXPERTS}"
                 refuse("num_experts", num_experts, allowed)
@@ -168,8 +168,8 @@ class ThroughputApi:
             rows = _rows_of(x)
             given = self._checked_layout(rows, *layout)
             most = self.group_size * _native.MAX_TOKENS_PER_RANK
-            num_worst_tokens = checks.whole("num_worst_tokens", num_worst_tokens, 0, most)
-            expert_alignment = checks.whole("expert_alignment", expert_alignment, 1, _MAX_ALIGNMENT)
+            num_worst_tokens = checks.check_int("num_worst_tokens", num_worst_tokens, 0, most)
+            expert_alignment = checks.check_int("expert_alignment", expert_alignment, 1, _MAX_ALIGNMENT)
             if not isinstance(config, Config | None):
                 refuse("config", config, "a Config, or None")
             looked_at = self._looked_at(given.per_expert.numel(), previous_event)
@@ -241,18 +241,18 @@ class ThroughputApi:
                 "None",
                 "what get_dispatch_layout returned, or a handle",
             )
-        checks.vector("num_tokens_per_rank", per_rank, torch.int32, ranks)
+        checks.check_vector("num_tokens_per_rank", per_rank, torch.int32, ranks)
         if nodes == 1:
             per_node = None  # upstream does not look at it then
-        checks.vector("num_tokens_per_rdma_rank", per_node, torch.int32, nodes)
-        in_rank = checks.matrix("is_token_in_rank", in_rank, (torch.bool,), ranks)
+        checks.check_vector("num_tokens_per_rdma_rank", per_node, torch.int32, nodes)
+        in_rank = checks.check_matrix("is_token_in_rank", in_rank, (torch.bool,), ranks)
         if in_rank.shape[0] != tokens:
             refuse("is_token_in_rank", tuple(in_rank.shape), f"{tokens} rows, as x has")
         if not isinstance(per_expert, Tensor):
             refuse("num_tokens_per_expert", per_expert, "what get_dispatch_layout returned")
         if per_expert.numel() % ranks or not 1 <= per_expert.numel() <= _native.MAX_EXPERTS:
             refuse("num_tokens_per_expert", tuple(per_expert.shape), f"a multiple of the {ranks} ranks")
-        checks.vector("num_tokens_per_expert", per_expert, torch.int32, per_expert.numel())
+        checks.check_vector("num_tokens_per_expert", per_expert, torch.int32, per_expert.numel())
         return Layout(per_rank, per_node, in_rank, per_expert, None)
 
     @in_turn("combine")
@@ -288,19 +288,19 @@ class ThroughputApi:
             previous_event, async_finish, allocate_on_comm_stream, x=x, topk_weights=topk_weights, bias=bias
         ):
             routing = self._throughput.routing_of(handle)
-            x = checks.aligned(checks.matrix("x", x, (torch.bfloat16,)))
+            x = checks.aligned(checks.check_matrix("x", x, (torch.bfloat16,)))
             hidden = x.shape[1]
             if x.shape[0] != routing.num_rows or hidden % 8 or not 8 <= hidden <= _native.MAX_HIDDEN:
                 refuse("x", tuple(x.shape), f"{routing.num_rows} rows, as received, of a multiple of 8 channels")
             if topk_weights is not None:
-                topk_weights = checks.matrix("topk_weights", topk_weights, (torch.float32,))
+                topk_weights = checks.check_matrix("topk_weights", topk_weights, (torch.float32,))
                 if topk_weights.shape[0] != x.shape[0] or not 1 <= topk_weights.shape[1] <= _native.MAX_TOPK:
                     refuse("topk_weights", tuple(topk_weights.shape), f"{x.shape[0]} rows of 1 to {_native.MAX_TOPK}")
             first, second = self._unpack_bias(bias)
             for tensor in (first, second):
                 if tensor is None:
                     continue
-                if tuple(checks.matrix("bias", tensor, (torch.bfloat16,)).shape) != (routing.num_tokens, hidden):
+                if tuple(checks.check_matrix("bias", tensor, (torch.bfloat16,)).shape) != (routing.num_tokens, hidden):
                     refuse("bias", tuple(tensor.shape), f"shape {(routing.num_tokens, hidden)}")
             biases = tuple(None if b is None else checks.aligned(b) for b in (first, second))
             out, weights, keep = self._throughput.combine(x, topk_weights, (biases[0], biases[1]), routing)

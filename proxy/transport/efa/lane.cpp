@@ -171,7 +171,7 @@ void EfaLane::flush() {
   }
 }
 
-std::size_t EfaLane::poll_completions(std::span<u64> tokens) {
+std::size_t EfaLane::poll_completions(std::span<u64> wr_ids) {
   for (auto& rail : rails_) {
     Completion batch[kBatch];
     const int n = rail->sends.poll(batch);
@@ -179,13 +179,13 @@ std::size_t EfaLane::poll_completions(std::span<u64> tokens) {
   }
   flush();  // last pieces and farewells that became possible
   std::size_t n = 0;
-  while (num_complete_ != 0 && n < tokens.size()) {
+  while (num_complete_ != 0 && n < wr_ids.size()) {
     const u32 index = complete_[complete_begin_];
     complete_begin_ = (complete_begin_ + 1) % static_cast<u32>(complete_.size());
     --num_complete_;
     const WriteRequest& w = requests_[index].write;
     --peers_[w.peer].open;
-    if (book_.is_open(w.peer)) tokens[n++] = w.token;
+    if (book_.is_open(w.peer)) wr_ids[n++] = w.wr_id;
     release(index);
   }
   return n;
@@ -342,10 +342,10 @@ bool EfaLane::all_quiet() const {
 
 bool EfaLane::wait_until(bool (EfaLane::*done)() const) {
   const auto deadline = std::chrono::steady_clock::now() + kFarewellTime;
-  u64 tokens[kBatch];
+  u64 wr_ids[kBatch];
   Arrival dropped[kBatch];
   while (!(this->*done)()) {
-    poll_completions(tokens);
+    poll_completions(wr_ids);
     poll_arrivals(dropped);
     if (std::chrono::steady_clock::now() > deadline) return false;
     sched_yield();

@@ -45,7 +45,7 @@ class EfaLane final : public Lane {
 
   std::size_t post(std::span<const WriteRequest> requests) override;
   void flush() override;
-  std::size_t poll_completions(std::span<u64> tokens) override;
+  std::size_t poll_completions(std::span<u64> wr_ids) override;
   std::size_t poll_arrivals(std::span<Arrival> out) override;
   std::size_t poll_events(std::span<PeerEvent> out) override;
   void close_peer(u32 peer) override;
@@ -71,7 +71,7 @@ class EfaLane final : public Lane {
     std::vector<EfaPath> paths;
     std::vector<RemoteSpan> spans;
     u64 chunk_bytes = 0;
-    u32 open = 0;         // requests taken whose tokens have not been handed out
+    u32 open = 0;         // requests taken whose wr_ids have not been handed out
     u32 outstanding = 0;  // work requests on their way
     u32 greetings_done = 0, greetings_heard = 0, farewell_code = 0;
     bool leaving = false, farewell_sent = false, heard_farewell = false;
@@ -139,7 +139,7 @@ class EfaLane final : public Lane {
   std::map<std::pair<u32, u64>, u32> sources_;  // (our NIC, their handle and queue pair) -> peer; fixed once connected
   std::vector<Request> requests_;
   std::vector<u32> free_;  // indices into requests_
-  std::vector<u32> complete_;  // requests whose token waits to be handed out, a ring
+  std::vector<u32> complete_;  // requests whose wr_id waits to be handed out, a ring
   u32 complete_begin_ = 0, num_complete_ = 0;
   u32 num_farewells_ = 0;  // heard, and not reported: arrivals may still lie in front of them
   std::vector<Arrival> stash_;

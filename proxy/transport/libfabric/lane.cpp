@@ -70,7 +70,7 @@ std::size_t LibfabricLane::post(std::span<const WriteRequest> requests) {
                                     : target->address + (r.remote_offset - target->offset);
     o.key = target->key;
     o.bytes = r.bytes;
-    o.token = r.token;
+    o.wr_id = r.wr_id;
     o.immediate = r.immediate;
     o.peer = r.peer;
     p.queue.push(pool_, i);
@@ -184,13 +184,13 @@ void LibfabricLane::retire(Operation& o) {
   pool_.give_back(i);
 }
 
-std::size_t LibfabricLane::poll_completions(std::span<u64> tokens) {
+std::size_t LibfabricLane::poll_completions(std::span<u64> wr_ids) {
   std::size_t n = 0;
-  while (n < tokens.size() && !done_.empty()) {
+  while (n < wr_ids.size() && !done_.empty()) {
     const u32 i = done_.pop(pool_);
     const Operation& o = pool_[i];
     --peers_[o.peer].open;
-    if (book_.state(o.peer) != PeerState::kClosed) tokens[n++] = o.token;
+    if (book_.state(o.peer) != PeerState::kClosed) wr_ids[n++] = o.wr_id;
     pool_.give_back(i);
   }
   return n;

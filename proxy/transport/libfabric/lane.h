@@ -46,7 +46,7 @@ class LibfabricLane final : public Lane {
 
   std::size_t post(std::span<const WriteRequest> requests) override;
   void flush() override;
-  std::size_t poll_completions(std::span<u64> tokens) override;
+  std::size_t poll_completions(std::span<u64> wr_ids) override;
   std::size_t poll_arrivals(std::span<Arrival> out) override;  // moves everything
   std::size_t poll_events(std::span<PeerEvent> out) override;
   void close_peer(u32 peer) override;
@@ -97,7 +97,7 @@ class LibfabricLane final : public Lane {
   std::vector<Peer> peers_;
   std::vector<u32> rank_of_;  // by destination, where the provider reports it
   PeerRing waiting_;  // peers with something queued
-  OperationQueue done_;  // completed requests whose tokens nobody has taken
+  OperationQueue done_;  // completed requests whose wr_ids nobody has taken
   ArrivalBuffer arrivals_;
   u32 pieces_open_ = 0;
   u32 next_look_ = 0;  // the peer whose goodbye is looked for next

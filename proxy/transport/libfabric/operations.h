@@ -19,7 +19,7 @@ struct Operation {
   const u8* source;
   u64 remote_address, key;
   u64 bytes, given;  // `given` of them have been handed to the provider
-  u64 token;
+  u64 wr_id;
   u32 immediate, peer;
   u32 next;         // in a queue or in the list of free ones
   u32 pieces_open;  // handed to the provider and not yet completed

@@ -45,7 +45,7 @@ void LoopbackLane::attach(const std::shared_ptr<LoopbackEndpoint>& self,
   }
   if (random_state_ != 0) {
     held_.reserve(in_flight);
-    held_tokens_.reserve(in_flight);
+    held_wr_ids_.reserve(in_flight);
   }
 }
 
@@ -73,7 +73,7 @@ std::size_t LoopbackLane::post(std::span<const WriteRequest> requests) {
     Peer& p = *by_rank_[r.peer];
     if (p.open == p.limit) break;
     // Never full: its capacity is at least the limit.
-    p.out->requests.push(LoopbackRequest{r.source, r.remote_offset, r.bytes, r.token, r.immediate});
+    p.out->requests.push(LoopbackRequest{r.source, r.remote_offset, r.bytes, r.wr_id, r.immediate});
     ++p.open;
     ++counters_.writes;
     counters_.write_bytes += r.bytes;
@@ -81,14 +81,14 @@ std::size_t LoopbackLane::post(std::span<const WriteRequest> requests) {
   return n;
 }
 
-std::size_t LoopbackLane::poll_completions(std::span<u64> tokens) {
-  return random_state_ == 0 ? tokens_in_order(tokens) : tokens_shuffled(tokens);
+std::size_t LoopbackLane::poll_completions(std::span<u64> wr_ids) {
+  return random_state_ == 0 ? wr_ids_in_order(wr_ids) : wr_ids_shuffled(wr_ids);
 }
 
-std::size_t LoopbackLane::tokens_in_order(std::span<u64> tokens) {
+std::size_t LoopbackLane::wr_ids_in_order(std::span<u64> wr_ids) {
   std::size_t n = 0;
   for (Peer& p : peers_) {
-    while (n < tokens.size() && p.out->completions.pop(&tokens[n])) {
+    while (n < wr_ids.size() && p.out->completions.pop(&wr_ids[n])) {
       ++n;
       --p.open;
     }
@@ -96,24 +96,24 @@ std::size_t LoopbackLane::tokens_in_order(std::span<u64> tokens) {
   return n;
 }
 
-std::size_t LoopbackLane::tokens_shuffled(std::span<u64> tokens) {
+std::size_t LoopbackLane::wr_ids_shuffled(std::span<u64> wr_ids) {
   for (Peer& p : peers_) {
-    u64 token;
-    while (held_tokens_.size() < held_tokens_.capacity() && p.out->completions.pop(&token)) {
-      held_tokens_.push_back(HeldToken{&p, token, 0});
+    u64 wr_id;
+    while (held_wr_ids_.size() < held_wr_ids_.capacity() && p.out->completions.pop(&wr_id)) {
+      held_wr_ids_.push_back(HeldWrId{&p, wr_id, 0});
     }
   }
   std::size_t n = 0;
-  for (std::size_t i = held_tokens_.size(); i > 1; --i) std::swap(held_tokens_[i - 1], held_tokens_[random() % i]);
-  for (std::size_t i = 0; i < held_tokens_.size() && n < tokens.size();) {
-    if (held_tokens_[i].polls++ < kMaxHeldPolls && random() % 2) {
+  for (std::size_t i = held_wr_ids_.size(); i > 1; --i) std::swap(held_wr_ids_[i - 1], held_wr_ids_[random() % i]);
+  for (std::size_t i = 0; i < held_wr_ids_.size() && n < wr_ids.size();) {
+    if (held_wr_ids_[i].polls++ < kMaxHeldPolls && random() % 2) {
       ++i;
       continue;
     }
-    tokens[n++] = held_tokens_[i].token;
-    --held_tokens_[i].peer->open;
-    held_tokens_[i] = held_tokens_.back();
-    held_tokens_.pop_back();
+    wr_ids[n++] = held_wr_ids_[i].wr_id;
+    --held_wr_ids_[i].peer->open;
+    held_wr_ids_[i] = held_wr_ids_.back();
+    held_wr_ids_.pop_back();
   }
   return n;
 }
@@ -132,7 +132,7 @@ bool LoopbackLane::deliver(Peer& peer, const LoopbackRequest& r, Arrival* out) {
   }
   if (r.bytes != 0) std::memcpy(target, r.source, r.bytes);
   peer.in->end_copy();
-  peer.in->completions.push(r.token);  // never full: at most its capacity of writes is open
+  peer.in->completions.push(r.wr_id);  // never full: at most its capacity of writes is open
   ++counters_.arrivals;
   counters_.arrival_bytes += r.bytes;
   *out = Arrival{r.immediate, peer.rank};

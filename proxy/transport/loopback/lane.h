@@ -22,7 +22,7 @@ class LoopbackLane final : public Lane {
 
   std::size_t post(std::span<const WriteRequest> requests) override;
   void flush() override {}  // a pushed request is already where the receiver looks
-  std::size_t poll_completions(std::span<u64> tokens) override;
+  std::size_t poll_completions(std::span<u64> wr_ids) override;
   std::size_t poll_arrivals(std::span<Arrival> out) override;
   std::size_t poll_events(std::span<PeerEvent> out) override;
   void close_peer(u32 peer) override;
@@ -34,16 +34,16 @@ class LoopbackLane final : public Lane {
     LoopbackLink* in;
     LoopbackLink* out;
     u32 limit;     // writes that may be open
-    u32 open = 0;  // posted, and its token not yet handed to poll_completions' caller
+    u32 open = 0;  // posted, and its wr_id not yet handed to poll_completions' caller
   };
   struct Held {  // shuffle: taken from its queue, not yet delivered
     Peer* peer;
     LoopbackRequest request;
     u32 polls;
   };
-  struct HeldToken {
+  struct HeldWrId {
     Peer* peer;
-    u64 token;
+    u64 wr_id;
     u32 polls;
   };
 
@@ -52,8 +52,8 @@ class LoopbackLane final : public Lane {
   bool deliver(Peer& peer, const LoopbackRequest& request, Arrival* out);
   std::size_t poll_in_order(std::span<Arrival> out);
   std::size_t poll_shuffled(std::span<Arrival> out);
-  std::size_t tokens_in_order(std::span<u64> tokens);
-  std::size_t tokens_shuffled(std::span<u64> tokens);
+  std::size_t wr_ids_in_order(std::span<u64> wr_ids);
+  std::size_t wr_ids_shuffled(std::span<u64> wr_ids);
   u64 random();
 
   u32 index_;
@@ -66,7 +66,7 @@ class LoopbackLane final : public Lane {
   std::vector<Peer> peers_;
   std::vector<Peer*> by_rank_;
   std::vector<Held> held_;             // room for everything that can be in flight
-  std::vector<HeldToken> held_tokens_;
+  std::vector<HeldWrId> held_wr_ids_;
   std::shared_ptr<LoopbackEndpoint> self_;
   std::vector<std::shared_ptr<LoopbackEndpoint>> endpoints_;  // keep the links alive
 };

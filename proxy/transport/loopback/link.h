@@ -18,7 +18,7 @@ struct LoopbackRequest {
   const u8* source;
   u64 remote_offset;
   u64 bytes;
-  u64 token;
+  u64 wr_id;
   u32 immediate;
 };
 
@@ -26,7 +26,7 @@ struct LoopbackLink {
   explicit LoopbackLink(u32 capacity) : requests(capacity), completions(capacity) {}
 
   SpscQueue<LoopbackRequest> requests;  // sender -> receiver
-  SpscQueue<u64> completions;           // receiver -> sender: tokens
+  SpscQueue<u64> completions;           // receiver -> sender: wr_ids
   // 0 = open, otherwise 1 + the code that the other side reports with kLost.
   alignas(64) std::atomic<u32> sender_closed{0};
   alignas(64) std::atomic<u32> receiver_closed{0};

@@ -85,16 +85,16 @@ bool SharedMemoryLane::take(const WriteRequest& r) {
   }
   u32& slot = mailbox_slots(p.m.out)[p.tail++ & (p.m.out_capacity - 1)];
   std::atomic_ref<u32>(slot).store(r.immediate, std::memory_order_relaxed);
-  completed_[completed_tail_++ & (completed_.size() - 1)] = r.token;
+  completed_[completed_tail_++ & (completed_.size() - 1)] = r.wr_id;
   ++counters_.writes;
   counters_.write_bytes += r.bytes;
   return true;
 }
 
-std::size_t SharedMemoryLane::poll_completions(std::span<u64> tokens) {
+std::size_t SharedMemoryLane::poll_completions(std::span<u64> wr_ids) {
   std::size_t n = 0;
-  while (n < tokens.size() && completed_head_ != completed_tail_) {
-    tokens[n++] = completed_[completed_head_++ & (completed_.size() - 1)];
+  while (n < wr_ids.size() && completed_head_ != completed_tail_) {
+    wr_ids[n++] = completed_[completed_head_++ & (completed_.size() - 1)];
   }
   return n;
 }

@@ -24,7 +24,7 @@ class SharedMemoryLane final : public Lane {
 
   std::size_t post(std::span<const WriteRequest> requests) override;
   void flush() override {}  // `post` has published everything it took
-  std::size_t poll_completions(std::span<u64> tokens) override;
+  std::size_t poll_completions(std::span<u64> wr_ids) override;
   std::size_t poll_arrivals(std::span<Arrival> out) override;
   std::size_t poll_events(std::span<PeerEvent> out) override;
   void close_peer(u32 peer) override;
@@ -53,7 +53,7 @@ class SharedMemoryLane final : public Lane {
   std::size_t turn_ = 0;  // peer that is served first, so that none starves
   std::vector<Peer> peers_;
   std::vector<Peer*> by_rank_;
-  std::vector<u64> completed_;  // ring of tokens, a power of two
+  std::vector<u64> completed_;  // ring of wr_ids, a power of two
   u64 completed_head_ = 0, completed_tail_ = 0;
 };
 

@@ -14,7 +14,7 @@ class SimulatedLane final : public Lane {
 
   std::size_t post(std::span<const WriteRequest> requests) override { return network_->post(end_, requests); }
   void flush() override {}  // a posted write has its times already
-  std::size_t poll_completions(std::span<u64> tokens) override { return network_->poll_completions(end_, tokens); }
+  std::size_t poll_completions(std::span<u64> wr_ids) override { return network_->poll_completions(end_, wr_ids); }
   std::size_t poll_arrivals(std::span<Arrival> out) override { return network_->poll_arrivals(end_, out); }
   std::size_t poll_events(std::span<PeerEvent> out) override { return network_->poll_events(end_, out); }
   void close_peer(u32 peer) override { network_->close_peer(end_, peer); }

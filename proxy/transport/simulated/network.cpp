@@ -122,7 +122,7 @@ void SimulatedNetwork::launch(u32 self, const WriteRequest& r) {
   w.source = r.source;
   w.remote_offset = r.remote_offset;
   w.bytes = r.bytes;
-  w.token = r.token;
+  w.wr_id = r.wr_id;
   w.position = l.posted++;
   w.early_bytes = p.early_bytes;
   w.complete_ns = completion;
@@ -200,7 +200,7 @@ void SimulatedNetwork::arrive(Write& w) {
 void SimulatedNetwork::complete(Write& w) {
   End& end = ends_[w.from];
   if (end.gone || end.book.state(rank_of(w.to)) != PeerState::kOpen) return;
-  end.tokens.push_back(w.token);
+  end.wr_ids.push_back(w.wr_id);
   end.token_peers.push_back(rank_of(w.to));
   ++totals_.completions;
   tell(w.from);
@@ -227,25 +227,25 @@ void SimulatedNetwork::drive() {
   for (u32 i = 0; i < kEventsAPoll && settings_.self_driven && !events_.empty(); ++i) step();
 }
 
-std::size_t SimulatedNetwork::poll_completions(u32 self, std::span<u64> tokens) {
+std::size_t SimulatedNetwork::poll_completions(u32 self, std::span<u64> wr_ids) {
   const std::lock_guard<std::mutex> lock(mutex_);
   End& end = ends_[self];
-  if (end.tokens.empty()) drive();
+  if (end.wr_ids.empty()) drive();
   std::size_t n = 0;
-  const std::size_t ready = std::min(end.tokens.size(), tokens.size());
+  const std::size_t ready = std::min(end.wr_ids.size(), wr_ids.size());
   for (; n < ready; ++n) {
-    const std::size_t left = end.tokens.size() - (settings_.profile.ordered ? n : 0);
+    const std::size_t left = end.wr_ids.size() - (settings_.profile.ordered ? n : 0);
     const std::size_t i = settings_.profile.ordered ? n : below(left);
-    tokens[n] = end.tokens[i];
+    wr_ids[n] = end.wr_ids[i];
     --end.open[end.token_peers[i]];
     if (settings_.profile.ordered) continue;
-    end.tokens[i] = end.tokens.back();
+    end.wr_ids[i] = end.wr_ids.back();
     end.token_peers[i] = end.token_peers.back();
-    end.tokens.pop_back();
+    end.wr_ids.pop_back();
     end.token_peers.pop_back();
   }
   if (settings_.profile.ordered) {
-    end.tokens.erase(end.tokens.begin(), end.tokens.begin() + static_cast<std::ptrdiff_t>(n));
+    end.wr_ids.erase(end.wr_ids.begin(), end.wr_ids.begin() + static_cast<std::ptrdiff_t>(n));
     end.token_peers.erase(end.token_peers.begin(), end.token_peers.begin() + static_cast<std::ptrdiff_t>(n));
   }
   return n;
@@ -290,7 +290,7 @@ std::size_t SimulatedNetwork::poll_events(u32 self, std::span<PeerEvent> out) {
 
 bool SimulatedNetwork::has_news(u32 self) const {
   const End& e = ends_[self];
-  return !e.arrivals.empty() || !e.tokens.empty() || !e.notices.empty() || e.events_wait;
+  return !e.arrivals.empty() || !e.wr_ids.empty() || !e.notices.empty() || e.events_wait;
 }
 
 void SimulatedNetwork::tell(u32 end) {

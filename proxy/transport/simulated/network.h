@@ -34,7 +34,7 @@ class SimulatedNetwork {
   void open(u32 self, u32 peer);                       // control path: may exchange with `peer`
   void set_local(u32 self, const AddressSpace& local);  // where writes to this rank may land
   std::size_t post(u32 self, std::span<const WriteRequest> requests);
-  std::size_t poll_completions(u32 self, std::span<u64> tokens);
+  std::size_t poll_completions(u32 self, std::span<u64> wr_ids);
   std::size_t poll_arrivals(u32 self, std::span<Arrival> out);
   std::size_t poll_events(u32 self, std::span<PeerEvent> out);
   void close_peer(u32 self, u32 peer);
@@ -76,7 +76,7 @@ class SimulatedNetwork {
   };
   struct Write {
     const u8* source;
-    u64 remote_offset, bytes, token, position, early_bytes, complete_ns;
+    u64 remote_offset, bytes, wr_id, position, early_bytes, complete_ns;
     u32 from, to;  // ends
     u32 immediate;
     u32 events;    // still to come; the slot is free after the last
@@ -94,7 +94,7 @@ class SimulatedNetwork {
     LaneCounters counters;
     std::vector<u32> open;            // by peer: writes posted and not yet handed back
     std::vector<Arrival> arrivals;    // ready
-    std::vector<u64> tokens;          // ready, with the peer in token_peers
+    std::vector<u64> wr_ids;          // ready, with the peer in token_peers
     std::vector<u32> token_peers;
     std::vector<u32> waiting_from;    // by peer: ready arrivals
     std::vector<Notice> notices;      // ends of peers, told once their arrivals have been polled

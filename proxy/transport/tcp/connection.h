@@ -46,9 +46,9 @@ class TcpConnection {
 
   bool has_room() const { return posted_ - reported_ < window_; }
   void push(const WriteRequest& request);  // only when has_room()
-  // Acknowledged writes whose tokens have not been taken.
+  // Acknowledged writes whose wr_ids have not been taken.
   bool has_completions() const { return acked_ != reported_; }
-  u64 take_completion() { return slot(reported_++).token; }  // only when has_completions()
+  u64 take_completion() { return slot(reported_++).wr_id; }  // only when has_completions()
 
   // Sends until everything is sent, the socket is full (blocked()), or it fails (broken(): receive() will say so).
   void send(LaneCounters& counters);
@@ -79,7 +79,7 @@ class TcpConnection {
   struct Slot {
     FrameHeader header;
     const u8* source;
-    u64 token;
+    u64 wr_id;
   };
   static constexpr int kMaxIovecs = 64;
   struct Batch {

@@ -28,7 +28,7 @@ void TcpConnection::push(const WriteRequest& r) {
   const u32 kind = static_cast<u32>(FrameKind::kWrite);
   s.header = FrameHeader{kind, r.immediate, r.remote_offset, static_cast<u32>(r.bytes), 0};
   s.source = r.source;
-  s.token = r.token;
+  s.wr_id = r.wr_id;
 }
 
 void TcpConnection::Batch::cut(u64 limit) {

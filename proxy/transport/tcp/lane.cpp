@@ -79,12 +79,12 @@ void TcpLane::send(u32 peer) {
   if (c.broken()) readable_.push(peer);  // its last words first, then its end
 }
 
-std::size_t TcpLane::poll_completions(std::span<u64> tokens) {
+std::size_t TcpLane::poll_completions(std::span<u64> wr_ids) {
   std::size_t n = 0;
-  for (std::size_t left = completed_.size(); left != 0 && n < tokens.size(); --left) {
+  for (std::size_t left = completed_.size(); left != 0 && n < wr_ids.size(); --left) {
     const u32 peer = completed_.pop();
     TcpConnection& c = *connections_[peer];
-    while (n < tokens.size() && c.has_completions()) tokens[n++] = c.take_completion();
+    while (n < wr_ids.size() && c.has_completions()) wr_ids[n++] = c.take_completion();
     if (c.has_completions()) completed_.push(peer);
   }
   return n;

@@ -20,7 +20,7 @@ class TcpLane final : public Lane {
 
   std::size_t post(std::span<const WriteRequest> requests) override;
   void flush() override;
-  std::size_t poll_completions(std::span<u64> tokens) override;
+  std::size_t poll_completions(std::span<u64> wr_ids) override;
   std::size_t poll_arrivals(std::span<Arrival> out) override;  // moves everything: reads, acknowledges, sends the rest
   std::size_t poll_events(std::span<PeerEvent> out) override;
   void close_peer(u32 peer) override;

@@ -174,7 +174,7 @@ u32 VerbsLane::count_pieces(const Route& route, const WriteRequest& r) const {
 void VerbsLane::stage_request(VerbsQueue& q, const Route& route, const WriteRequest& r, Cut c) {
   for (u64 at = 0;; c = cut(route, r, at)) {
     const bool last = at + c.bytes == r.bytes;
-    Staged& s = stage(q, last ? ibv::kWrRdmaWriteWithImm : ibv::kWrRdmaWrite, r.token, last);
+    Staged& s = stage(q, last ? ibv::kWrRdmaWriteWithImm : ibv::kWrRdmaWrite, r.wr_id, last);
     s.wr.imm_data = last ? htonl(r.immediate) : 0;
     if (c.bytes == 0) return;  // its target is the greeting area, of which it touches nothing
     s.wr.rdma.remote_addr = route.span->base + (r.remote_offset - route.span->offset + at);
@@ -187,7 +187,7 @@ void VerbsLane::stage_request(VerbsQueue& q, const Route& route, const WriteRequ
   }
 }
 
-VerbsLane::Staged& VerbsLane::stage(VerbsQueue& q, u32 opcode, u64 token, bool last) {
+VerbsLane::Staged& VerbsLane::stage(VerbsQueue& q, u32 opcode, u64 wr_id, bool last) {
   if (num_staged_ == kStaged) flush();
   const u32 index = static_cast<u32>(&q - queues_.data());
   Staged& s = staged_[num_staged_++];
@@ -202,7 +202,7 @@ VerbsLane::Staged& VerbsLane::stage(VerbsQueue& q, u32 opcode, u64 token, bool l
     s.wr.send_flags = ibv::kSendSignaled;
     q.unsignalled = 0;
   }
-  q.slots[q.posted & (q.slots.size() - 1)] = {token, last};
+  q.slots[q.posted & (q.slots.size() - 1)] = {wr_id, last};
   ++q.posted;
   endpoints_[q.endpoint]->take_room(1);
   if (q.last != nullptr) q.last->next = &s.wr;
@@ -228,17 +228,17 @@ void VerbsLane::ring_doorbell(VerbsQueue& q) {
   if (error != 0) fail_queue(q, error);
 }
 
-std::size_t VerbsLane::poll_completions(std::span<u64> tokens) {
+std::size_t VerbsLane::poll_completions(std::span<u64> wr_ids) {
   for (u32 e = 0; e < endpoints_.size(); ++e) poll_sends(e);
   std::size_t n = 0;
-  for (u32 left = completed_.size(); left != 0 && n < tokens.size(); --left) {
+  for (u32 left = completed_.size(); left != 0 && n < wr_ids.size(); --left) {
     const u32 index = completed_.pop();
     VerbsQueue& q = queues_[index];
     if (!book_.is_open(q.peer)) continue;
-    for (; q.reported != q.good && n < tokens.size(); ++q.reported) {
+    for (; q.reported != q.good && n < wr_ids.size(); ++q.reported) {
       const VerbsQueue::Slot& slot = q.slots[q.reported & (q.slots.size() - 1)];
       if (!slot.last) continue;
-      tokens[n++] = slot.token;
+      wr_ids[n++] = slot.wr_id;
       --peers_[q.peer].open;
     }
     if (q.reported != q.good) completed_.push(index);

@@ -48,8 +48,8 @@ struct VerbsQueue {
     kEnded,
   };
   struct Slot {
-    u64 token;
-    bool last;  // of its request: the token is reported
+    u64 wr_id;
+    bool last;  // of its request: the wr_id is reported
   };
   VerbsQueue(QueuePair p, u32 endpoint_idx, u32 peer_rank)
       : pair(std::move(p)), endpoint(endpoint_idx), peer(peer_rank) {}
@@ -85,7 +85,7 @@ class VerbsLane final : public Lane {
 
   std::size_t post(std::span<const WriteRequest> requests) override;
   void flush() override;
-  std::size_t poll_completions(std::span<u64> tokens) override;
+  std::size_t poll_completions(std::span<u64> wr_ids) override;
   std::size_t poll_arrivals(std::span<Arrival> out) override;
   std::size_t poll_events(std::span<PeerEvent> out) override;
   void close_peer(u32 peer) override;
@@ -115,7 +115,7 @@ class VerbsLane final : public Lane {
     std::vector<u32> queues;
     std::vector<RemoteSpan> spans;
     u64 chunk_bytes = 0;
-    u32 open = 0;  // requests taken whose tokens have not been handed out
+    u32 open = 0;  // requests taken whose wr_ids have not been handed out
     u32 turn = 0;
   };
   struct Staged {
@@ -143,7 +143,7 @@ class VerbsLane final : public Lane {
   Cut cut(const Route& route, const WriteRequest& r, u64 at) const;
   u32 count_pieces(const Route& route, const WriteRequest& r) const;
   void stage_request(VerbsQueue& q, const Route& route, const WriteRequest& r, Cut c);
-  Staged& stage(VerbsQueue& q, u32 opcode, u64 token, bool last);
+  Staged& stage(VerbsQueue& q, u32 opcode, u64 wr_id, bool last);
   void ring_doorbell(VerbsQueue& q);
   void poll_sends(u32 endpoint);
   void complete(const Completion& c);

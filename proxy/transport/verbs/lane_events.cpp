@@ -172,10 +172,10 @@ bool VerbsLane::all_left() const {
 // Polls as a worker would, so that completions, and farewells of peers that leave at the same moment, are heard.
 bool VerbsLane::wait_all(bool (VerbsLane::*done)() const, u64 limit_ns) {
   const u64 deadline = now_in_ns() + limit_ns;
-  u64 tokens[kBatch];
+  u64 wr_ids[kBatch];
   Arrival dropped[kBatch];
   while (!(this->*done)()) {
-    poll_completions(tokens);
+    poll_completions(wr_ids);
     poll_arrivals(dropped);
     if (now_in_ns() > deadline) return false;
     sched_yield();

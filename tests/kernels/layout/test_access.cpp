@@ -20,7 +20,7 @@ TEST(layout_access_arrival_flag_is_where_its_writer_writes) {
       if (c.topology.is_local(source))
         CHECK(flag == world.data(source) + c.signals.flag(Phase::kCounts, source));
       else
-        CHECK(flag == world.control(c.topology.host_of(source, c.topology.node)) +
+        CHECK(flag == world.control(c.topology.landing_rank(source, c.topology.node)) +
                           c.control_layout.flag(Phase::kCounts, source));
     }
 }

@@ -24,16 +24,16 @@ void check_parts(const LowLatencyLayout& l) {
     };
     add(l.staged_rows(epoch), l.max_tokens * LowLatencyLayout::row_bytes(l.hidden, RowFormat::kBf16));
     add(l.staged_routing(epoch), LowLatencyLayout::routing_bytes(l.max_tokens, l.max_topk));
-    for (u32 s = 0; s < l.num_hosted; ++s) {
-      add(l.hosted_rows(epoch, s), l.max_tokens * LowLatencyLayout::row_bytes(l.hidden, RowFormat::kBf16));
-      add(l.hosted_routing(epoch, s), LowLatencyLayout::routing_bytes(l.max_tokens, l.max_topk));
+    for (u32 s = 0; s < l.num_landing_slots; ++s) {
+      add(l.landing_rows(epoch, s), l.max_tokens * LowLatencyLayout::row_bytes(l.hidden, RowFormat::kBf16));
+      add(l.landing_routing(epoch, s), LowLatencyLayout::routing_bytes(l.max_tokens, l.max_topk));
     }
     for (u32 s = 0; s < l.max_tokens * l.max_topk; ++s) add(l.combine_slot(epoch, s), l.combine_row_bytes());
     if (l.reduces) add(l.staged_weights(epoch), LowLatencyLayout::weights_bytes(l.max_tokens, l.max_topk));
-    for (u32 s = 0; l.reduces && s < l.num_hosted; ++s) {
-      add(l.hosted_weights(epoch, s), LowLatencyLayout::weights_bytes(l.max_tokens, l.max_topk));
+    for (u32 s = 0; l.reduces && s < l.num_landing_slots; ++s) {
+      add(l.landing_weights(epoch, s), LowLatencyLayout::weights_bytes(l.max_tokens, l.max_topk));
       for (u32 i = 0; i < l.max_tokens * l.max_topk; ++i)
-        add(l.hosted_combine_slot(epoch, s, i), l.combine_row_bytes());
+        add(l.landing_combine_slot(epoch, s, i), l.combine_row_bytes());
     }
     for (u32 kind = 0; kind < (l.reduces ? 5u : 3u); ++kind)
       for (u32 r = 0; r < l.num_ranks; ++r) add(l.header(epoch, kind, r), 32);
@@ -53,8 +53,8 @@ TEST(layout_low_latency_parts_do_not_overlap) {
     l.max_tokens = 1 + static_cast<u32>(mix(seed) % 9);
     l.hidden = 8 * (1 + static_cast<u32>(mix(seed + 100) % 80));
     l.max_topk = 1 + static_cast<u32>(mix(seed + 200) % 8);
-    l.num_hosted = static_cast<u32>(mix(seed + 300) % 5);
-    l.staging_rows = l.num_hosted ? 1 + static_cast<u32>(mix(seed + 400) % 7) : 0;
+    l.num_landing_slots = static_cast<u32>(mix(seed + 300) % 5);
+    l.staging_rows = l.num_landing_slots ? 1 + static_cast<u32>(mix(seed + 400) % 7) : 0;
     l.num_ranks = 1 + static_cast<u32>(mix(seed + 500) % 9);
     l.base = 128 * (mix(seed + 600) % 1000);
     check_parts(l);
@@ -95,7 +95,7 @@ TEST(layout_low_latency_at_the_limits_does_not_wrap) {
   l.max_tokens = kMaxTokensPerRank;
   l.hidden = kMaxHidden;
   l.max_topk = kMaxTopk;
-  l.num_hosted = kMaxRanks / 64;
+  l.num_landing_slots = kMaxRanks / 64;
   l.num_ranks = kMaxRanks;
   const u64 rows = u64{kMaxTokensPerRank} * kMaxHidden * 2;  // 32 GiB a source
   CHECK(l.rows_bytes() == rows && l.slots_bytes() > rows * kMaxTopk);

@@ -64,7 +64,7 @@ TEST(layout_throughput_units_and_counts_do_not_overlap) {
     l.base = 4096 * (mix(seed) % 9);
     l.num_ranks = 1 + static_cast<u32>(mix(seed + 1) % 12);
     l.num_cells = 1 + static_cast<u32>(mix(seed + 2) % 4);
-    l.num_hosted = l.num_cells > 1 ? 2 * l.num_cells : 0;
+    l.num_landing_slots = l.num_cells > 1 ? 2 * l.num_cells : 0;
     l.max_readers = 1 + static_cast<u32>(mix(seed + 3) % 8);
     l.max_local_experts = 1 + static_cast<u32>(mix(seed + 4) % 40);
     l.unit_bytes = 128 * (1 + mix(seed + 5) % 50);
@@ -75,14 +75,14 @@ TEST(layout_throughput_units_and_counts_do_not_overlap) {
         add(l.own_counts(epoch, n), l.counts_bytes());
         add(l.counts_expect(epoch, n), 32);
       }
-      for (u32 s = 0; s < l.num_hosted; ++s) add(l.hosted_counts(epoch, s), l.counts_bytes());
+      for (u32 s = 0; s < l.num_landing_slots; ++s) add(l.landing_counts(epoch, s), l.counts_bytes());
     }
     add(l.own_stream(), l.unit_bytes);
     for (u32 n = 0; n < l.remote_cells(); ++n) {
       add(l.dispatch_staging(n), l.unit_bytes);
       add(l.partial(n), l.unit_bytes);
     }
-    for (u32 s = 0; s < l.num_hosted; ++s) {
+    for (u32 s = 0; s < l.num_landing_slots; ++s) {
       add(l.dispatch_hosted(s), l.unit_bytes);
       add(l.partial_staging(s), l.unit_bytes);
     }

@@ -40,15 +40,15 @@ void check_hosts(const std::vector<u32>& node_of, u32 me) {
       last = rank;
     }
     for (u32 source = 0; source < t.num_ranks; ++source) {
-      const u32 host = t.host_of(source, n);
+      const u32 host = t.landing_rank(source, n);
       CHECK_EQ(node_of[host], n);
       CHECK_EQ(t.is_local(source), node_of[source] == node_of[me]);
       if (node_of[source] == n) {
         CHECK_EQ(host, source);
         continue;
       }
-      const u32 slot = t.hosted_slot(source, n);
-      CHECK(slot < t.num_hosted());
+      const u32 slot = t.landing_slot(source, n);
+      CHECK(slot < t.num_landing_slots());
       CHECK(places.insert({host, slot}).second);
     }
   }
@@ -89,10 +89,10 @@ void check_cells(const std::vector<u32>& node_of, u32 me) {
     CHECK_EQ(t.audience_member(t.audience_of(r), t.place_in_audience(r)), r);
     CHECK_EQ(t.crowd_member(r, t.place_in_crowd(r)), me);
     CHECK_EQ(t.crowd_size(r), t.is_local(r) ? t.local_size : 1u);
-    CHECK_EQ(t.host_of(r, t.cell), t.is_local(r) ? r : me);
+    CHECK_EQ(t.landing_rank(r, t.cell), t.is_local(r) ? r : me);
     if (t.is_local(r)) continue;
-    CHECK_EQ(t.host_of(me, t.cell_of[r]), r);
-    CHECK(t.hosted_slot(r, t.cell) < t.num_hosted() && slots.insert(t.hosted_slot(r, t.cell)).second);
+    CHECK_EQ(t.landing_rank(me, t.cell_of[r]), r);
+    CHECK(t.landing_slot(r, t.cell) < t.num_landing_slots() && slots.insert(t.landing_slot(r, t.cell)).second);
   }
   for (u32 n = 0; n < t.num_cells; ++n)
     for (u32 i = 0; t.is_audience(n) && i < t.audience_size(n); ++i)
@@ -147,7 +147,7 @@ TEST(layout_topology_of_4096_ranks) {
   for (u32 r = 0; r < kMaxRanks; ++r) node_of[r] = r / kMaxRanksPerNode;
   const auto tables = tables_of(node_of, kMaxRanks - 1);
   const TopologyView& t = tables->context().topology;
-  CHECK_EQ(t.num_hosted(), 64u);
-  CHECK_EQ(t.host_of(kMaxRanks - 1, 0), 63u);
-  CHECK_EQ(t.hosted_slot(kMaxRanks - 1, 0), 63u);
+  CHECK_EQ(t.num_landing_slots(), 64u);
+  CHECK_EQ(t.landing_rank(kMaxRanks - 1, 0), 63u);
+  CHECK_EQ(t.landing_slot(kMaxRanks - 1, 0), 63u);
 }

@@ -295,8 +295,8 @@ TEST(low_latency_combine_reduce_refuses_weights_that_do_not_fit) {
           const RankContext& c = world.context(0);
           while (world.word(world.control(0), c.control_layout.flag(Phase::kWeights, 2)) == 0)
             std::this_thread::yield();
-          const u32 slot = c.topology.hosted_slot(2, c.topology.cell);
-          auto* header = reinterpret_cast<WeightsHeader*>(world.data(0) + rank.layout.hosted_weights(1, slot));
+          const u32 slot = c.topology.landing_slot(2, c.topology.cell);
+          auto* header = reinterpret_cast<WeightsHeader*>(world.data(0) + rank.layout.landing_weights(1, slot));
           (tokens ? header->num_tokens : header->topk) = tokens ? 14 : 9;
           rank.combine_reduce();
         });

@@ -26,7 +26,7 @@ TEST(throughput_common_ranks_of_a_node_agree_on_every_stream) {
     for (u32 channel = 0; channel < 4; ++channel)
       for (u32 a = 0; a < 7; ++a) {
         const RankContext& ca = world.context(a);
-        const u32 host = ca.topology.host_of(source, ca.topology.node);
+        const u32 host = ca.topology.landing_rank(source, ca.topology.node);
         const StreamAddress mine = dispatch_stream(ca, world.throughput, source, channel);
         const StreamAddress hosts = dispatch_stream(world.context(host), world.throughput, source, channel);
         CHECK(mine.unit == hosts.unit && mine.tail == hosts.tail && mine.heads == hosts.heads);
@@ -43,7 +43,7 @@ TEST(throughput_common_streams_do_not_share_memory) {
     std::set<const void*> units, words;
     const RankContext& c = world.context(me);
     for (u32 source = 0; source < 5; ++source) {
-      if (c.topology.host_of(source, c.topology.node) == me)
+      if (c.topology.landing_rank(source, c.topology.node) == me)
         CHECK(units.insert(dispatch_stream(c, world.throughput, source, 0).unit).second);
       CHECK(units.insert(contribution_stream(c, world.throughput, me, source, 0).unit).second);
       for (u32 channel = 0; channel < 4; ++channel) {

@@ -59,7 +59,7 @@ def test_layouts_low_latency_parts_add_up(
     tokens: int, hidden: int, topk: int, hosted: int, staging: int, ranks: int
 ) -> None:
     layout = made(
-        _native.LowLatencyLayout, max_tokens=tokens, hidden=hidden, max_topk=topk, num_hosted=hosted,
+        _native.LowLatencyLayout, max_tokens=tokens, hidden=hidden, max_topk=topk, num_landing_slots=hosted,
         staging_rows=staging, num_ranks=ranks, base=4096,
     )  # fmt: skip
     assert layout.combine_row_bytes() == round_up(16 + 2 * hidden, 16)
@@ -98,13 +98,13 @@ def test_layouts_stream_geometry_stays_inside_its_unit(unit: int, channels: int,
 
 def test_layouts_throughput_units() -> None:
     def layout(**fields: int) -> Any:
-        base = {"num_ranks": 4, "num_cells": 1, "num_hosted": 0, "max_readers": 4, "max_local_experts": 64}
+        base = {"num_ranks": 4, "num_cells": 1, "num_landing_slots": 0, "max_readers": 4, "max_local_experts": 64}
         return made(_native.ThroughputLayout, **{**base, "base": 8192, "unit_bytes": 1 << 16, **fields})
 
     one = layout()
-    two = layout(num_cells=2, num_hosted=2)
+    two = layout(num_cells=2, num_landing_slots=2)
     assert two.num_units() > one.num_units() >= 1
     for each in (one, two):
         assert each.bytes() >= each.num_units() * (1 << 16)
-        bigger = layout(num_cells=each.num_cells, num_hosted=each.num_hosted, unit_bytes=1 << 17)
+        bigger = layout(num_cells=each.num_cells, num_landing_slots=each.num_landing_slots, unit_bytes=1 << 17)
         assert bigger.bytes() - each.bytes() == each.num_units() * (1 << 16)

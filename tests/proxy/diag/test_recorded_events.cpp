@@ -42,7 +42,7 @@ TEST(diag_events_every_command_when_traced) {
   const u64 before = steady_ns();
   for (u32 i = 0; i < 5; ++i) rank.push(0, write_command(1 + i % 3, i, 64 + 16 * i));
   rank.step();
-  for (const WriteRequest& r : rank.lane().posted()) rank.lane().complete(r.token);
+  for (const WriteRequest& r : rank.lane().posted()) rank.lane().complete(r.wr_id);
   rank.step();
   const u64 after = steady_ns();
   const auto popped = rank.events(EventKind::kPopped), posted = rank.events(EventKind::kPosted),
@@ -111,7 +111,7 @@ TEST(diag_events_stalls_once_a_busy_time) {
   for (u32 i = 0; i < 6; ++i) rank.push(0, write_command(2));
   for (u32 i = 0; i < 3; ++i) {
     rank.step(4);
-    rank.lane().complete(rank.lane().posted().back().token);
+    rank.lane().complete(rank.lane().posted().back().wr_id);
   }
   CHECK(rank.counters().stalls >= 3);
   const auto stalls = rank.events(EventKind::kStalled);
@@ -120,7 +120,7 @@ TEST(diag_events_stalls_once_a_busy_time) {
   CHECK_EQ(stalls[0].value, 1u);  // ticket 0 went out
   for (u32 i = 0; i < 3; ++i) {   // the ring runs empty; the next stall is news again
     rank.step(2);
-    rank.lane().complete(rank.lane().posted().back().token);
+    rank.lane().complete(rank.lane().posted().back().wr_id);
   }
   rank.step(2);
   CHECK_EQ(rank.done(0), 6ull);

@@ -53,7 +53,7 @@ class FakeLane : public Lane {
         if (room_ == 0 || posted_.size() == kMost) break;
         --room_;
         posted_.push_back(r);
-        if (echo_) completions_.add(r.token);
+        if (echo_) completions_.add(r.wr_id);
       }
       ++taken;
     }
@@ -63,9 +63,9 @@ class FakeLane : public Lane {
     const std::lock_guard<std::mutex> lock(mutex_);
     flushed_ = posted_.size();
   }
-  std::size_t poll_completions(std::span<u64> tokens) override {
+  std::size_t poll_completions(std::span<u64> wr_ids) override {
     const std::lock_guard<std::mutex> lock(mutex_);
-    return completions_.take(tokens);
+    return completions_.take(wr_ids);
   }
   std::size_t poll_arrivals(std::span<Arrival> out) override {
     const std::lock_guard<std::mutex> lock(mutex_);
@@ -82,9 +82,9 @@ class FakeLane : public Lane {
   const LaneCounters& counters() const override { return counters_; }
 
   // The test's side.
-  void complete(u64 token) {
+  void complete(u64 wr_id) {
     const std::lock_guard<std::mutex> lock(mutex_);
-    completions_.add(token);
+    completions_.add(wr_id);
   }
   void deliver(u32 immediate, u32 peer) {
     const std::lock_guard<std::mutex> lock(mutex_);

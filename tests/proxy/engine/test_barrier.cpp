@@ -34,7 +34,7 @@ struct Group {
       const auto [from, w] = under_way.back();
       under_way.pop_back();
       ranks[w.peer]->lane().deliver(w.immediate, from);
-      ranks[from]->lane().complete(w.token);
+      ranks[from]->lane().complete(w.wr_id);
       if (unpack_immediate(w.immediate).kind == ImmediateKind::kArrive) ++data_delivered;
     }
   }
@@ -87,7 +87,7 @@ TEST(engine_barrier_waits_for_its_own_ring_first) {
   rank.step(5);
   CHECK_EQ(rank.lane().posted().size(), 1u);
   CHECK_EQ(round_of(rank), 0ull);
-  rank.lane().complete(rank.lane().posted()[0].token);
+  rank.lane().complete(rank.lane().posted()[0].wr_id);
   rank.step(2);
   const auto posted = rank.lane().posted();
   CHECK_EQ(posted.size(), 4u);  // two immediates, then what came behind the barrier
@@ -99,7 +99,7 @@ TEST(engine_barrier_waits_for_its_own_ring_first) {
   CHECK_EQ(round_of(rank), 1ull);
   CHECK_EQ(rank.done(0), 2ull);
   CHECK_EQ(rank.peer_counters[1].in_flight, 1ull);
-  rank.lane().complete(posted[1].token);
+  rank.lane().complete(posted[1].wr_id);
   rank.step();
   CHECK_EQ(rank.peer_counters[1].in_flight, 0ull);
 }
@@ -125,7 +125,7 @@ TEST(engine_barrier_other_rings_go_on_and_take_turns) {
   rank.push(1, barrier(2));
   rank.step(4);
   CHECK_EQ(rank.lane().posted().size(), 2u);  // round 1's immediate and the write
-  for (const WriteRequest& r : rank.lane().posted()) rank.lane().complete(r.token);
+  for (const WriteRequest& r : rank.lane().posted()) rank.lane().complete(r.wr_id);
   rank.step(4);
   CHECK_EQ(rank.done(1), 1ull);
   CHECK_EQ(rank.lane().posted().size(), 2u);  // round 2 waits for round 1
@@ -146,7 +146,7 @@ TEST(engine_barrier_immediates_wait_for_room_like_any_write) {
   rank.step(4);
   CHECK_EQ(rank.lane().posted().size(), 1u);
   CHECK_EQ(round_of(rank), 0ull);
-  rank.lane().complete(rank.lane().posted()[0].token);
+  rank.lane().complete(rank.lane().posted()[0].wr_id);
   rank.step(2);
   CHECK_EQ(rank.lane().posted().size(), 2u);
   CHECK_EQ(round_of(rank), 1ull);

@@ -28,7 +28,7 @@ struct HoldingNetwork {
     const Verdict v = credit ? sequences.credit(0, key) : sequences.chunk(0, key);
     stale += v.outcome == Outcome::kStale;
     overtaken += v.outcome == Outcome::kOvertaken;
-    sender.lane().complete(under_way[i].token);
+    sender.lane().complete(under_way[i].wr_id);
     under_way.erase(under_way.begin() + static_cast<std::ptrdiff_t>(i));
   }
 

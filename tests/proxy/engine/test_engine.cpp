@@ -84,7 +84,7 @@ TEST(engine_threads_carry_traffic_both_ways) {
         while (!open.empty()) {
           std::swap(open[random() % open.size()], open.back());
           const u32 peer = open.back().peer;
-          lane.complete(open.back().token);
+          lane.complete(open.back().wr_id);
           lane.deliver(
               pack(Immediate{ImmediateKind::kSequence, peer, stream_key(Direction::kDispatch, w, chunks[w][peer]++)}),
               peer);

@@ -71,7 +71,7 @@ TEST(engine_poster_keeps_ring_order_across_kinds) {
     CHECK_EQ(rank.lane().num_unflushed(), 0u);
     std::size_t next[3] = {};
     for (const WriteRequest& r : posted) {
-      const u32 ring = static_cast<u32>(r.token >> 48);
+      const u32 ring = static_cast<u32>(r.wr_id >> 48);
       CHECK(ring < 3);
       is_request_of(r, pushed[ring][next[ring]++], rank);
     }
@@ -96,7 +96,7 @@ TEST(engine_poster_done_is_the_leading_run_of_completions) {
     std::vector<bool> complete(60, false);
     u64 lead = 0;
     for (const std::size_t i : order) {
-      rank.lane().complete(posted[i].token);
+      rank.lane().complete(posted[i].wr_id);
       rank.step();
       complete[i] = true;
       while (lead < 60 && complete[lead]) ++lead;
@@ -116,11 +116,11 @@ TEST(engine_poster_quiet_is_done_after_everything_before_it) {
   rank.step(2);
   const auto posted = rank.lane().posted();
   CHECK_EQ(posted.size(), 3u);  // what comes after a quiet does not wait for it
-  rank.lane().complete(posted[1].token);
-  rank.lane().complete(posted[2].token);
+  rank.lane().complete(posted[1].wr_id);
+  rank.lane().complete(posted[2].wr_id);
   rank.step();
   CHECK_EQ(rank.done(0), 0ull);
-  rank.lane().complete(posted[0].token);
+  rank.lane().complete(posted[0].wr_id);
   rank.step();
   CHECK(rank.done(0) > quiet);
   CHECK_EQ(rank.done(0), 4ull);
@@ -143,8 +143,8 @@ TEST(engine_poster_in_flight_limit_stalls_one_ring_only) {
   CHECK_EQ(rank.peer_counters[1].stalls, 1ull);
   CHECK_EQ(rank.peer_counters[2].stalls, 0ull);
   CHECK_EQ(rank.peer_counters[1].in_flight, 4ull);
-  rank.lane().complete(posted[1].token);
-  rank.lane().complete(posted[0].token);
+  rank.lane().complete(posted[1].wr_id);
+  rank.lane().complete(posted[0].wr_id);
   rank.step(5);
   CHECK_EQ(rank.lane().posted().size(), 9u);
   CHECK_EQ(rank.counters().stalls, 2ull);
@@ -157,8 +157,8 @@ TEST(engine_poster_rings_share_the_room_of_a_peer) {
   for (u32 turns = 0; turns < 15; ++turns) {
     rank.step();
     for (const WriteRequest& r : rank.lane().take_posted()) {
-      ++taken[r.token >> 48];
-      rank.lane().complete(r.token);
+      ++taken[r.wr_id >> 48];
+      rank.lane().complete(r.wr_id);
     }
   }
   for (const u32 n : taken) CHECK_EQ(n, 5u);
@@ -188,7 +188,7 @@ TEST(engine_poster_limit_holds_for_random_traffic) {
       const WriteRequest r = in_flight.back();
       in_flight.pop_back();
       --open[r.peer], bytes[r.peer] -= r.bytes;
-      rank.lane().complete(r.token);
+      rank.lane().complete(r.wr_id);
       rank.step();
       for (const WriteRequest& p : rank.lane().take_posted()) {
         in_flight.push_back(p);
@@ -197,7 +197,7 @@ TEST(engine_poster_limit_holds_for_random_traffic) {
     }
   }
   rank.lane().set_echo(true);
-  for (const WriteRequest& r : in_flight) rank.lane().complete(r.token);
+  for (const WriteRequest& r : in_flight) rank.lane().complete(r.wr_id);
   rank.step(200);
   for (u32 r = 0; r < 3; ++r) CHECK_EQ(rank.done(r), pushed[r]);
   CHECK(largest >= 80);
@@ -210,11 +210,11 @@ TEST(engine_poster_a_write_beyond_the_byte_limit_goes_alone) {
   rank.push(0, write_command(1, 0, 16));
   rank.step(3);
   CHECK_EQ(rank.lane().posted().size(), 1u);
-  rank.lane().complete(rank.lane().posted()[0].token);
+  rank.lane().complete(rank.lane().posted()[0].wr_id);
   rank.step(3);
   CHECK_EQ(rank.lane().posted().size(), 2u);
   CHECK_EQ(rank.lane().posted()[1].bytes, 4096ull);
-  rank.lane().complete(rank.lane().posted()[1].token);
+  rank.lane().complete(rank.lane().posted()[1].wr_id);
   rank.step(3);
   CHECK_EQ(rank.lane().posted().size(), 3u);
 }
@@ -233,7 +233,7 @@ TEST(engine_poster_a_full_lane_keeps_order) {
   CHECK_EQ(posted.size(), 40u);
   u32 next[2] = {0, 1};
   for (const WriteRequest& r : posted) {
-    const u32 ring = static_cast<u32>(r.token >> 48);
+    const u32 ring = static_cast<u32>(r.wr_id >> 48);
     CHECK_EQ(unpack_immediate(r.immediate).key, next[ring]);
     next[ring] += 2;
   }
@@ -249,7 +249,7 @@ TEST(engine_poster_open_tickets_never_exceed_the_window) {
   }
   CHECK_EQ(rank.lane().posted().size(), 4u);  // tail was released, done was not: the slots of done bound what is open
   CHECK_EQ(rank.ring_tail(0), 4ull);
-  for (const WriteRequest& r : rank.lane().posted()) rank.lane().complete(r.token);
+  for (const WriteRequest& r : rank.lane().posted()) rank.lane().complete(r.wr_id);
   rank.step(2);
   CHECK_EQ(rank.done(0), 4ull);
   CHECK_EQ(rank.lane().posted().size(), 8u);
@@ -296,10 +296,10 @@ TEST(engine_poster_writes_to_a_lost_peer_are_complete) {
   CHECK_EQ(posted.size(), 16u);
   rank.lane().report({1, PeerFault::kLost, 0});
   for (const WriteRequest& r : posted)
-    if (r.peer == 2) rank.lane().complete(r.token);
+    if (r.peer == 2) rank.lane().complete(r.wr_id);
   rank.step(20);
   CHECK_EQ(rank.lane().posted().size(), 18u);  // the two that were left to the survivor
-  for (const WriteRequest& r : rank.lane().posted()) rank.lane().complete(r.token);  // late ones of the lost peer too
+  for (const WriteRequest& r : rank.lane().posted()) rank.lane().complete(r.wr_id);  // late ones of the lost peer too
   rank.step(2);
   CHECK_EQ(rank.done(0), 20ull);
   CHECK_EQ(rank.peer_counters[1].in_flight, 0ull);
@@ -308,10 +308,10 @@ TEST(engine_poster_writes_to_a_lost_peer_are_complete) {
     rank.push(0, write_command(2, i));
     rank.step();
     for (const WriteRequest& r : posted)
-      if (r.peer == 1) rank.lane().complete(r.token);
+      if (r.peer == 1) rank.lane().complete(r.wr_id);
     rank.step();
     CHECK_EQ(rank.done(0), 20ull + i);
-    rank.lane().complete(rank.lane().posted().back().token);
+    rank.lane().complete(rank.lane().posted().back().wr_id);
     rank.step();
     CHECK_EQ(rank.done(0), 21ull + i);
   }

@@ -172,10 +172,10 @@ class Worker {
     posted_ += taken;
     if (next() % 3 != 0 || posted_ == order_.size()) lane_.flush();
 
-    u64 tokens[24];
-    const std::size_t num_tokens = lane_.poll_completions(std::span(tokens, next() % 25));
+    u64 wr_ids[24];
+    const std::size_t num_tokens = lane_.poll_completions(std::span(wr_ids, next() % 25));
     for (std::size_t j = 0; j < num_tokens; ++j) {
-      if (tokens[j] >= completed_.size() || completed_[tokens[j]]++) error = "a token twice, or an unknown one";
+      if (wr_ids[j] >= completed_.size() || completed_[wr_ids[j]]++) error = "a wr_id twice, or an unknown one";
     }
     num_completed_ += num_tokens;
     Arrival arrivals[24];

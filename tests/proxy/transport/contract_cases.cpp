@@ -26,18 +26,18 @@ struct Seen {
     const std::size_t na = lane.poll_arrivals(a);
     arrivals.insert(arrivals.end(), a, a + na);
     const std::size_t nt = lane.poll_completions(t);
-    tokens.insert(tokens.end(), t, t + nt);
+    wr_ids.insert(wr_ids.end(), t, t + nt);
     const std::size_t ne = lane.poll_events(e);
     events.insert(events.end(), e, e + ne);
   }
   Lane& lane;
   std::vector<Arrival> arrivals;
-  std::vector<u64> tokens;
+  std::vector<u64> wr_ids;
   std::vector<PeerEvent> events;
 };
 
-WriteRequest write_to(u32 peer, u32 immediate, u64 offset, u64 bytes, u64 token = 0) {
-  return WriteRequest{peer, immediate, random_bytes(), Group::kBase + offset, bytes, token};
+WriteRequest write_to(u32 peer, u32 immediate, u64 offset, u64 bytes, u64 wr_id = 0) {
+  return WriteRequest{peer, immediate, random_bytes(), Group::kBase + offset, bytes, wr_id};
 }
 
 std::size_t post_one(Lane& lane, const WriteRequest& r) {
@@ -66,15 +66,15 @@ void zero_bytes(const Family& family) {
   CHECK(poll_until([&] {
     a.poll();
     b.poll();
-    return a.tokens.size() == 3 && b.arrivals.size() == 3;
+    return a.wr_ids.size() == 3 && b.arrivals.size() == 3;
   }));
-  u64 tokens = 0, immediates = 0;
-  for (const u64 t : a.tokens) tokens += t;
+  u64 wr_ids = 0, immediates = 0;
+  for (const u64 t : a.wr_ids) wr_ids += t;
   for (const Arrival& x : b.arrivals) {
     immediates += x.immediate;
     CHECK_EQ(x.peer, 0u);
   }
-  CHECK_EQ(tokens, 303u);
+  CHECK_EQ(wr_ids, 303u);
   CHECK_EQ(immediates, 7ull + ~0u);
   CHECK(a.events.empty() && b.events.empty());
 }
@@ -94,7 +94,7 @@ void largest_write(const Family& family) {
   CHECK(poll_until([&] {
     a.poll();
     b.poll();
-    return !b.arrivals.empty() && !a.tokens.empty();
+    return !b.arrivals.empty() && !a.wr_ids.empty();
   }));
   CHECK(std::memcmp(g.memory(1) + 5, source, kMaxWriteBytes) == 0);
   for (int i = 0; i < 5; ++i) CHECK_EQ(static_cast<int>(g.memory(1)[i]), 0);
@@ -129,10 +129,10 @@ void full_queue(const Family& family) {
       a.poll();
       b.poll();
       c.poll();
-      return a.tokens.size() == requests.size() + 1 && b.arrivals.size() == requests.size() && c.arrivals.size() == 1;
+      return a.wr_ids.size() == requests.size() + 1 && b.arrivals.size() == requests.size() && c.arrivals.size() == 1;
     }));
     poll_some({&a, &b, &c});
-    CHECK_EQ(a.tokens.size(), requests.size() + 1);
+    CHECK_EQ(a.wr_ids.size(), requests.size() + 1);
     CHECK_EQ(b.arrivals.size(), requests.size());
   }
 }
@@ -147,11 +147,11 @@ void lanes_do_not_mix(const Family& family) {
     CHECK(poll_until([&] {
       a.poll();
       b.poll();
-      return !a.tokens.empty() && !b.arrivals.empty();
+      return !a.wr_ids.empty() && !b.arrivals.empty();
     }));
     poll_some({&a, &b});
-    CHECK_EQ(a.tokens.size(), 1u);
-    CHECK_EQ(a.tokens[0], 20ull + l);
+    CHECK_EQ(a.wr_ids.size(), 1u);
+    CHECK_EQ(a.wr_ids[0], 20ull + l);
     CHECK_EQ(b.arrivals.size(), 1u);
     CHECK_EQ(b.arrivals[0].immediate, 10 + l);
   }
@@ -186,7 +186,7 @@ void close_peer(const Family& family) {
     a.poll();
     b.poll();
     c.poll();
-    return c.arrivals.size() == 2 && a.tokens.size() == 1 && b.tokens.size() == 1;
+    return c.arrivals.size() == 2 && a.wr_ids.size() == 1 && b.wr_ids.size() == 1;
   }));
   poll_some({&a, &b, &c});
   CHECK(a.arrivals.empty() && b.arrivals.empty());
@@ -238,7 +238,7 @@ void last_words(const Family& family) {
   CHECK(poll_until([&] {
     a.poll();
     b.poll();
-    return a.tokens.size() == 40;
+    return a.wr_ids.size() == 40;
   }));
   g.transports[0].reset();
   CHECK(poll_until([&] {
@@ -273,7 +273,7 @@ void out_of_bounds(const Family& family) {
     CHECK_EQ(judge.lane.counters().refused, 1u);
     CHECK(other.events[0].fault == PeerFault::kLost);
     CHECK_EQ(other.events[0].code, EPROTO);
-    CHECK(b.arrivals.empty() && a.tokens.empty());
+    CHECK(b.arrivals.empty() && a.wr_ids.empty());
     for (u64 i = 0; i < size; ++i) CHECK_EQ(static_cast<int>(g.memory(1)[i]), 0);
   }
 }
@@ -298,7 +298,7 @@ void refused_requests(const Family& family) {
   CHECK(poll_until([&] {
     a.poll();
     b.poll();
-    return a.tokens.size() == 1 && b.arrivals.size() == 1;
+    return a.wr_ids.size() == 1 && b.arrivals.size() == 1;
   }));
   CHECK_EQ(a.events.size(), 2u);  // about rank 2 and about itself: neither is connected
   CHECK_EQ(a.events[0].peer, 2u);

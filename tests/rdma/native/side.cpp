@@ -129,8 +129,8 @@ class Side {
       sum_ += arrivals[i].immediate;
       from_ = arrivals[i].peer;
     }
-    u64 tokens[64];
-    completed_ += lane.poll_completions(tokens);
+    u64 wr_ids[64];
+    completed_ += lane.poll_completions(wr_ids);
     for (std::size_t n = lane.poll_events(events), i = 0; i < n; ++i) events_.push_back(events[i]);
   }
 

@@ -1,4 +1,4 @@
-"""The family and its NICs from introductions: every order of preference, every refusal, all of it with its reason."""
+"""The family and its NICs from hellos: every order of preference, every refusal, all of it with its reason."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from uccl_ep import InvalidArgument, SettingsMismatch
 from uccl_ep.fabric.choice import choose_fabric, choose_family, explain
 from uccl_ep.fabric.facts import Probes, gather
 from uccl_ep.fabric.registration import IN_HOST_MEMORY
-from uccl_ep.group.handshake import Introduction, pack, unpack
+from uccl_ep.group.handshake import Hello, pack, unpack
 from uccl_ep.group.topology import Topology, split_into_nodes
 from uccl_ep.settings import Settings
 
@@ -28,7 +28,7 @@ class Cluster:
 
     def __init__(self, tmp_path: Path, settings: Settings, per_host: int = 2) -> None:
         self.tmp_path, self.settings, self.per_host = tmp_path, settings, per_host
-        self.introductions: list[Introduction] = []
+        self.hellos: list[Hello] = []
 
     def host(self, name: str, recorded: Recorded, networks: Networks | None = None, absent: str = "") -> Cluster:
         root = recorded.write(self.tmp_path / name)
@@ -36,20 +36,20 @@ class Cluster:
             gpu = recorded.gpus[local % len(recorded.gpus)].address if recorded.gpus else ""
             found = Probes(root, lambda lib: lib != absent, lambda: networks or {}, dict, lambda: frozenset([0]))
             facts = gather(self.settings, gpu, lambda: IN_HOST_MEMORY, found)
-            rank = len(self.introductions)
-            told = Introduction(rank, name, name, f"p{rank}", 1, "", {}, 0, b"", fabric=facts.plain())
-            self.introductions.append(unpack(Introduction, pack(told), rank))
+            rank = len(self.hellos)
+            told = Hello(rank, name, name, f"p{rank}", 1, "", {}, 0, b"", fabric=facts.plain())
+            self.hellos.append(unpack(Hello, pack(told), rank))
         return self
 
     @property
     def topology(self) -> Topology:
-        return split_into_nodes([i.host_id for i in self.introductions], self.settings.ranks_per_node, 64)
+        return split_into_nodes([i.host_id for i in self.hellos], self.settings.ranks_per_node, 64)
 
     def family(self) -> tuple[str, str]:
-        return choose_family(self.settings.transport, self.introductions, self.topology)
+        return choose_family(self.settings.transport, self.hellos, self.topology)
 
     def choose(self, rank: int = 0) -> Any:
-        chosen = choose_fabric(self.settings, self.introductions, self.topology, rank)
+        chosen = choose_fabric(self.settings, self.hellos, self.topology, rank)
         chosen.checked_config()
         return chosen
 
@@ -79,10 +79,9 @@ def test_choice_of_the_family(cluster: Any, recorded: Callable[[], Recorded], fa
         assert "10 to 20 times faster than libfabric's tcp" in made.family()[1]
 
 
-def plain(hosts: str, processes: str) -> list[Introduction]:
+def plain(hosts: str, processes: str) -> list[Hello]:
     return [
-        Introduction(r, h, h, p, 1, "127.0.0.1", {}, 0, b"")
-        for r, (h, p) in enumerate(zip(hosts, processes, strict=True))
+        Hello(r, h, h, p, 1, "127.0.0.1", {}, 0, b"") for r, (h, p) in enumerate(zip(hosts, processes, strict=True))
     ]
 
 
@@ -256,7 +255,7 @@ def test_choice_mtus_that_differ_are_said(cluster: Any) -> None:
 def test_choice_queue_pairs_beyond_the_device(cluster: Any) -> None:
     made = cluster(proxy_threads=4, queue_pairs=8).host("a", machines.dgx_h100()).host("b", machines.dgx_h100())
     assert made.choose().config.queue_pairs == 8
-    for told in made.introductions:
+    for told in made.hellos:
         for port in told.fabric["ports"]:
             port["max_queue_pairs"] = 63  # of 2 peers x 4 threads x 8
     with pytest.raises(InvalidArgument) as caught:
@@ -267,7 +266,7 @@ def test_choice_queue_pairs_beyond_the_device(cluster: Any) -> None:
 
 def test_choice_versions_must_agree(cluster: Any) -> None:
     made = cluster(per_host=1).host("a", machines.dgx_h100()).host("b", machines.dgx_h100())
-    made.introductions[1].fabric["version"] = "9.9"
+    made.hellos[1].fabric["version"] = "9.9"
     with pytest.raises(SettingsMismatch, match=r"one version of uccl-ep.*rank 0 \(a\): .*rank 1 \(b\): 9.9"):
         made.choose()
 
@@ -283,10 +282,10 @@ def test_choice_what_stands_against_one_rank_is_not_raised_before_the_others_can
     """Only rank 1's address is a loopback one: all ranks agree on verbs, and rank 1 says later why it cannot."""
     made = cluster(per_host=1, transport="verbs").host("a", machines.soft_roce("eth0", "10.0.0.1"))
     made.host("b", machines.soft_roce("lo", "127.0.0.1"))
-    made.introductions[1].fabric["ports"][0]["gids"] = [
-        gid for gid in made.introductions[1].fabric["ports"][0]["gids"] if gid["index"] == 1
+    made.hellos[1].fabric["ports"][0]["gids"] = [
+        gid for gid in made.hellos[1].fabric["ports"][0]["gids"] if gid["index"] == 1
     ]
-    choices = [choose_fabric(made.settings, made.introductions, made.topology, rank) for rank in range(2)]
+    choices = [choose_fabric(made.settings, made.hellos, made.topology, rank) for rank in range(2)]
     assert [c.family for c in choices] == ["verbs", "verbs"] and choices[0].checked_config().nics == (("rxe0", 1, 1),)
     with pytest.raises(InvalidArgument, match="RoCE port.*127.0.0.1.*IP address"):
         choices[1].checked_config()

@@ -78,7 +78,7 @@ def printed(tmp_path: Path, name: str) -> str:
     chosen, stream = made.choose(), io.StringIO()
     explain([(f"transport {chosen.family}", chosen.reason), *chosen.notes], stream)
     one_node = regions.choose_placement(
-        [i.__class__(**{**vars(i), "device": "cuda", "exportable": 1}) for i in made.introductions],
+        [i.__class__(**{**vars(i), "device": "cuda", "exportable": 1}) for i in made.hellos],
         made.topology,
         "tcp",
     )

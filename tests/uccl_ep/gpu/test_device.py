@@ -28,7 +28,7 @@ from uccl_ep import (
 )
 from uccl_ep.config import Config
 from uccl_ep.gpu.device import PinnedPool, share_of
-from uccl_ep.group.handshake import Introduction
+from uccl_ep.group.handshake import Hello
 
 
 def test_gpu_device_wrong_tensors_and_groups_are_refused(variables: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -50,21 +50,21 @@ def test_gpu_device_wrong_tensors_and_groups_are_refused(variables: Any, monkeyp
     run_gpu_ranks(driver, 2, body)
 
 
-def introductions(*gpus: tuple[str, str, int]) -> list[Introduction]:
+def hellos(*gpus: tuple[str, str, int]) -> list[Hello]:
     """One rank for each (process, gpu, SMs)."""
     return [
-        Introduction(r, "h", "h", process, 1, "", {}, 5, b"", device="cuda", gpu=gpu, num_sms=sms, exportable=1)
+        Hello(r, "h", "h", process, 1, "", {}, 5, b"", device="cuda", gpu=gpu, num_sms=sms, exportable=1)
         for r, (process, gpu, sms) in enumerate(gpus)
     ]
 
 
 def test_gpu_device_share_of_a_gpu() -> None:
-    alone = share_of(introductions(("p", "a", 132), ("q", "b", 80)), 0)
+    alone = share_of(hellos(("p", "a", 132), ("q", "b", 80)), 0)
     assert (alone.ranks, alone.threads, alone.blocks) == (1, 1, 80)  # channels must be the same on all ranks
-    crowd = share_of(introductions(("p", "a", 32), ("p", "a", 32), ("q", "a", 32), ("r", "b", 8)), 1)
+    crowd = share_of(hellos(("p", "a", 32), ("p", "a", 32), ("q", "a", 32), ("r", "b", 8)), 1)
     assert (crowd.ranks, crowd.threads, crowd.blocks) == (3, 2, 8)
     with pytest.raises(InvalidArgument, match="3 ranks on GPU a of h with 8 SMs are refused: each needs 3 SMs"):
-        share_of(introductions(*[("p", "a", 8)] * 3), 0)
+        share_of(hellos(*[("p", "a", 8)] * 3), 0)
 
 
 @pytest.mark.parametrize("sms, num_sms, per_node, wanted", [

@@ -18,7 +18,7 @@ from tests.uccl_ep.gpu.worlds import install, run_gpu_ranks
 from tests.uccl_ep.ranks import MIB, assert_low_latency, case, low_latency, reference_of, throughput
 from uccl_ep import Buffer, InvalidArgument, ThreadGroup, UcclEpError, _native
 from uccl_ep.gpu.memory import GpuRegions, Parked, Shared, refuse_unmapped, sweep
-from uccl_ep.group.handshake import Meeting
+from uccl_ep.group.handshake import Endpoints
 from uccl_ep.layout.regions import Placement
 from uccl_ep.session import session
 
@@ -97,7 +97,7 @@ def test_gpu_memory_bill_says_where_rows_lie_and_why(
 
 def on_device(ranks: frozenset[int]) -> Any:
     """Stands for choose_placement: rows in GPU memory between nodes, for these ranks by address."""
-    return lambda introductions, topology, family: Placement("device", "a test", ranks)
+    return lambda hellos, topology, family: Placement("device", "a test", ranks)
 
 
 def test_gpu_memory_that_nics_write_by_address(variables: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -115,7 +115,7 @@ def test_gpu_memory_that_nics_write_by_address(variables: Any, monkeypatch: pyte
             assert isinstance(regions, GpuRegions)
             own = regions._own["data"].address
             assert regions.devices() == [(0, own, -1)] and regions.spans()[0] == (0, plan.data_bytes, -1)
-            assert regions.meeting(b"", 0).data_fd == -1
+            assert regions.endpoints(b"", 0).data_fd == -1
             got = buffer.low_latency_dispatch(c.x[rank], c.topk_idx[rank], 12, 6, use_fp8=False)
             driver.settle()
             assert_low_latency(got[:3], wanted[rank])
@@ -267,7 +267,7 @@ def test_gpu_memory_parked_rows_wait_for_others_to_leave_or_end() -> None:
     layout.num_ranks, layout.num_channels = 3, 1
     control = _native.Segment.create("control", layout.bytes())
     child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
-    others = [Meeting(rank, pid, -1, 0, -1, 0, 0, b"") for rank, pid in ((1, os.getpid()), (2, child.pid))]
+    others = [Endpoints(rank, pid, -1, 0, -1, 0, 0, b"") for rank, pid in ((1, os.getpid()), (2, child.pid))]
     plan = SimpleNamespace(control=layout)
     parked = Parked(Shared(0, lambda: None), control, plan, others)  # type: ignore[arg-type]
     assert parked.in_use()
@@ -289,7 +289,7 @@ def test_gpu_memory_a_handle_that_is_none_names_the_rank(variables: Any, monkeyp
     regions = GpuRegions.__new__(GpuRegions)
     regions._driver, regions.rank = driver, 4  # type: ignore[assignment]
     regions.placement = SimpleNamespace(where="device")  # type: ignore[assignment]
-    peer = SimpleNamespace(meeting=Meeting(9, 1, -1, 0, -1, 0, 0, b"", data_handle=b"junk"), same_process=False)
+    peer = SimpleNamespace(endpoints=Endpoints(9, 1, -1, 0, -1, 0, 0, b"", data_handle=b"junk"), same_process=False)
     with pytest.raises(UcclEpError, match="rank 4 cannot open the GPU memory of rank 9: no memory handle"):
         regions._reach("data", peer)  # type: ignore[arg-type]
 

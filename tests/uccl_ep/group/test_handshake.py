@@ -16,8 +16,8 @@ from uccl_ep import SettingsMismatch, ThreadGroup, UcclEpError, run_ranks
 from uccl_ep.group import handshake
 from uccl_ep.group.handshake import (
     Deal,
-    Introduction,
-    Meeting,
+    Endpoints,
+    Hello,
     Ready,
     compare_settings,
     exchange,
@@ -26,8 +26,8 @@ from uccl_ep.group.handshake import (
     unpack,
 )
 
-INTRODUCTION = Introduction(2, "alpha", "boot/1", "token", 41, "127.0.0.1", {"num_nvl_bytes": 128}, 2**62, b"s" * 32)
-MEETING = Meeting(2, 41, 7, 4096, 8, 4096, 1 << 40, b"\x00\xff\x80")
+INTRODUCTION = Hello(2, "alpha", "boot/1", "token", 41, "127.0.0.1", {"num_nvl_bytes": 128}, 2**62, b"s" * 32)
+MEETING = Endpoints(2, 41, 7, 4096, 8, 4096, 1 << 40, b"\x00\xff\x80")
 READY = Ready(2, "", ["tcp: no RDMA device"])
 DEAL = Deal(2, b"\x00box")
 BLOBS = [INTRODUCTION, DEAL, MEETING, READY]
@@ -78,12 +78,12 @@ def test_handshake_unknown_field() -> None:
 def test_handshake_other_version(version: Any) -> None:
     seen = None if version is ... else version
     with pytest.raises(UcclEpError, match=f"rank 2 speaks handshake version {seen}, this rank 4: install one version"):
-        unpack(Meeting, altered(MEETING, v=version), 2)
+        unpack(Endpoints, altered(MEETING, v=version), 2)
 
 
 def test_handshake_other_kind() -> None:
-    with pytest.raises(UcclEpError, match="rank 2 is at Ready of the handshake, this rank at Meeting"):
-        unpack(Meeting, pack(READY), 2)
+    with pytest.raises(UcclEpError, match="rank 2 is at Ready of the handshake, this rank at Endpoints"):
+        unpack(Endpoints, pack(READY), 2)
 
 
 @pytest.mark.parametrize("data", [None, "text", 7, bytearray(pack(READY)), b"x" * (handshake.MAX_BLOB_BYTES + 1)])
@@ -102,7 +102,7 @@ def test_handshake_oversized_blob_is_not_parsed(monkeypatch: pytest.MonkeyPatch)
 @pytest.mark.parametrize("data", [b"", b"\xc1", pack(MEETING)[:-1], pack(MEETING) + b"\x00", msgpack.packb({1: 2})])
 def test_handshake_not_msgpack(data: bytes) -> None:
     with pytest.raises(UcclEpError, match="rank 2 sent a handshake blob that is not msgpack"):
-        unpack(Meeting, data, 2)
+        unpack(Endpoints, data, 2)
 
 
 @pytest.mark.parametrize("value", [[1, 2], 5, "x", None])
@@ -114,7 +114,7 @@ def test_handshake_msgpack_but_no_map(value: object) -> None:
 @given(st.binary(max_size=200))
 def test_handshake_random_bytes_are_refused_and_nothing_else(data: bytes) -> None:
     with pytest.raises(UcclEpError):
-        unpack(Introduction, data, 0)
+        unpack(Hello, data, 0)
 
 
 @given(st.data())
@@ -123,7 +123,7 @@ def test_handshake_flipped_bytes_never_crash(data: st.DataObject) -> None:
     position = data.draw(st.integers(0, len(blob) - 1))
     blob[position] ^= data.draw(st.integers(1, 255))
     try:
-        seen = unpack(Introduction, bytes(blob), 2)
+        seen = unpack(Hello, bytes(blob), 2)
     except UcclEpError:
         return
     assert seen.rank == 2 and all(type(getattr(seen, f.name)) is type(getattr(INTRODUCTION, f.name))
@@ -132,7 +132,7 @@ def test_handshake_flipped_bytes_never_crash(data: st.DataObject) -> None:
 
 def test_handshake_sender_may_not_pose_as_another_rank() -> None:
     with pytest.raises(UcclEpError, match="the group's rank 1 says it is rank 2"):
-        unpack(Meeting, pack(MEETING), 1)
+        unpack(Endpoints, pack(MEETING), 1)
 
 
 def test_handshake_exchange_gives_everybody_everything_by_rank() -> None:

@@ -12,13 +12,13 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from uccl_ep import UcclEpError
-from uccl_ep.group.handshake import MAX_BLOB_BYTES, VERSION, Deal, Introduction, Meeting, Ready, pack, unpack
+from uccl_ep.group.handshake import MAX_BLOB_BYTES, VERSION, Deal, Endpoints, Hello, Ready, pack, unpack
 
-KINDS: tuple[Any, ...] = (Introduction, Deal, Meeting, Ready)
+KINDS: tuple[Any, ...] = (Hello, Deal, Endpoints, Ready)
 BLOBS: tuple[Any, ...] = (
-    Introduction(2, "alpha", "boot/1", "token", 41, "127.0.0.1", {"num_nvl_bytes": 128}, 2**62, b"s" * 32),
+    Hello(2, "alpha", "boot/1", "token", 41, "127.0.0.1", {"num_nvl_bytes": 128}, 2**62, b"s" * 32),
     Deal(2, b"\x00box"),
-    Meeting(2, 41, 7, 4096, 8, 4096, 1 << 40, b"\x00\xff\x80"),
+    Endpoints(2, 41, 7, 4096, 8, 4096, 1 << 40, b"\x00\xff\x80"),
     Ready(2, "", ["tcp: no RDMA device"]),
 )
 _LEAVES = st.none() | st.booleans() | st.integers(-(2**63), 2**64 - 1) | st.floats() | st.text(max_size=4)
@@ -78,7 +78,7 @@ def test_handshake_fuzz_changed_cut_and_longer_bytes(blob: Any, data: st.DataObj
 def test_handshake_fuzz_what_a_blob_promises_is_not_allocated(head: bytes) -> None:
     tracemalloc.start()
     try:
-        refused_or_right(Meeting, head)
+        refused_or_right(Endpoints, head)
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()

@@ -8,12 +8,12 @@ from typing import Any
 import msgpack
 import pytest
 
-from uccl_ep.group.self_description import UNLIMITED, Portrait, paint, read_portrait
+from uccl_ep.group.self_description import UNLIMITED, SelfDescription, describe_self, read_portrait
 from uccl_ep.settings import VARIABLES, Settings
 
 
 def test_portrait_of_this_process() -> None:
-    made = paint(Settings(pin_cpus=(3, 1), proxy_threads=2, timeout_s=7.0))
+    made = describe_self(Settings(pin_cpus=(3, 1), proxy_threads=2, timeout_s=7.0))
     soft = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
     assert made.locked_bytes == (UNLIMITED if soft == resource.RLIM_INFINITY else soft)
     assert made.num_cpus >= 1 and made.pin_cpus == (3, 1) and made.proxy_threads == 2
@@ -24,7 +24,7 @@ def test_portrait_of_this_process() -> None:
 
 
 def test_portrait_survives_the_wire() -> None:
-    made = paint(Settings(pin_cpus=(0,)))
+    made = describe_self(Settings(pin_cpus=(0,)))
     assert read_portrait(msgpack.unpackb(msgpack.packb(made.plain()))) == made
 
 
@@ -44,4 +44,4 @@ def test_portrait_survives_the_wire() -> None:
     ],
 )
 def test_portrait_believes_nothing_else(values: dict[str, Any]) -> None:
-    assert read_portrait(values) == Portrait()
+    assert read_portrait(values) == SelfDescription()

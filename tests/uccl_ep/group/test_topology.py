@@ -34,15 +34,15 @@ def test_a_host_with_more_ranks_than_a_node_may_have_is_split_evenly(ranks: int,
 
 def test_one_node_hosts_nobody() -> None:
     alone = split_into_nodes(["h"], 0, MOST)
-    assert (alone.num_nodes, alone.fan, alone.num_hosted) == (1, 1, 0)
-    assert split_into_nodes(["h"] * 8, 0, MOST).num_hosted == 0
+    assert (alone.num_nodes, alone.fan, alone.num_landing_slots) == (1, 1, 0)
+    assert split_into_nodes(["h"] * 8, 0, MOST).num_landing_slots == 0
 
 
 def test_uneven_nodes_host_several_sources_of_a_larger_one() -> None:
     topology = split_into_nodes(["big"] * 5 + ["small"] * 2, 0, MOST)
     assert topology.sizes == [5, 2]
     assert topology.fan == 3  # a rank of the small node stands for up to three of the big one
-    assert topology.num_hosted == 6
+    assert topology.num_landing_slots == 6
 
 
 def test_a_proxy_never_reaches_its_own_node_nor_the_absent() -> None:
@@ -77,11 +77,11 @@ def test_members_and_sizes_of_a_given_topology() -> None:
     topology = Topology((0, 1, 1, 0, 2))
     assert topology.members(1) == [1, 2]
     assert topology.sizes == [2, 2, 1]
-    assert (topology.fan, topology.num_hosted) == (2, 6)
+    assert (topology.fan, topology.num_landing_slots) == (2, 6)
 
 
 def test_host_of_is_the_rank_on_the_same_rail() -> None:
     topology = Topology((0, 1, 1, 0, 2, 1))
-    assert [topology.host_of(source, 0) for source in range(6)] == [0, 0, 3, 3, 0, 0]
-    assert [topology.host_of(source, 1) for source in range(6)] == [1, 1, 2, 2, 1, 5]
-    assert [topology.host_of(source, 2) for source in range(6)] == [4] * 6
+    assert [topology.landing_rank(source, 0) for source in range(6)] == [0, 0, 3, 3, 0, 0]
+    assert [topology.landing_rank(source, 1) for source in range(6)] == [1, 1, 2, 2, 1, 5]
+    assert [topology.landing_rank(source, 2) for source in range(6)] == [4] * 6

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from uccl_ep import InvalidArgument, UcclEpError, _native
-from uccl_ep.group.handshake import Introduction
+from uccl_ep.group.handshake import Hello
 from uccl_ep.group.topology import Topology
 from uccl_ep.layout import regions as of_this_process
 from uccl_ep.layout.plan import MemoryPlan
@@ -24,12 +24,10 @@ PHYSICAL = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 TWO_GPUS = [("p", "a", 1), ("q", "b", 1)]
 
 
-def introductions(ranks: list[tuple[str, str, int]]) -> list[Introduction]:
+def hellos(ranks: list[tuple[str, str, int]]) -> list[Hello]:
     """One for each (process, gpu, exportable)."""
     return [
-        Introduction(
-            r, "h", "h", process, 1, "", {}, 0, b"", device="cuda" if gpu else "cpu", gpu=gpu, exportable=share
-        )
+        Hello(r, "h", "h", process, 1, "", {}, 0, b"", device="cuda" if gpu else "cpu", gpu=gpu, exportable=share)
         for r, (process, gpu, share) in enumerate(ranks)
     ]
 
@@ -49,7 +47,7 @@ def introductions(ranks: list[tuple[str, str, int]]) -> list[Introduction]:
     ],
 )
 def test_regions_placement(ranks: list[tuple[str, str, int]], nodes: tuple[int, ...], where: str, reason: str) -> None:
-    chosen = choose_placement(introductions(ranks), Topology(nodes), "tcp")
+    chosen = choose_placement(hellos(ranks), Topology(nodes), "tcp")
     assert chosen.where == where and reason in chosen.reason
 
 
@@ -67,7 +65,7 @@ def test_regions_placement_where_nics_reach_a_gpu(
     family: str, ways: tuple[str | None, ...], where: str, reason: str
 ) -> None:
     told = [{"gpu_memory": way, "gpu_memory_reason": "dmabuf: refused"} if way else {} for way in ways]
-    ranks = [replace(i, fabric=told[i.rank]) for i in introductions(TWO_GPUS)]
+    ranks = [replace(i, fabric=told[i.rank]) for i in hellos(TWO_GPUS)]
     chosen = choose_placement(ranks, Topology((0, 1)), family)
     assert (chosen.where, reason in chosen.reason) == (where, True)
     assert chosen.by_address == frozenset(r for r, way in enumerate(ways) if way == "peer_memory" and where == "device")
@@ -85,7 +83,7 @@ def made(rank: int, low_latency: bool = False) -> Regions:
 def test_regions_peers_see_each_others_words() -> None:
     one, two = made(0), made(1)
     for mine, other in ((one, two), (two, one)):
-        mine.meet([Peer(other.meeting(b"", 0), True, True)])
+        mine.meet([Peer(other.endpoints(b"", 0), True, True)])
     one.data.view(torch.int64)[5] = 77
     assert two.data_word(0, 40) == 77 == one.data_word(0, 40)
     one.set_control_words(80, 9)
@@ -104,7 +102,7 @@ def test_regions_peers_see_each_others_words() -> None:
 
 def test_regions_control_of_ranks_of_other_nodes_is_opened_and_their_data_is_not() -> None:
     one, two = made(0), made(1)
-    one.meet([Peer(two.meeting(b"", 0), False, True)])
+    one.meet([Peer(two.endpoints(b"", 0), False, True)])
     assert one.control_word(1, 0) == 0
     with pytest.raises(KeyError):
         one.data_word(1, 0)
@@ -114,24 +112,24 @@ def test_regions_memory_of_a_rank_that_has_ended_is_missed_by_its_name() -> None
     gone = subprocess.Popen(["true"])
     gone.wait()
     for pid, ended in ((gone.pid, ": its process has ended"), (os.getpid(), "")):
-        meeting = replace(made(1).meeting(b"", 0), segment_pid=pid, control_fd=987654)
+        endpoints = replace(made(1).endpoints(b"", 0), segment_pid=pid, control_fd=987654)
         wanted = rf"rank 0 cannot open the memory of rank 1{ended} \(segment of pid {pid} fd 987654: .*No such file"
         with pytest.raises(UcclEpError, match=wanted):
-            made(0).meet([Peer(meeting, True, False)])
+            made(0).meet([Peer(endpoints, True, False)])
 
 
 def test_regions_memory_of_a_rank_that_may_not_be_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
-    meeting = replace(made(1).meeting(b"", 0), control_fd=987654)
+    endpoints = replace(made(1).endpoints(b"", 0), control_fd=987654)
     exists = os.path.exists
     monkeypatch.setattr(os.path, "exists", lambda path: path != f"/proc/{os.getpid()}" and exists(path))
     with pytest.raises(UcclEpError, match=r"rank 1: its process lives, but this one may not look at it \(hidepid\) "):
-        made(0).meet([Peer(meeting, True, False)])
+        made(0).meet([Peer(endpoints, True, False)])
 
 
 def test_regions_neighbours_are_the_ranks_of_the_host_and_outlive_it() -> None:
     one, two = made(0), made(1)
-    one.meet([Peer(two.meeting(b"", 0), False, True)])
-    two.meet([Peer(one.meeting(b"", 0), False, True)])
+    one.meet([Peer(two.endpoints(b"", 0), False, True)])
+    two.meet([Peer(one.endpoints(b"", 0), False, True)])
     first, second = one.neighbours(), two.neighbours()
     one.set_control_words(one.plan.control.departed(0), 2)
     assert 1 in first and 0 not in first and second.has_left(0)
@@ -150,9 +148,14 @@ def test_regions_what_the_proxy_maps_and_peers_are_told() -> None:
         (0, plan.data_bytes), (plan.control_offset, plan.control_bytes), (plan.zero_copy_offset, plan.zero_copy_bytes),
     ]  # fmt: skip
     assert regions.devices() == []
-    meeting = regions.meeting(b"address", 12)
-    assert (meeting.rank, meeting.segment_pid, meeting.watch_pid, meeting.address) == (1, os.getpid(), 12, b"address")
-    assert meeting.data_handle == b"" and meeting.flat_bytes == plan.flat_bytes
+    endpoints = regions.endpoints(b"address", 12)
+    assert (endpoints.rank, endpoints.segment_pid, endpoints.watch_pid, endpoints.address) == (
+        1,
+        os.getpid(),
+        12,
+        b"address",
+    )
+    assert endpoints.data_handle == b"" and endpoints.flat_bytes == plan.flat_bytes
     memory, offset = regions.zero_copy(5)
     assert memory.numel() == 1 << 20 and offset == plan.zero_copy_offset
 
@@ -161,11 +164,11 @@ def test_regions_what_the_proxy_maps_and_peers_are_told() -> None:
 def test_regions_results_and_zero_copy_rows_are_seen_by_the_node(same_process: bool) -> None:
     one, two = made(0, low_latency=True), made(1, low_latency=True)
     for mine, other in ((one, two), (two, one)):
-        mine.meet([Peer(other.meeting(b"", 0), True, same_process)])
+        mine.meet([Peer(other.endpoints(b"", 0), True, same_process)])
     tables = _native.RankTablesSettings()
     tables.node_of, tables.num_rings = [0, 0], one.num_rings
     assert (one.arenas, one.zero_copy_rows) == (0, 0)
-    fds = {fd for r in (one, two) for fd in (r.meeting(b"", 0).arena_fd, r.meeting(b"", 0).zero_copy_fd)}
+    fds = {fd for r in (one, two) for fd in (r.endpoints(b"", 0).arena_fd, r.endpoints(b"", 0).zero_copy_fd)}
     assert fds <= set(of_this_process._made_here)
     one.place(tables, [0, 1])
     assert one.arena is not None and two.arena is not None
@@ -185,7 +188,7 @@ def test_regions_results_and_zero_copy_rows_are_seen_by_the_node(same_process: b
 def test_regions_nobody_reads_results_of_a_rank_that_is_alone_on_its_node() -> None:
     regions = Regions(MemoryPlan(Topology((0, 1, 1)), 1 << 16, 0, False), Placement("host", "a test"), 0, Settings())
     regions.make()
-    assert regions.arena is None and regions.meeting(b"", 0).arena_fd == -1
+    assert regions.arena is None and regions.endpoints(b"", 0).arena_fd == -1
 
 
 @pytest.mark.parametrize(
@@ -206,8 +209,8 @@ def test_regions_zero_copy_rows_that_a_nic_pins_are_not_read_in_place() -> None:
     plan.reserve_zero_copy(1 << 20, pinned=True)  # a third set of rows would take memory
     regions = Regions(plan, Placement("host", "a test"), 0, Settings())
     regions.make()
-    meeting = regions.meeting(b"", 0)
-    assert meeting.zero_copy_fd == -1 and meeting.arena_fd >= 0
+    endpoints = regions.endpoints(b"", 0)
+    assert endpoints.zero_copy_fd == -1 and endpoints.arena_fd >= 0
 
 
 def test_regions_zero_copy_needs_low_latency() -> None:

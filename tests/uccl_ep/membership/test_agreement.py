@@ -9,21 +9,21 @@ from typing import Any
 
 import numpy as np
 
+from tests.uccl_ep.membership.test_agreement_service import SECRET, Attempt, results
 from tests.uccl_ep.membership.test_neighbours import sleeper
-from tests.uccl_ep.membership.test_roll_call import SECRET, Attempt, results
 from tests.uccl_ep.proxies import eventually
 from uccl_ep.errors import NoQuorum, PeerLost
+from uccl_ep.membership.agreement_service import AgreementService
 from uccl_ep.membership.neighbours import Neighbours
-from uccl_ep.membership.roll_call import RollCall
 
 DEADLINE_S = 0.5  # of ranks that a cut hides
 
 
 @contextmanager
-def parted(*groups: Sequence[int]) -> Iterator[list[RollCall]]:
+def parted(*groups: Sequence[int]) -> Iterator[list[AgreementService]]:
     """Ranks that reach those of their own group only: what they send to others is lost."""
     made = [
-        RollCall(rank, sum(map(len, groups)), SECRET, "127.0.0.1", quorum=True)
+        AgreementService(rank, sum(map(len, groups)), SECRET, "127.0.0.1", quorum=True)
         for rank in sorted(sum(map(list, groups), []))
     ]
     for group in groups:
@@ -35,7 +35,7 @@ def parted(*groups: Sequence[int]) -> Iterator[list[RollCall]]:
             one.close()
 
 
-def join(made: list[RollCall], group: Sequence[int]) -> None:
+def join(made: list[AgreementService], group: Sequence[int]) -> None:
     for rank in group:
         made[rank].meet({other: made[other].address for other in group})
 
@@ -112,7 +112,7 @@ def test_agreement_is_counted_of_the_last_life_that_began() -> None:
         assert results([Attempt(ranks[rank], DEADLINE_S) for rank in (0, 2)]) == [[0, 2]] * 2
 
 
-def see(one: RollCall, **processes: int) -> np.ndarray[Any, Any]:
+def see(one: AgreementService, **processes: int) -> np.ndarray[Any, Any]:
     """Shows a rank the processes of others of its host; returns its words."""
     words = np.zeros(one.num_ranks, np.uint64)
     one.see(Neighbours(words, {int(rank[1:]): (pid, np.zeros(1, np.uint64)) for rank, pid in processes.items()}))
@@ -171,11 +171,11 @@ def test_agreement_tells_neighbours_that_it_votes_against_before_it_says_so() ->
         assert sent and set(sent) == {3}
 
 
-def test_agreement_tells_an_excluded_rank_that_accuses_somebody() -> None:
+def test_agreement_tells_an_excluded_rank_that_reports_a_wait() -> None:
     with parted([0, 1], [2]) as ranks:
         assert results([Attempt(ranks[rank], DEADLINE_S) for rank in (0, 1)]) == [[0, 1]] * 2
         assert ranks[2].excluded_by is None
         join(ranks, range(3))
-        ranks[2].accuse(0, "dispatch")
-        assert ranks[2].accusations(1, 20.0) == {} and ranks[2].excluded_by in (0, 1)
+        ranks[2].report_wait(0, "dispatch")
+        assert ranks[2].wait_reports(1, 20.0) == {} and ranks[2].excluded_by in (0, 1)
         assert "rank 2 was excluded: rank " in str(ranks[2].exclusion())

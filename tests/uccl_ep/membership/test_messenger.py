@@ -13,8 +13,8 @@ from typing import Any
 import msgpack
 import pytest
 
-from uccl_ep.membership import messenger as switchboard
-from uccl_ep.membership.messenger import MAX_FRAME_BYTES, Switchboard
+from uccl_ep.membership import messenger as messenger
+from uccl_ep.membership.messenger import MAX_FRAME_BYTES, Messenger
 from uccl_ep.membership.proof import Talk, keyed, seal
 
 SECRET = b"\x01s" * 16
@@ -30,13 +30,13 @@ def eventually(condition: Callable[[], object], seconds: float = 10.0) -> bool:
 
 
 class End:
-    """A switchboard that remembers what it heard."""
+    """A messenger that remembers what it heard."""
 
     def __init__(self, rank: int, secret: bytes = SECRET, bad: bool = False) -> None:
         self.heard: list[tuple[int, Any]] = []
         self.gone: list[int] = []
         self._bad = bad
-        self.board = Switchboard(rank, secret, "127.0.0.1", self._hear, self.gone.append)
+        self.board = Messenger(rank, secret, "127.0.0.1", self._hear, self.gone.append)
 
     def _hear(self, rank: int, message: Any) -> None:
         if self._bad:
@@ -110,7 +110,7 @@ OWN = b"\x05" * 32  # the nonce of who dials here
 
 
 def talk(nonce: bytes, sender: int = 1, receiver: int = 0) -> Talk:
-    return Talk(keyed(SECRET, b"uccl-ep switchboard"), sender, receiver, OWN, nonce)
+    return Talk(keyed(SECRET, b"uccl-ep messenger"), sender, receiver, OWN, nonce)
 
 
 def hello(nonce: bytes, sender: int = 1, receiver: int = 0) -> bytes:
@@ -292,14 +292,14 @@ def test_switchboard_a_recorded_connection_is_of_no_use() -> None:
 def test_switchboard_gives_silent_strangers_no_room(monkeypatch: pytest.MonkeyPatch) -> None:
     end, peer = End(0), End(1)
     with ends(end, peer):
-        crowd = [dial(end)[0] for _ in range(switchboard._MAX_STRANGERS + 8)]
+        crowd = [dial(end)[0] for _ in range(messenger._MAX_STRANGERS + 8)]
         assert eventually(lambda: end.board.strangers >= 8)  # the oldest have given way
         peer.board.send(0, {"i": 1})
         assert eventually(lambda: end.heard)
         for sock in crowd:
             sock.close()
         assert eventually(lambda: end.board.strangers == len(crowd))
-        monkeypatch.setattr(switchboard, "_HELLO_S", 0.1)
+        monkeypatch.setattr(messenger, "_HELLO_S", 0.1)
         sock, _ = dial(end)
         assert is_dropped(sock)  # has said nothing in time
 

@@ -1,4 +1,4 @@
-"""The challenge between switchboards: a published vector, and that every part of it counts."""
+"""The challenge between messengers: a published vector, and that every part of it counts."""
 
 from __future__ import annotations
 

@@ -8,15 +8,15 @@ from typing import Any
 import pytest
 
 from uccl_ep import Buffer, UcclEpError, run_ranks
-from uccl_ep.group.handshake import Introduction
+from uccl_ep.group.handshake import Hello
 from uccl_ep.membership import secret
-from uccl_ep.membership.roll_call import RollCall
+from uccl_ep.membership.agreement_service import AgreementService
 from uccl_ep.membership.secret import KeyPair, deal
 from uccl_ep.session.session import Session
 
 
-def introduction(rank: int, public: bytes) -> Introduction:
-    return Introduction(rank, "h", "h", "p", 1, "", {}, 0, public)
+def hello(rank: int, public: bytes) -> Hello:
+    return Hello(rank, "h", "h", "p", 1, "", {}, 0, public)
 
 
 class Overheard:
@@ -43,7 +43,7 @@ def test_secret_prime_is_a_safe_one() -> None:
 def test_secret_is_everybodys_and_never_seen(ranks: int) -> None:
     def body(group: Any) -> tuple[bytes, bytes]:
         heard, pair = Overheard(group), KeyPair()
-        present = [introduction(r, public) for r, public in enumerate(group.all_gather_object(pair.public()))]
+        present = [hello(r, public) for r, public in enumerate(group.all_gather_object(pair.public()))]
         return deal(heard, pair, present), heard.carried
 
     found = run_ranks(ranks, body)
@@ -55,16 +55,16 @@ def test_secret_is_everybodys_and_never_seen(ranks: int) -> None:
 
 def test_secret_is_hidden_from_the_third() -> None:
     a, b, c = KeyPair(), KeyPair(), KeyPair()
-    box = a.hide(b"s" * 32, introduction(1, b.public()))
-    assert b.hide(box, introduction(0, a.public())) == b"s" * 32
-    assert c.hide(box, introduction(0, a.public())) != b"s" * 32 != box
+    box = a.hide(b"s" * 32, hello(1, b.public()))
+    assert b.hide(box, hello(0, a.public())) == b"s" * 32
+    assert c.hide(box, hello(0, a.public())) != b"s" * 32 != box
 
 
 @pytest.mark.parametrize("public", [b"", b"\0" * 256, b"\0" * 255 + b"\1", b"\xff" * 256, b"\2" * 257])
 def test_secret_public_value_that_is_none_is_refused_on_every_rank(public: bytes) -> None:
     def body(group: Any) -> str:
         pair = KeyPair()
-        present = [introduction(0, pair.public()), introduction(1, public)]
+        present = [hello(0, pair.public()), hello(1, public)]
         with pytest.raises(UcclEpError) as caught:
             deal(group, pair, present)
         return str(caught.value)
@@ -81,8 +81,8 @@ def test_secret_of_a_buffer_never_travels() -> None:
         seen = []
         for _ in range(2):
             session = buffer.runtime
-            assert isinstance(session, Session) and isinstance(session.roll_call, RollCall)
-            given = b"".join(v for one in session.roll_call._given.values() for v in one.values())
+            assert isinstance(session, Session) and isinstance(session.agreement_service, AgreementService)
+            given = b"".join(v for one in session.agreement_service._given.values() for v in one.values())
             seen.append((session._secret, heard.carried + given))
             if len(seen) == 1:
                 buffer.recover()

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests.uccl_ep.membership.test_roll_call import Attempt, ranks, results
+from tests.uccl_ep.membership.test_agreement_service import Attempt, ranks, results
 from uccl_ep.errors import PeerLost, PeerTimeout
 from uccl_ep.membership.survivor_group import SurvivorGroup
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from uccl_ep.membership.wait_reports import Accusation, Accusations
+from uccl_ep.membership.wait_reports import WaitReport, WaitReports
 
 
 class One:
@@ -18,31 +18,31 @@ class One:
         self.sent: list[tuple[int, dict[str, Any]]] = []
         self.ended: set[int | None] = set()
         changed = threading.Condition()
-        self.words = Accusations(0, 3, changed, lambda rank, said: self.sent.append((rank, said)), self.over)
+        self.words = WaitReports(0, 3, changed, lambda rank, said: self.sent.append((rank, said)), self.over)
 
     def over(self, rank: int | None) -> bool:
         return rank in self.ended
 
     def hears(self, rank: int, who: int | None = None, current: bool = True) -> None:
-        """An accusation of rank `who`; without one, that `rank` is alive."""
-        said = {"k": "alive"} if who is None else {"k": "accuse", "who": who + 1, "why": "dispatch"}
+        """A wait report about rank `who`; without one, that `rank` is alive."""
+        said = {"k": "alive"} if who is None else {"k": "waits", "who": who + 1, "why": "dispatch"}
         self.words.hear(rank, 4, said, current)
 
 
-def follow(one: One, accused: int, grace_s: float, patience_s: float) -> tuple[dict[int, int], float]:
-    """(whom each accuses, after how many seconds)."""
+def follow(one: One, waited_for: int, grace_s: float, patience_s: float) -> tuple[dict[int, int], float]:
+    """(whom each waits for, after how many seconds)."""
     began = time.monotonic()
-    said = one.words.follow(accused, grace_s, patience_s)
+    said = one.words.follow(waited_for, grace_s, patience_s)
     return {rank: word.peer for rank, word in said.items()}, time.monotonic() - began
 
 
-def test_accusations_are_told_to_all_others() -> None:
+def test_wait_reports_are_told_to_all_others() -> None:
     one = One()
-    one.words.accuse(4, 2, "x" * 5000)
-    assert one.sent == [(rank, {"k": "accuse", "g": 4, "who": 3, "why": "x" * 2000}) for rank in (1, 2)]
+    one.words.report_wait(4, 2, "x" * 5000)
+    assert one.sent == [(rank, {"k": "waits", "g": 4, "who": 3, "why": "x" * 2000}) for rank in (1, 2)]
 
 
-def test_accusations_are_answered_whomever_they_are_about() -> None:
+def test_wait_reports_are_answered_whomever_they_are_about() -> None:
     one = One()
     one.hears(2, 0, current=False)
     assert one.sent == []
@@ -50,10 +50,10 @@ def test_accusations_are_answered_whomever_they_are_about() -> None:
     one.hears(1, -1)
     one.hears(2, 0)
     assert one.sent == [(rank, {"k": "alive", "g": 4}) for rank in (1, 1, 2)]
-    assert one.words.wait(1, 0.0) == {1: Accusation(2, "dispatch"), 2: Accusation(0, "dispatch")}  # the first of each
+    assert one.words.wait(1, 0.0) == {1: WaitReport(2, "dispatch"), 2: WaitReport(0, "dispatch")}  # the first of each
 
 
-def test_accusations_of_another_group_are_forgotten() -> None:
+def test_wait_reports_of_another_group_are_forgotten() -> None:
     one = One()
     assert one.words.silent() == {1, 2}
     one.hears(1, 2)
@@ -66,13 +66,13 @@ def test_accusations_of_another_group_are_forgotten() -> None:
     assert follow(one, 2, 0.0, 60.0)[1] < 30.0
 
 
-def test_accusations_follow_gives_a_silent_rank_only_the_grace() -> None:
+def test_wait_reports_follow_gives_a_silent_rank_only_the_grace() -> None:
     one = One()
     said, seconds = follow(one, 1, 0.05, 60.0)
     assert said == {} and 0.05 <= seconds < 30.0
 
 
-def test_accusations_follow_waits_for_the_word_of_a_rank_that_is_alive_and_a_little_for_the_next_one() -> None:
+def test_wait_reports_follow_waits_for_the_word_of_a_rank_that_is_alive_and_a_little_for_the_next_one() -> None:
     one = One()
     one.hears(1)
     later = [threading.Timer(0.3, one.hears, (1, 2)), threading.Timer(0.4, one.hears, (2, 0))]
@@ -82,7 +82,7 @@ def test_accusations_follow_waits_for_the_word_of_a_rank_that_is_alive_and_a_lit
     assert said == {1: 2, 2: 0} and 5.0 <= seconds < 30.0
 
 
-def test_accusations_follow_has_an_end_when_the_accused_never_speaks_or_ends() -> None:
+def test_wait_reports_follow_has_an_end_when_the_rank_waited_for_never_speaks_or_ends() -> None:
     one = One()
     one.hears(1)
     said, seconds = follow(one, 1, 0.05, 0.3)
@@ -94,10 +94,10 @@ def test_accusations_follow_has_an_end_when_the_accused_never_speaks_or_ends() -
 
 
 @pytest.mark.parametrize("who, why", [(w, "x") for w in (-1, 4, 2.0, "2", None)] + [(2, 7), (2, None), (2, "x" * 2001)])
-def test_accusations_that_no_rank_says_are_refused(who: object, why: object) -> None:
+def test_wait_reports_that_no_rank_says_are_refused(who: object, why: object) -> None:
     one = One()
     with pytest.raises(ValueError):
-        one.words.hear(1, 4, {"k": "accuse", "who": who, "why": why}, True)
+        one.words.hear(1, 4, {"k": "waits", "who": who, "why": why}, True)
     with pytest.raises(KeyError):
-        one.words.hear(1, 4, {"k": "accuse", "who": 1}, True)
+        one.words.hear(1, 4, {"k": "waits", "who": 1}, True)
     assert one.words.wait(1, 0.0) == {}

@@ -60,7 +60,7 @@ def page(rank: int = 0, num_ranks: int = 2, **changed: Any) -> Page:
         "proxy_pid": os.getpid(),
         "library": "0.1.0",
         "host_names": ["a", "b"],
-        "host_of": [r % 2 for r in range(num_ranks)],
+        "machine_of": [r % 2 for r in range(num_ranks)],
         "pids": list(range(100, 100 + num_ranks)),
         "node_of": [r % 2 for r in range(num_ranks)],
         "device": "cpu",

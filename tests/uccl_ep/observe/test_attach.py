@@ -31,7 +31,7 @@ sizes = {"control": layout.bytes(), "rings": _native.ring_bytes(64), "counters":
 segments = {name: _native.Segment.create(name, size) for name, size in sizes.items()}
 where = {name: Location(s.fd, os.fstat(s.fd).st_ino, s.bytes) for name, s in segments.items()}
 page = Page(rank=0, num_ranks=1, session=5, pid=os.getpid(), proxy_pid=os.getpid(), library=__version__,
-            host_names=["a"], host_of=[0], pids=[os.getpid()], node_of=[0], device="cpu", family="tcp",
+            host_names=["a"], machine_of=[0], pids=[os.getpid()], node_of=[0], device="cpu", family="tcp",
             placement="host", proxy_threads=1, num_rings=1, ring_capacity=64, max_in_flight=1,
             max_in_flight_bytes=16, num_channels=64, started_ns=1, segments=where)
 published = Published(page)

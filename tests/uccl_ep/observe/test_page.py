@@ -30,7 +30,7 @@ def test_page_says_who_is_where() -> None:
 def test_page_for_the_most_ranks_stays_small() -> None:
     ranks = 4096
     names = [f"node-{i:04d}.cluster.example" for i in range(ranks)]
-    made = page(7, ranks, host_names=names, host_of=list(range(ranks)))
+    made = page(7, ranks, host_names=names, machine_of=list(range(ranks)))
     data = b"".join(pack(made))
     assert unpack(data) == made and len(data) < MOST_BYTES // 20
 
@@ -49,7 +49,7 @@ def test_page_that_is_being_written_is_none() -> None:
         ({"rank": "0"}, "rank '0'"),
         ({"num_ranks": True}, "num_ranks True"),
         ({"node_of": [0]}, "contradicts itself"),
-        ({"host_of": [0, 2]}, "contradicts itself"),
+        ({"machine_of": [0, 2]}, "contradicts itself"),
         ({"pids": [1, -5]}, "pids"),
         ({"num_rings": 0}, "contradicts itself"),
         ({"segments": {"control": {"fd": 3}}}, "names segments wrongly"),

@@ -10,7 +10,7 @@ from typing import Any
 from tests.uccl_ep.fabric.machines import Recorded
 from uccl_ep.cost_model.expected_bytes import Load
 from uccl_ep.fabric.choice import choose_fabric
-from uccl_ep.group.handshake import Introduction
+from uccl_ep.group.handshake import Hello
 from uccl_ep.group.topology import split_into_nodes
 from uccl_ep.layout.regions import choose_placement
 from uccl_ep.plan.fill import Agreed
@@ -19,7 +19,7 @@ from uccl_ep.settings import Settings
 from uccl_ep.tools.plan.imagine import Job
 from uccl_ep.tools.plan.make import make_plan
 
-Change = Callable[[Introduction], Introduction]
+Change = Callable[[Hello], Hello]
 SMALL = Load(tokens=16, hidden=512, experts=64, topk=4)
 
 
@@ -42,7 +42,7 @@ def kinds(made: GroupPlan) -> list[str]:
     return [caution.kind for caution in made.cautions]
 
 
-def agree(told: list[Introduction], settings: Settings) -> Agreed:
+def agree(told: list[Hello], settings: Settings) -> Agreed:
     """What ranks that said this would agree on."""
     topology = split_into_nodes([i.host_id for i in told], settings.ranks_per_node, 64)
     fabric = choose_fabric(settings, told, topology, 0)
@@ -51,4 +51,4 @@ def agree(told: list[Introduction], settings: Settings) -> Agreed:
 
 def with_portrait(**values: Any) -> Change:
     """Changes what a rank says of itself."""
-    return lambda i: replace(i, portrait={**i.portrait, **values})
+    return lambda i: replace(i, self_description={**i.self_description, **values})

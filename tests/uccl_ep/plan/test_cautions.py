@@ -36,7 +36,7 @@ def with_fabric(**values: Any) -> Change:
 
 def only(made: GroupPlan, kind: str) -> Caution:
     assert kinds(made) == [kind], made.cautions
-    assert made.cautions[0].mend
+    assert made.cautions[0].fix
     return made.cautions[0]
 
 
@@ -63,7 +63,7 @@ def test_cautions_a_nic_that_nobody_uses_while_others_are_shared(tmp_path: Path)
     made = plan(tmp_path, recorded, ranks=4, per_host=2)
     shared = only(made, "shared NIC")
     assert "rdmap82s0:1 (ranks 0, 1)" in shared.text and "rdmap163s0:1 carry nothing" in shared.text
-    assert "UCCL_EP_NICS" in shared.mend
+    assert "UCCL_EP_NICS" in shared.fix
 
 
 def test_cautions_soft_roce_is_shared_without_harm(tmp_path: Path) -> None:
@@ -77,7 +77,7 @@ def test_cautions_a_fallback_that_nobody_asked_for(tmp_path: Path) -> None:
     assert made.transport == "tcp" and len(loud) == 1 and loud[0].level == LOUD and loud[0].ranks == (8,)
     assert "ranks 0, 1, 2, 3, 4, 5 and 2 more have a NIC that writes memory (mlx5_0:1" in loud[0].text
     assert "rank 8: " in loud[0].text and "verbs: no active InfiniBand or RoCE port" in loud[0].text
-    assert "uccl-ep doctor on host1" in loud[0].mend
+    assert "uccl-ep doctor on host1" in loud[0].fix
     asked = Settings(device="cpu", transport="tcp")
     meant = plan(tmp_path / "b", machines.dgx_h100(), Recorded(), ranks=9, settings=asked)
     assert "fallback" not in kinds(meant)
@@ -150,9 +150,9 @@ def test_cautions_processors(tmp_path: Path) -> None:
     small.numa_cpus = ("0-7", "8-11")
     few = only(plan(tmp_path / "b", small), "CPUs")
     assert "host0 has 12 CPU(s) for 16 busy threads of its 8 rank(s)" in few.text
-    assert few.mend == "use fewer ranks on a host", "one proxy thread a rank is the least"
+    assert few.fix == "use fewer ranks on a host", "one proxy thread a rank is the least"
     many = only(plan(tmp_path / "d", small, settings=Settings(proxy_threads=2)), "CPUs")
-    assert many.mend.endswith("or UCCL_EP_PROXY_THREADS=1")
+    assert many.fix.endswith("or UCCL_EP_PROXY_THREADS=1")
     apart = {rank: with_portrait(pin_cpus=[rank]) for rank in range(16)}
     assert changed(tmp_path / "c", apart).cautions == ()
 

@@ -32,6 +32,6 @@ def test_lines_say_what_is_left_out(tmp_path: Path) -> None:
 
 def test_lines_of_a_warning_stand_out(tmp_path: Path) -> None:
     caution = Caution(LOUD, "shared NIC", (0, 1), "two ranks on one NIC", "do something")
-    assert list(warning(caution)) == ["!!! WARNING, shared NIC: two ranks on one NIC", "!!!   mend: do something"]
+    assert list(warning(caution)) == ["!!! WARNING, shared NIC: two ranks on one NIC", "!!!   fix: do something"]
     lines = list(lines_of(replace(plan(tmp_path, machines.p5()), cautions=(caution,))))
     assert lines[-2:] == list(warning(caution))

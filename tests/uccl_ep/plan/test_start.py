@@ -69,7 +69,7 @@ def test_start_sees_what_ranks_say_of_themselves(tmp_path: Path) -> None:
 
 def test_start_never_fails(tmp_path: Path) -> None:
     broken = agreed(tmp_path, machines.dgx_h100(), Settings(explain=True))
-    bad = replace(broken, introductions=[replace(i, fabric={"odd": 1}) for i in broken.introductions])
+    bad = replace(broken, hellos=[replace(i, fabric={"odd": 1}) for i in broken.hellos])
     text = shown(bad)
     assert text.splitlines()[-1].startswith(
         "uccl-ep: the plan cannot be shown: UcclEpError: rank 0 describes its network"

@@ -64,7 +64,7 @@ def test_recorder_fault_leaves_a_record(variables: Variables, tmp_path: Path) ->
     kinds = {kind for _, kind, *_ in record.workers[0].events.tolist()}
     assert {Kind.BARRIER, Kind.ARRIVAL, Kind.FAULT} <= kinds
     story = read_story([record])
-    assert story.culprit == 1 and story.waits[0].phase == "a barrier" and story.ranks[0].open
+    assert story.root_cause == 1 and story.waits[0].phase == "a barrier" and story.ranks[0].open
 
 
 def test_recorder_folder_that_others_write_to_is_said(variables: Variables, tmp_path: Path) -> None:
@@ -93,7 +93,7 @@ def test_recorder_dump_at_any_time(variables: Variables, tmp_path: Path) -> None
     records = read_all([tmp_path / "asked"])
     assert sorted(paths) == sorted(str(tmp_path / "asked" / r.file_name) for r in records) and len(records) == 2
     assert all(not r.fault and r.reason == "the program asked for it" for r in records)
-    assert records[0].session == records[1].session and read_story(records).culprit is None
+    assert records[0].session == records[1].session and read_story(records).root_cause is None
 
 
 def test_recorder_trace_has_every_command(variables: Variables, tmp_path: Path) -> None:

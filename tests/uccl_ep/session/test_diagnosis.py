@@ -12,15 +12,15 @@ from uccl_ep import PeerLost, TransportError, UcclEpError, _native
 from uccl_ep.group.topology import NO_NODE, Topology
 from uccl_ep.membership.fault_errors import BAD_ARRIVAL, BARRIER, MISMATCH, PEER_LOST, TIMEOUT, TRANSPORT
 from uccl_ep.membership.root_cause import Knowledge
-from uccl_ep.membership.wait_reports import Accusation
-from uccl_ep.session.diagnosis import Witness
+from uccl_ep.membership.wait_reports import WaitReport
+from uccl_ep.session.diagnosis import Diagnosis
 
 NONE = 0xFFFFFFFF
 
 
 def witness(topology: Topology, rank: int, **words: dict[tuple[int, int], int]) -> Any:
     """A rank's witness; words by (rank, offset), 0 where nothing is said."""
-    made: Any = Witness()
+    made: Any = Diagnosis()
     made.rank, made.num_ranks, made.topology = rank, topology.num_ranks, topology
     made.absent = frozenset(r for r, node in enumerate(topology.node_of) if node == NO_NODE)
     made.last_kernel, made.fault_raised, made._closed, made._known = "throughput_combine", False, False, None
@@ -41,24 +41,24 @@ def fault(**changes: int) -> dict[str, int]:
     return {**blank, "last_seen_ns": 0, "waited_ns": 0, **changes}
 
 
-def test_witness_names_who_is_missing_at_a_barrier() -> None:
+def test_diagnosis_names_who_is_missing_at_a_barrier() -> None:
     two = Topology((0, 0, 1, 1))
     layout = witness(two, 0).plan.control
     one = witness(two, 0, control={(0, layout.progress(3, 2)): 1 << 32 | 1, (0, layout.progress(3, 3)): 1 << 32})
-    assert one._culprit(fault(phase=BARRIER)) == 3
-    assert witness(two, 0)._culprit(fault(phase=BARRIER)) == NONE  # nobody was noted
-    assert one._culprit(fault(phase=BARRIER, peer=1)) == 1  # a rank of the node
+    assert one._root_cause(fault(phase=BARRIER)) == 3
+    assert witness(two, 0)._root_cause(fault(phase=BARRIER)) == NONE  # nobody was noted
+    assert one._root_cause(fault(phase=BARRIER, peer=1)) == 1  # a rank of the node
 
 
-def test_witness_names_the_host_that_has_not_done_its_own_part() -> None:
+def test_diagnosis_names_the_host_that_has_not_done_its_own_part() -> None:
     two = Topology((0, 0, 1, 1))
     phase = 3  # dispatch (receive): rows of rank 3 come in at rank 1
     flag = witness(two, 0).plan.signals.flag(0, 1)
-    assert witness(two, 0)._culprit(fault(phase=phase, peer=3, expected=5)) == 1
-    assert witness(two, 0, data={(1, flag): 5})._culprit(fault(phase=phase, peer=3, expected=5)) == 3
+    assert witness(two, 0)._root_cause(fault(phase=phase, peer=3, expected=5)) == 1
+    assert witness(two, 0, data={(1, flag): 5})._root_cause(fault(phase=phase, peer=3, expected=5)) == 3
     apart = Topology((0, 0, 1, 1), apart=True)  # they come in here, and this rank has done its part
     own = witness(apart, 0).plan.signals.flag(0, 0)
-    assert witness(apart, 0, data={(0, own): 5})._culprit(fault(phase=phase, peer=3, expected=5)) == 3
+    assert witness(apart, 0, data={(0, own): 5})._root_cause(fault(phase=phase, peer=3, expected=5)) == 3
 
 
 def raised(made: Any, found: dict[str, int], monkeypatch: pytest.MonkeyPatch) -> UcclEpError:
@@ -72,7 +72,7 @@ def raised(made: Any, found: dict[str, int], monkeypatch: pytest.MonkeyPatch) ->
 
 
 @pytest.mark.parametrize("kind", [PEER_LOST, TRANSPORT, BAD_ARRIVAL])
-def test_witness_a_network_error_is_a_lost_peer_in_the_networks_words(
+def test_diagnosis_a_network_error_is_a_lost_peer_in_the_networks_words(
     monkeypatch: pytest.MonkeyPatch, kind: int
 ) -> None:
     monkeypatch.setattr(_native, "explain_network_code", lambda family, code: f"{family} code {code}" if code else "")
@@ -82,30 +82,30 @@ def test_witness_a_network_error_is_a_lost_peer_in_the_networks_words(
     assert isinstance(quiet, PeerLost) and quiet.reason == ("verbs reported status 0" if kind == TRANSPORT else None)
 
 
-def test_witness_arrivals_in_a_record_of_a_loss_are_no_network_code(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_diagnosis_arrivals_in_a_record_of_a_loss_are_no_network_code(monkeypatch: pytest.MonkeyPatch) -> None:
     """A kernel that waited for the lost peer has put its phase and what had arrived into the record."""
     monkeypatch.setattr(_native, "explain_network_code", lambda family, code: f"code {code}")
     error = raised(world(), fault(kind=PEER_LOST, phase=3, peer=2, seen=124, expected=125), monkeypatch)
     assert isinstance(error, PeerLost) and (error.peer, error.reason) == (2, None)
 
 
-def test_witness_a_message_no_peer_sends_is_no_loss_without_a_nic(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_diagnosis_a_message_no_peer_sends_is_no_loss_without_a_nic(monkeypatch: pytest.MonkeyPatch) -> None:
     made = world()
     made.family = "tcp"
     error = raised(made, fault(kind=BAD_ARRIVAL, peer=2, seen=71), monkeypatch)
     assert isinstance(error, TransportError) and "no correct peer sends (Protocol error)" in str(error)
 
 
-def test_witness_a_network_error_without_a_peer_is_no_loss(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_diagnosis_a_network_error_without_a_peer_is_no_loss(monkeypatch: pytest.MonkeyPatch) -> None:
     error = raised(world(), fault(kind=TRANSPORT, seen=12), monkeypatch)
     assert isinstance(error, TransportError) and "status 12" in str(error)
 
 
-def test_witness_words_about_one_rank_are_not_said_of_another(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_diagnosis_words_about_one_rank_are_not_said_of_another(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rank 2 has left because it lost rank 3: its connection's end says nothing of rank 3's."""
     made = world()
     monkeypatch.setattr(_native, "explain_network_code", lambda family, code: "connection reset")
-    monkeypatch.setattr(made, "_root", lambda found, accused: 3)
+    monkeypatch.setattr(made, "_root", lambda found, waited_for: 3)
     error = raised(made, fault(kind=PEER_LOST, peer=2, seen=104), monkeypatch)
     assert isinstance(error, PeerLost) and (error.peer, error.reason) == (3, None)
 
@@ -114,11 +114,11 @@ def world() -> Any:
     """Rank 0 of two nodes, on a network."""
     made = witness(Topology((0, 0, 1, 1)), 0)
     made.__class__ = Named
-    made.family, made.roll_call = "verbs", None
+    made.family, made.agreement_service = "verbs", None
     return made
 
 
-class Named(Witness):
+class Named(Diagnosis):
     """With the names that a session has."""
 
     @property
@@ -126,9 +126,9 @@ class Named(Witness):
         return list("aabb")
 
 
-def test_witness_knows_nothing_of_absent_ranks() -> None:
+def test_diagnosis_knows_nothing_of_absent_ranks() -> None:
     one = witness(Topology((0, NO_NODE, 1)), 0)
-    assert one._culprit(fault(phase=3, peer=1, expected=2)) == 1
+    assert one._root_cause(fault(phase=3, peer=1, expected=2)) == 1
     evidence = one._evidence(fault(kind=PEER_LOST, peer=1))
     assert (evidence.kernel, evidence.expected, evidence.seen, evidence.last_seen_s) == (
         "throughput_combine",
@@ -139,29 +139,29 @@ def test_witness_knows_nothing_of_absent_ranks() -> None:
 
 
 class Words:
-    """A roll call that has heard this, and remembers what it was asked."""
+    """An agreement service that has heard this, and remembers what it was asked."""
 
     quiet: tuple[int, ...] = ()
 
     def __init__(self, **said: int) -> None:
         self.told: list[int] = []
         self.asked: list[int | None] = []
-        self._said = {int(rank[1:]): Accusation(peer, "") for rank, peer in said.items()}
+        self._said = {int(rank[1:]): WaitReport(peer, "") for rank, peer in said.items()}
 
-    def accuse(self, peer: int, reason: str) -> None:
+    def report_wait(self, peer: int, reason: str) -> None:
         self.told.append(peer)
 
     def silent(self) -> set[int]:
         return set(self.quiet)
 
-    def accusations(self, of: int | None, grace_s: float) -> dict[int, Accusation]:
+    def wait_reports(self, of: int | None, grace_s: float) -> dict[int, WaitReport]:
         assert 0.0 < grace_s <= 2.0
         self.asked.append(of)
         return self._said
 
-    def follow(self, accused: int, grace_s: float, patience_s: float) -> dict[int, Accusation]:
+    def follow(self, waited_for: int, grace_s: float, patience_s: float) -> dict[int, WaitReport]:
         assert 0.0 < grace_s <= 2.0 <= patience_s <= 5.0
-        self.asked.append(-1 - accused)
+        self.asked.append(-1 - waited_for)
         return self._said
 
 
@@ -170,12 +170,12 @@ NOTHING = Knowledge()
 
 def heard(rank: int, words: Words, known: Knowledge = NOTHING) -> Any:
     one = witness(Topology((0, 0, 1, 1)), rank)
-    one.roll_call, one.settings = words, SimpleNamespace(timeout_s=100.0)
+    one.agreement_service, one.settings = words, SimpleNamespace(timeout_s=100.0)
     one.regions.knowledge = lambda: known
     return one
 
 
-def test_witness_follows_accusations_of_other_hosts_and_says_its_own() -> None:
+def test_diagnosis_follows_wait_reports_of_other_hosts_and_says_its_own() -> None:
     words = Words(r1=2, r2=3, r0=-1)
     assert heard(0, words)._root(fault(phase=3), 1) == 3
     assert (words.told, words.asked) == ([1], [-2])  # a wait that expired: everybody's may have, rank 1's a bit later
@@ -184,13 +184,13 @@ def test_witness_follows_accusations_of_other_hosts_and_says_its_own() -> None:
     assert heard(0, Words(r1=2), Knowledge(stopped=[1]))._root(fault(phase=3), 1) == 1
 
 
-def test_witness_that_sees_a_stopped_rank_says_that_one_whichever_of_its_waits_ended_first() -> None:
+def test_diagnosis_that_sees_a_stopped_rank_says_that_one_whichever_of_its_waits_ended_first() -> None:
     words = Words(r2=0)  # it waits for this rank, which has named another wait than the one that holds all up
     assert heard(0, words, Knowledge(stopped=[1]))._root(fault(phase=3), 2) == 1
     assert (words.told, words.asked) == ([1], [-2])
 
 
-def test_witness_of_a_circle_names_who_does_not_answer() -> None:
+def test_diagnosis_of_a_circle_names_who_does_not_answer() -> None:
     words = Words(r2=0)
     words.quiet = (1, 3)
     assert heard(0, words, Knowledge({0: 2}, (), {2: 300, 3: 500}))._root(fault(phase=3), 2) == 3
@@ -198,14 +198,14 @@ def test_witness_of_a_circle_names_who_does_not_answer() -> None:
     assert heard(0, words, Knowledge({0: 2}, (), {2: 300, 3: 500}))._root(fault(phase=3), 2) == 2
 
 
-def test_witness_whose_own_half_did_not_come_accuses_the_rank_of_another_host_that_is_silent() -> None:
+def test_diagnosis_whose_own_half_did_not_come_names_the_rank_of_another_host_that_is_silent() -> None:
     words = Words()
     assert heard(0, words, Knowledge({}, (), {2: 500, 3: 400}))._root(fault(phase=4), 0) == 3
     assert words.told == [3]  # itself would help nobody who waits for this rank
     assert heard(0, Words(r2=2), Knowledge({}, (), {2: 300, 3: 400}))._root(fault(phase=4), 0) == 2
 
 
-def test_witness_of_a_loss_asks_the_lost_rank_for_its_reason() -> None:
+def test_diagnosis_of_a_loss_asks_the_lost_rank_for_its_reason() -> None:
     words = Words(r1=2)
     assert heard(0, words)._root(fault(kind=PEER_LOST), 1) == 2  # it left because it had lost rank 2
     assert (words.told, words.asked) == ([1], [1])
@@ -213,28 +213,28 @@ def test_witness_of_a_loss_asks_the_lost_rank_for_its_reason() -> None:
     assert heard(0, Words(r0=0))._root(fault(kind=PEER_LOST), 0) == 0  # its own proxy
 
 
-def test_witness_that_all_others_wait_for_does_not_name_itself() -> None:
+def test_diagnosis_that_all_others_wait_for_does_not_name_itself() -> None:
     assert heard(0, Words(r1=0, r2=0))._root(fault(phase=3), 1) == 1
     assert heard(0, Words(r1=0))._root(fault(kind=PEER_LOST), 1) == 1
     assert heard(0, Words(r1=0), Knowledge(stopped=[0]))._root(fault(phase=3), 1) == 0  # its own proxy is stopped
 
 
-def test_witness_that_does_not_know_whom_it_waited_for() -> None:
+def test_diagnosis_that_does_not_know_whom_it_waited_for() -> None:
     words = Words()
     assert heard(0, words)._root(fault(phase=BARRIER), NONE) == NONE and (words.told, words.asked) == ([-1], [None])
     assert heard(0, Words(), Knowledge(stopped=[0]))._root(fault(phase=BARRIER), NONE) == 0  # its own proxy is stopped
 
 
-def test_witness_of_other_faults_asks_nobody() -> None:
+def test_diagnosis_of_other_faults_asks_nobody() -> None:
     words = Words(r1=2)
     assert heard(0, words)._root(fault(kind=MISMATCH), 1) == 1
     assert heard(0, words)._root(fault(kind=PEER_LOST), NONE) == NONE
     assert words.told == [] and words.asked == []
 
 
-def test_witness_wakes_the_proxy_before_each_kernel() -> None:
+def test_diagnosis_wakes_the_proxy_before_each_kernel() -> None:
     words = torch.zeros(64, dtype=torch.int32)  # as many as a control segment has before its tables
-    one: Any = Witness()
+    one: Any = Diagnosis()
     one.recorder, one.regions = None, SimpleNamespace(control=SimpleNamespace(address=words.data_ptr()))
     for times in (1, 2):
         one.note("throughput_dispatch")

@@ -25,7 +25,7 @@ from uccl_ep import (
 )
 from uccl_ep.fabric.choice import FabricChoice
 from uccl_ep.fabric.config import FabricConfig
-from uccl_ep.membership.roll_call import RollCall
+from uccl_ep.membership.agreement_service import AgreementService
 from uccl_ep.session import session
 from uccl_ep.session.session import Session
 from uccl_ep.settings import settings
@@ -152,8 +152,8 @@ def broken_on(rank: int, method: str, error: Exception, monkeypatch: pytest.Monk
     monkeypatch.setattr(Session, method, step)
 
 
-STEPS = ["_make_segments", "_make_proxy", "_meeting", "_make_context"]
-STARTS = [*(("thread", step) for step in STEPS), ("process", "_meeting"), ("process", "_make_context")]
+STEPS = ["_make_segments", "_make_proxy", "_endpoints", "_make_context"]
+STARTS = [*(("thread", step) for step in STEPS), ("process", "_endpoints"), ("process", "_make_context")]
 
 
 @pytest.mark.parametrize("proxy, step", STARTS)
@@ -344,17 +344,17 @@ def test_session_connection_failure_is_told_to_all(variables: Any, monkeypatch: 
 
 
 def test_session_loss_at_start_up_comes_with_why_the_others_failed() -> None:
-    """The group itself broke; ranks that had already failed have told the rest over the roll call."""
+    """The group itself broke; ranks that had already failed have told the rest over the agreement service."""
     one: Any = Session.__new__(Session)
     loss = PeerLost(rank=0, phase="start-up, exchange of Ready (closed by peer 1)")
-    one.rank, one.roll_call = 0, None
+    one.rank, one.agreement_service = 0, None
     assert one._with_others_words(loss) is loss
-    calls = [RollCall(rank, 3, b"s" * 32, "127.0.0.1") for rank in range(3)]
+    calls = [AgreementService(rank, 3, b"s" * 32, "127.0.0.1") for rank in range(3)]
     try:
         for call in calls:
             call.meet({other.rank: other.address for other in calls})
-        one.roll_call = calls[0]
-        calls[1].accuse(-1, "could not connect to rank(s) 2")
+        one.agreement_service = calls[0]
+        calls[1].report_wait(-1, "could not connect to rank(s) 2")
         error = one._with_others_words(loss)
         assert error.phase == f"{loss.phase}; rank 1 had said: could not connect to rank(s) 2"
         assert "could not connect to rank(s) 2" in str(error)

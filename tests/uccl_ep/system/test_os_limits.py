@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.uccl_ep.forked_pair import free_descriptors
-from uccl_ep.membership.roll_call import RollCall
+from uccl_ep.membership.agreement_service import AgreementService
 from uccl_ep.system import os_limits
 from uccl_ep.system.os_limits import address_space, in_words, limit_behind, naming
 
@@ -70,11 +70,12 @@ def test_limits_are_not_blamed_for_anything_else(monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.parametrize(
-    ("free", "words"), [(0, "socket for the roll call"), (1, "socketpair"), (2, "socketpair"), (3, "epoll_create1")]
+    ("free", "words"),
+    [(0, "socket for the agreement service"), (1, "socketpair"), (2, "socketpair"), (3, "epoll_create1")],
 )
 def test_limits_of_the_roll_call(free: int, words: str) -> None:
     with free_descriptors(free), pytest.raises(OSError, match=f"{words} .*Too many open files.*ulimit -n"):
-        RollCall(0, 2, b"s" * 32, "127.0.0.1")
+        AgreementService(0, 2, b"s" * 32, "127.0.0.1")
 
 
 @pytest.mark.parametrize("free", [0, 1, 7, 16])

@@ -1,1 +1,1 @@
-"""`uccl-ep doctor`: what of this machine each path of uccl-ep can use, what it lacks, and the command that mends it."""
+"""`uccl-ep doctor`: what of this machine each path of uccl-ep can use, what it lacks, and the command that fixes it."""

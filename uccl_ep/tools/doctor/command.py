@@ -45,7 +45,7 @@ def doctor(
         ),
     ] = False,
 ) -> None:
-    """Say what each path of uccl-ep finds on this machine, what is missing, and the command that mends it.
+    """Say what each path of uccl-ep finds on this machine, what is missing, and the command that fixes it.
 
     A path is a place to compute (cpu, cuda, rocm) or a way to move rows (host: shared memory inside a host; tcp, verbs,
     efa, libfabric). Each check says ready, missing, or not needed here. Yellow means missing where the path works all

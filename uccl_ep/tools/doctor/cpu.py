@@ -100,8 +100,8 @@ def sysfs(host: Host) -> Answer:
     unreadable = host.machine.unreadable
     if unreadable:
         shown = f"{seen}; {len(unreadable)} entries cannot be read: {'; '.join(unreadable[:_MOST_LISTED])}"
-        mend = "run the container with a policy that lets it read /sys (read-only is enough), or as another user"
-        return lacking(shown, f"{host.sys} that can be read", mend)
+        fix = "run the container with a policy that lets it read /sys (read-only is enough), or as another user"
+        return lacking(shown, f"{host.sys} that can be read", fix)
     return ready(seen)
 
 

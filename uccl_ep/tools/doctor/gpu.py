@@ -39,12 +39,12 @@ def present(host: Host, vendor: int, told: Mapping[str, Any]) -> Answer:
     return ready(count)
 
 
-def driver(host: Host, told: Mapping[str, Any], version: str, mend: str) -> Answer:
+def driver(host: Host, told: Mapping[str, Any], version: str, fix: str) -> Answer:
     """The vendor's driver library."""
     if host.recorded:
         return not_needed("not asked: a recorded tree is judged")
     if "error" in told:
-        return missing(str(told["error"]), "the GPU's driver, in this container too", mend)
+        return missing(str(told["error"]), "the GPU's driver, in this container too", fix)
     return ready(version)
 
 
@@ -67,21 +67,21 @@ def peer_access(host: Host, told: Mapping[str, Any]) -> Answer:
     needed = "every GPU reaches every other's memory (NVLink, xGMI, or PCIe without ACS in the way)"
     if closed:
         shown = f"GPUs {', '.join(closed[:_MOST_LISTED])}{' and more' if len(closed) > _MOST_LISTED else ''} do not"
-        mend = (
+        fix = (
             "start the NVLink fabric's service (nvidia-fabricmanager); PCIe: switch ACS off, or iommu=pt; "
             "or set UCCL_EP_RANKS_PER_NODE=1"
         )
-        return lacking(shown, needed, mend)
+        return lacking(shown, needed, fix)
     return ready(f"all {len(devices)} reach each other", needed)
 
 
-def device_files(host: Host, paths: list[str], mend: str) -> Answer:
+def device_files(host: Host, paths: list[str], fix: str) -> Answer:
     """Files of the driver that a container lacks unless it is told."""
     if host.recorded:
         return not_needed("a recorded tree has no device files")
     closed = [path for path in paths if not host.may_use(path)]
     needed = "device files that this user may read and write"
-    return missing(f"closed: {', '.join(closed)}", needed, mend) if closed else ready(", ".join(paths), needed)
+    return missing(f"closed: {', '.join(closed)}", needed, fix) if closed else ready(", ".join(paths), needed)
 
 
 def kernel_cache(host: Host) -> Answer:
@@ -91,7 +91,7 @@ def kernel_cache(host: Host) -> Answer:
     parent = next((p for p in (folder, *folder.parents) if p.exists()), folder)
     needed = "a folder that this user may write"
     if not host.may_use(str(parent)):
-        mend = "set UCCL_EP_CACHE_DIR to a writable folder, best one that all hosts share; then uccl-ep warmup"
-        return lacking(f"{folder} cannot be written: every start compiles again", needed, mend)
+        fix = "set UCCL_EP_CACHE_DIR to a writable folder, best one that all hosts share; then uccl-ep warmup"
+        return lacking(f"{folder} cannot be written: every start compiles again", needed, fix)
     kept = len(list(folder.glob("*"))) if folder.is_dir() else 0
     return ready(f"{folder}, {kept} file(s); uccl-ep warmup fills it", needed)

@@ -45,8 +45,8 @@ def slingshot(host: Host) -> Answer:
     answer = rdma.devices("libfabric", host)
     closed = [] if host.recorded else [n.name for n in found if not host.may_use(f"{host.dev}/{n.name}")]
     if closed:
-        mend = "docker run " + " ".join(f"--device={host.dev}/{name}" for name in closed)
-        return missing(f"{host.dev}/{rdma.listed(closed)} is closed", "device files that this user may open", mend)
+        fix = "docker run " + " ".join(f"--device={host.dev}/{name}" for name in closed)
+        return missing(f"{host.dev}/{rdma.listed(closed)} is closed", "device files that this user may open", fix)
     return answer
 
 

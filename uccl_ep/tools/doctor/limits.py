@@ -57,13 +57,13 @@ def locked_memory(host: Host) -> Answer:
     shown = f"{format_bytes(soft)} (hard limit {_amount(hard)})"
     if host.locks_any_memory():
         return ready(f"{shown}, which CAP_IPC_LOCK overrides", needed)
-    mend = (
+    fix = (
         "ulimit -l unlimited; docker run --ulimit memlock=-1:-1; LimitMEMLOCK=infinity in the unit that starts jobs; "
         "* - memlock unlimited in /etc/security/limits.conf"
     )
     if soft < LEAST_LOCKED_BYTES:
-        return missing(shown, needed, mend)
-    return lacking(shown, needed, mend) if soft < GOOD_LOCKED_BYTES else ready(shown, needed)
+        return missing(shown, needed, fix)
+    return lacking(shown, needed, fix) if soft < GOOD_LOCKED_BYTES else ready(shown, needed)
 
 
 def open_files(host: Host) -> Answer:

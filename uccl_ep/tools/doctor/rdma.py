@@ -71,8 +71,8 @@ def _not_known(host: Host, family: str) -> Answer | None:
     unreadable = hidden(host, family)
     if not unreadable or nics(host, family):
         return None
-    mend = "mount /sys read-only into the container and let its security context read it"
-    return missing(f"not known, {unreadable}", "sysfs that can be read", mend)
+    fix = "mount /sys read-only into the container and let its security context read it"
+    return missing(f"not known, {unreadable}", "sysfs that can be read", fix)
 
 
 def devices(family: str, host: Host) -> Answer:
@@ -87,8 +87,8 @@ def devices(family: str, host: Host) -> Answer:
         return not_known
     idle = without_driver(host, family)
     shown = f"no driver has taken {listed(idle)}" if idle else "none"
-    mend = f"modprobe {_DRIVER[family].split()[0]} on the host; ls /sys/class/infiniband should then name it"
-    return missing(shown, f"a NIC with its kernel driver {_DRIVER[family]}", mend)
+    fix = f"modprobe {_DRIVER[family].split()[0]} on the host; ls /sys/class/infiniband should then name it"
+    return missing(shown, f"a NIC with its kernel driver {_DRIVER[family]}", fix)
 
 
 def library(family: str, host: Host) -> Answer:
@@ -119,8 +119,8 @@ def device_files(family: str, host: Host) -> Answer:
             return not_known
         return missing("no NIC has one", needed, "modprobe ib_uverbs on the host")
     if closed:
-        mend = "docker run --device=/dev/infiniband; in Kubernetes the RDMA or EFA device plugin; or chmod 666"
-        return missing(f"closed: {listed(closed)}", needed, mend)
+        fix = "docker run --device=/dev/infiniband; in Kubernetes the RDMA or EFA device plugin; or chmod 666"
+        return missing(f"closed: {listed(closed)}", needed, fix)
     return ready(listed(list(wanted.values())), needed)
 
 
@@ -137,14 +137,14 @@ def ports(family: str, host: Host) -> Answer:
     shown = "; ".join([*good, *([f"not used: {listed(unused, 4)}"] if unused else [])])
     states = {f"{n.name}:{p.number}": p.state for n in nics(host, family) for p in n.ports if not p.active}
     unknown = [name for name, state in states.items() if state == "unknown"]
-    mend = "check cable and switch port; ip link set dev ... up; InfiniBand: a subnet manager must run"
+    fix = "check cable and switch port; ip link set dev ... up; InfiniBand: a subnet manager must run"
     if unknown:
-        mend = f"let this process read the state of {listed(unknown)} in sysfs; {mend}"
+        fix = f"let this process read the state of {listed(unknown)} in sysfs; {fix}"
     if not good:
         if not_known := _not_known(host, family):
             return not_known
-        return missing(shown or "none", "a port that is ACTIVE", mend)
-    return lacking(shown, f"all ports ACTIVE, not {listed(list(states))}", mend) if states else ready(shown)
+        return missing(shown or "none", "a port that is ACTIVE", fix)
+    return lacking(shown, f"all ports ACTIVE, not {listed(list(states))}", fix) if states else ready(shown)
 
 
 def addresses(family: str, host: Host) -> Answer:
@@ -160,8 +160,8 @@ def addresses(family: str, host: Host) -> Answer:
         found.append((f"{index} ({chosen.reason})", str(port)))
     shown = [f"{listed(names)}: {what}" for what, names in grouped(found).items()]
     if wrong:
-        mend = "ip address add ... dev INTERFACE (as root), or set UCCL_EP_GID_INDEX to an entry of the table"
-        return missing("; ".join([*wrong, *shown]), "an address that other hosts reach, on each port", mend)
+        fix = "ip address add ... dev INTERFACE (as root), or set UCCL_EP_GID_INDEX to an entry of the table"
+        return missing("; ".join([*wrong, *shown]), "an address that other hosts reach, on each port", fix)
     return ready("; ".join(shown)) if shown else not_needed("no active port")
 
 
@@ -171,8 +171,8 @@ def mtu(family: str, host: Host) -> Answer:
     needed = f"{_GOOD_MTU}, the same on both ends"
     small = [f"{name} {size}" for name, size in known.items() if 0 < size < _GOOD_MTU]
     if small:
-        mend = "RoCE: ip link set dev INTERFACE mtu 9000 (4200 at least) on every host and switch port"
-        return lacking(listed(small), needed, mend)
+        fix = "RoCE: ip link set dev INTERFACE mtu 9000 (4200 at least) on every host and switch port"
+        return lacking(listed(small), needed, fix)
     unknown = [name for name, size in known.items() if not size]
     if unknown and host.recorded:
         return not_needed(f"a recorded tree does not tell it of {listed(unknown)}")
@@ -198,8 +198,8 @@ def distance(family: str, host: Host) -> Answer:
             far.append(place.where)
     shown = "; ".join(f"{words}: {listed(some)}" for words, some in grouped(rows).items())
     if far and gpus != [""]:
-        mend = "pass the PCIe topology (/sys) through to the virtual machine; or move NICs to the GPUs' sockets"
-        return lacking(shown, f"a NIC nearer to {listed(far)}", mend)
+        fix = "pass the PCIe topology (/sys) through to the virtual machine; or move NICs to the GPUs' sockets"
+        return lacking(shown, f"a NIC nearer to {listed(far)}", fix)
     return ready(shown)
 
 

@@ -23,14 +23,14 @@ class Answer:
 
     Attributes:
         state: READY, MISSING or NOT_NEEDED.
-        found: what is there. needed: what should be. mend: the command, or the step, that makes it so.
+        found: what is there. needed: what should be. fix: the command, or the step, that makes it so.
         blocks: without it the path cannot be used; else it is slower, narrower or less certain.
     """
 
     state: str
     found: str
     needed: str = ""
-    mend: str = ""
+    fix: str = ""
     blocks: bool = True
 
 
@@ -43,7 +43,7 @@ class Finding:
     state: str
     found: str
     needed: str
-    mend: str
+    fix: str
     blocks: bool
 
 
@@ -70,14 +70,14 @@ def ready(found: str, needed: str = "") -> Answer:
     return Answer(READY, found, needed)
 
 
-def missing(found: str, needed: str, mend: str) -> Answer:
+def missing(found: str, needed: str, fix: str) -> Answer:
     """It is not there, and the path cannot do without."""
-    return Answer(MISSING, found, needed, mend)
+    return Answer(MISSING, found, needed, fix)
 
 
-def lacking(found: str, needed: str, mend: str) -> Answer:
+def lacking(found: str, needed: str, fix: str) -> Answer:
     """It is not there; the path works without, only less well."""
-    return Answer(MISSING, found, needed, mend, blocks=False)
+    return Answer(MISSING, found, needed, fix, blocks=False)
 
 
 def not_needed(why: str) -> Answer:
@@ -103,7 +103,7 @@ def examine(check: Check, host: Host) -> Finding:
             "report it with the output of `uccl-ep doctor --json`",
         )
     return Finding(
-        check.path, check.name, answer.state, short(answer.found), answer.needed, short(answer.mend), answer.blocks
+        check.path, check.name, answer.state, short(answer.found), answer.needed, short(answer.fix), answer.blocks
     )
 
 

@@ -75,7 +75,7 @@ def _story(finding: Finding) -> Text:
     text = Text(finding.found)
     if finding.state == MISSING:
         text.append(f"\nneeded: {finding.needed}" if finding.needed else "", "dim")
-        text.append(f"\nmend: {finding.mend}" if finding.mend else "", "bold")
+        text.append(f"\nfix: {finding.fix}" if finding.fix else "", "bold")
     return text
 
 

@@ -47,11 +47,11 @@ def peers_memory(host: Host) -> Answer:
         finally:
             child.kill()
     if problem:
-        mend = (
+        fix = (
             "run the ranks of a host as one user in one pid namespace (one container, or docker run --pid=host), "
             "with /proc mounted without hidepid"
         )
-        return missing(problem + beside, needed, mend)
+        return missing(problem + beside, needed, fix)
     return ready("a child's segment was opened and read" + beside, needed)
 
 

@@ -22,12 +22,12 @@ def address(host: Host) -> Answer:
     own = _interfaces(host)
     if chosen not in own:
         there = ", ".join(own) or "none"
-        mend = f"set UCCL_EP_INTERFACE to an address of this host: {there}"
-        return missing(f"{chosen} ({why}) is no address of this host", needed, mend)
+        fix = f"set UCCL_EP_INTERFACE to an address of this host: {there}"
+        return missing(f"{chosen} ({why}) is no address of this host", needed, fix)
     if ipaddress.ip_address(chosen).is_loopback:
         others = [a for a in own if not ipaddress.ip_address(a).is_loopback]
-        mend = f"set UCCL_EP_INTERFACE to one of {', '.join(others)}" if others else "docker run --network=host"
-        return lacking(f"{chosen} ({why}): ranks of other hosts do not reach it", needed, mend)
+        fix = f"set UCCL_EP_INTERFACE to one of {', '.join(others)}" if others else "docker run --network=host"
+        return lacking(f"{chosen} ({why}): ranks of other hosts do not reach it", needed, fix)
     return ready(f"{chosen} on {own[chosen]} ({why})", needed)
 
 

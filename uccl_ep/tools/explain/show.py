@@ -14,7 +14,9 @@ def show(story: Story, console: Console) -> None:
     """Prints a story; sentences that name the rank that it leads to first stand out."""
     console.print(Text(f"job {story.job}: {story.num_ranks} ranks, {len(story.ranks)} records", style="dim"))
     for number, sentence in enumerate(tell(story)):
-        console.print(Text(printable(sentence), style="bold red" if number == 0 and story.culprit is not None else ""))
+        console.print(
+            Text(printable(sentence), style="bold red" if number == 0 and story.root_cause is not None else "")
+        )
     console.print(_table(story))
 
 
@@ -26,7 +28,7 @@ def _table(story: Story) -> Table:
     gone = {loss.rank: loss for loss in story.lost}
     rows = {rank.rank: rank for rank in story.ranks}
     for rank in sorted({*rows, *gone, *story.missing}):
-        style = "red" if rank == story.culprit else ""
+        style = "red" if rank == story.root_cause else ""
         if rank not in rows:
             state = f"lost T{gone[rank].at_s:+.3f} s" if rank in gone else "no record"
             host = printable(gone[rank].host) if rank in gone else ""

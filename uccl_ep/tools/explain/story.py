@@ -96,14 +96,14 @@ class Story:
     """Everything, relative to `zero` (seconds since 1970): the first loss or fault, or the first record.
 
     Attributes:
-        culprit: the rank that the others' trouble leads to; None: none is known. missing: ranks without a record.
+        root_cause: the rank that the others' trouble leads to; None: none is known. missing: ranks without a record.
         clocks: how the hosts' clocks were compared.
     """
 
     job: str
     num_ranks: int
     zero: float
-    culprit: int | None
+    root_cause: int | None
     lost: list[Loss]
     waits: list[Waiting]
     ranks: list[RankStory]
@@ -139,7 +139,7 @@ class _Reading:
             job=self.first.job,
             num_ranks=self.first.num_ranks,
             zero=self.clocks.wall(self.zero),
-            culprit=self._culprit(lost, waits),
+            root_cause=self._root_cause(lost, waits),
             lost=lost,
             waits=waits,
             ranks=[self._rank(record) for record in self.records.values()],
@@ -235,7 +235,7 @@ class _Reading:
                     last = f"{words_of_key(of, about)} {_when(self.seconds(self.clocks.common(record, ns)))}"
         return last
 
-    def _culprit(self, lost: list[Loss], waits: list[Waiting]) -> int | None:
+    def _root_cause(self, lost: list[Loss], waits: list[Waiting]) -> int | None:
         """Who was lost first; else whom most ranks blame that is not itself waiting for somebody else."""
         if lost:
             return min(lost, key=lambda loss: loss.at_s).rank
@@ -304,10 +304,12 @@ def tell(story: Story) -> list[str]:
 
 def _first(story: Story) -> str:
     if story.lost:
-        return f"Rank {story.culprit} was lost first." if len(story.lost) > 1 else f"Rank {story.culprit} was lost."
-    if story.culprit is not None:
-        waiting = sorted({wait.rank for wait in story.waits if wait.peer == story.culprit})
-        return f"Rank {story.culprit} held the others up: {_ranks(waiting)} waited for it in vain."
+        return (
+            f"Rank {story.root_cause} was lost first." if len(story.lost) > 1 else f"Rank {story.root_cause} was lost."
+        )
+    if story.root_cause is not None:
+        waiting = sorted({wait.rank for wait in story.waits if wait.peer == story.root_cause})
+        return f"Rank {story.root_cause} held the others up: {_ranks(waiting)} waited for it in vain."
     if any(rank.error for rank in story.ranks):
         return "No rank can be blamed from these records."
     return "No rank has failed in these records."

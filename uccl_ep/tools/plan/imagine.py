@@ -1,4 +1,4 @@
-"""The introductions that a job's ranks would make, from sysfs trees of their hosts: what a plan starts from before
+"""The hellos that a job's ranks would make, from sysfs trees of their hosts: what a plan starts from before
 there is a job. The same code as at a real start reads the trees (fabric/facts.py); only drivers cannot be asked.
 """
 
@@ -13,8 +13,8 @@ from uccl_ep.errors import UcclEpError, refuse
 from uccl_ep.fabric.facts import Probes, gather
 from uccl_ep.fabric.registration import IN_HOST_MEMORY, Kernel, Registration, choose_registration
 from uccl_ep.fabric.sysfs import Machine, PciFunction, read_machine
-from uccl_ep.group.handshake import Introduction
-from uccl_ep.group.self_description import UNLIMITED, Portrait, paint
+from uccl_ep.group.handshake import Hello
+from uccl_ep.group.self_description import UNLIMITED, SelfDescription, describe_self
 from uccl_ep.settings import Settings
 
 _AMD = 0x1002
@@ -87,7 +87,7 @@ class _Host:
         return None if settings.device == "cpu" or not gpus else gpus[local % len(gpus)]
 
 
-def introduce(job: Job, settings: Settings) -> list[Introduction]:
+def introduce(job: Job, settings: Settings) -> list[Hello]:
     """What the ranks would say of themselves. A rank whose network cannot be described says so in `error`."""
     hosts: list[_Host] = []
     for number in range(job.num_hosts):
@@ -95,7 +95,7 @@ def introduce(job: Job, settings: Settings) -> list[Introduction]:
         tree = job.trees[min(number, len(job.trees) - 1)]
         ranks = range(first, min(first + job.ranks_per_host, job.ranks))
         hosts.append(_Host(f"host{number}", tree, _read_once(tree, hosts), ranks))
-    made: dict[tuple[str, int, int], Introduction] = {}  # hosts with the same tree say the same, but for the numbers
+    made: dict[tuple[str, int, int], Hello] = {}  # hosts with the same tree say the same, but for the numbers
     told = []
     for host in hosts:
         for rank in host.ranks:
@@ -113,7 +113,7 @@ def _read_once(tree: str, hosts: Sequence[_Host]) -> Machine:
     return next((host.machine for host in hosts if host.tree == tree), None) or read_machine(tree)
 
 
-def _introduction(host: _Host, rank: int, settings: Settings) -> Introduction:
+def _introduction(host: _Host, rank: int, settings: Settings) -> Hello:
     local = rank - host.ranks.start
     gpu = host.gpu_of(local, settings)
     kind = _kind(gpu, host.tree)
@@ -128,7 +128,7 @@ def _introduction(host: _Host, rank: int, settings: Settings) -> Introduction:
             ).plain()
         except UcclEpError as problem:
             error = str(problem)
-    return Introduction(
+    return Hello(
         rank=rank,
         hostname=host.name,
         host_id=host.name,
@@ -143,7 +143,7 @@ def _introduction(host: _Host, rank: int, settings: Settings) -> Introduction:
         gpu="" if gpu is None else gpu.address,
         exportable=1,
         fabric=fabric,
-        portrait=_portrait(host, local, gpu, settings).plain(),
+        self_description=_portrait(host, local, gpu, settings).plain(),
     )
 
 
@@ -195,11 +195,11 @@ def _cpus_of(host: _Host, local: int, gpu: PciFunction | None) -> list[int]:
     return cpus[first : first + each]
 
 
-def _portrait(host: _Host, local: int, gpu: PciFunction | None, settings: Settings) -> Portrait:
-    mine = paint(settings)
+def _portrait(host: _Host, local: int, gpu: PciFunction | None, settings: Settings) -> SelfDescription:
+    mine = describe_self(settings)
     every = {cpu for _, cpus in host.machine.cpus_of_node for cpu in cpus}
     near = _cpus_of(host, local, gpu)
-    return Portrait(
+    return SelfDescription(
         num_cpus=len(every) or mine.num_cpus,
         pin_cpus=settings.pin_cpus,
         proxy_threads=settings.proxy_threads,

@@ -10,7 +10,7 @@ from uccl_ep.config import combine_config, dispatch_config
 from uccl_ep.cost_model.expected_bytes import expect
 from uccl_ep.errors import InvalidArgument
 from uccl_ep.fabric.choice import choose_fabric
-from uccl_ep.group.handshake import Introduction
+from uccl_ep.group.handshake import Hello
 from uccl_ep.group.topology import Topology, split_into_nodes
 from uccl_ep.layout.combine_form import CombineForm, by_model, room_for_sums
 from uccl_ep.layout.plan import MemoryBill, MemoryPlan, low_latency_layout
@@ -86,8 +86,8 @@ def memory_of(job: Job, agreed: Agreed, whole: Topology) -> MemoryBill:
     if low and agreed.fabric.pins_memory:
         plan.reserve_zero_copy(min(rdma, _native.MAX_REGION_BYTES - plan.zero_copy_offset), pinned=True)
     _ = plan.flat_bytes
-    return plan.bill(agreed.placement.where, agreed.placement.reason, _on_gpu(agreed.introductions))
+    return plan.bill(agreed.placement.where, agreed.placement.reason, _on_gpu(agreed.hellos))
 
 
-def _on_gpu(told: Sequence[Introduction]) -> bool:
+def _on_gpu(told: Sequence[Hello]) -> bool:
     return told[0].device != "cpu"

@@ -50,7 +50,7 @@ def print_plan(plan: GroupPlan, console: Console, reasons_of: Sequence[int], eve
 
 
 def _panel(caution: Caution) -> Panel:
-    text = Text.assemble(caution.text, ("\nmend: ", "bold"), (caution.mend, "bold"))
+    text = Text.assemble(caution.text, ("\nfix: ", "bold"), (caution.fix, "bold"))
     style = _STYLE[caution.level]
     return Panel(text, title=Text(f"WARNING: {caution.kind}", style), title_align="left", border_style=style, box=HEAVY)
 

@@ -28,8 +28,8 @@ TEST(transport_efa_lane_a_cut_request_is_told_of_after_all_its_pieces) {
     g.lane(0).flush();
     Arrival a{};
     CHECK(contract::poll_until([&] {
-      u64 token;
-      g.lane(0).poll_completions(std::span(&token, 1));
+      u64 wr_id;
+      g.lane(0).poll_completions(std::span(&wr_id, 1));
       return g.lane(1).poll_arrivals(std::span(&a, 1)) == 1;
     }));
     CHECK_EQ(a.immediate, 7u);
@@ -51,17 +51,17 @@ TEST(transport_efa_lane_a_lost_peer_takes_nobody_along) {
   CHECK_EQ(g.lane(0).post(both), 2u);
   g.lane(0).flush();
   PeerEvent e{};
-  u64 token = 0;
+  u64 wr_id = 0;
   bool told = false, done = false;
   CHECK(contract::poll_until([&] {
     Arrival a;
     g.lane(0).poll_arrivals(std::span(&a, 1));
     g.lane(2).poll_arrivals(std::span(&a, 1));
-    done |= g.lane(0).poll_completions(std::span(&token, 1)) == 1;
+    done |= g.lane(0).poll_completions(std::span(&wr_id, 1)) == 1;
     told |= g.lane(0).poll_events(std::span(&e, 1)) == 1;
     return told && done;
   }));
-  CHECK_EQ(token, 2u);
+  CHECK_EQ(wr_id, 2u);
   CHECK_EQ(e.peer, 1u);
   CHECK(e.fault == PeerFault::kLost);
   CHECK_EQ(e.code, kVerbsStatus | static_cast<int>(ibv::kWcRetryExcErr));

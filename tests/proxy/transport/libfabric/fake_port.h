@@ -136,7 +136,7 @@ struct Group {
     const std::size_t n = lanes[rank]->poll_arrivals(a);
     return {a, a + n};
   }
-  std::vector<u64> tokens(u32 rank) {
+  std::vector<u64> wr_ids(u32 rank) {
     u64 t[64];
     lanes[rank]->poll_arrivals({});
     const std::size_t n = lanes[rank]->poll_completions(t);
@@ -157,8 +157,8 @@ struct Group {
   std::vector<std::unique_ptr<LibfabricLane>> lanes;
 };
 
-inline WriteRequest request(u32 peer, u32 immediate, u64 bytes, u64 token = 0, u64 at = 0) {
-  return WriteRequest{peer, immediate, contract::random_bytes(), Group::kBase + at, bytes, token};
+inline WriteRequest request(u32 peer, u32 immediate, u64 bytes, u64 wr_id = 0, u64 at = 0) {
+  return WriteRequest{peer, immediate, contract::random_bytes(), Group::kBase + at, bytes, wr_id};
 }
 
 }  // namespace fake

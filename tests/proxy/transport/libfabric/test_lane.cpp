@@ -26,18 +26,18 @@ TEST(libfabric_lane_cuts_long_writes_and_the_last_piece_waits) {
   CHECK_EQ(g.port(0).pending.size(), 2u);  // the third carries the immediate
   for (const RmaWrite& w : g.port(0).pending) CHECK(!w.with_data && w.confirmed && w.bytes == 100);
   g.port(0).deliver(1);
-  CHECK(g.tokens(0).empty());
+  CHECK(g.wr_ids(0).empty());
   CHECK_EQ(g.port(0).pending.size(), 1u);  // one of the two has landed: still not
   CHECK(g.arrivals(1).empty());
   g.port(0).deliver(0);
-  CHECK(g.tokens(0).empty());
+  CHECK(g.wr_ids(0).empty());
   CHECK_EQ(g.port(0).pending.size(), 1u);
   CHECK(g.port(0).pending[0].with_data);
   CHECK_EQ(g.port(0).pending[0].bytes, 50u);
   g.port(0).deliver(0);
-  const auto tokens = g.tokens(0);
-  CHECK_EQ(tokens.size(), 1u);
-  CHECK_EQ(tokens[0], 4u);
+  const auto wr_ids = g.wr_ids(0);
+  CHECK_EQ(wr_ids.size(), 1u);
+  CHECK_EQ(wr_ids[0], 4u);
   const auto arrived = g.arrivals(1);
   CHECK_EQ(arrived.size(), 1u);
   CHECK_EQ(arrived[0].immediate, 9u);
@@ -55,9 +55,9 @@ TEST(libfabric_lane_sends_pieces_at_once_where_the_provider_keeps_order) {
   CHECK_EQ(g.port(0).pending.size(), 2u);
   CHECK(!g.port(0).pending[0].with_data && g.port(0).pending[1].with_data);
   g.port(0).deliver(1);
-  CHECK(g.tokens(0).empty());  // the first is still open
+  CHECK(g.wr_ids(0).empty());  // the first is still open
   g.port(0).deliver(0);
-  CHECK_EQ(g.tokens(0).size(), 1u);
+  CHECK_EQ(g.wr_ids(0).size(), 1u);
 }
 
 // Random sizes, pieces, refusals and delivery orders: all that is posted comes back once and lands.
@@ -78,7 +78,7 @@ TEST(libfabric_lane_random_writes_over_a_hard_provider) {
       g.port(0).hold = next() % 3 == 0;
       if (posted < kWrites)
         posted += static_cast<u32>(g.post(0, request(1 + posted % 2, posted, posted * 16, posted, posted * 1000)));
-      for (const u64 t : g.tokens(0)) {
+      for (const u64 t : g.wr_ids(0)) {
         CHECK_EQ(done.at(t)++, 0u);
         ++completed;
       }
@@ -102,11 +102,11 @@ TEST(libfabric_lane_a_peer_that_takes_nothing_holds_up_nobody) {
   g.port(0).refuse_destination = 1;
   for (u32 i = 0; i < 5; ++i) CHECK_EQ(g.post(0, request(1, i, 8, i)), 1u);
   CHECK_EQ(g.post(0, request(2, 7, 8, 70)), 1u);
-  const auto tokens = g.tokens(0);
-  CHECK_EQ(tokens.size(), 1u);
-  CHECK_EQ(tokens[0], 70u);
+  const auto wr_ids = g.wr_ids(0);
+  CHECK_EQ(wr_ids.size(), 1u);
+  CHECK_EQ(wr_ids[0], 70u);
   g.port(0).refuse_destination = ~0ull;
-  CHECK_EQ(g.tokens(0).size() + g.tokens(0).size(), 5u);
+  CHECK_EQ(g.wr_ids(0).size() + g.wr_ids(0).size(), 5u);
   CHECK_EQ(g.arrivals(1).size(), 5u);
 }
 
@@ -119,7 +119,7 @@ TEST(libfabric_lane_gives_up_on_who_takes_nothing_for_too_long) {
   CHECK(g.events(0).empty());
   std::vector<PeerEvent> events;
   CHECK(contract::poll_until([&] {
-    g.tokens(0);
+    g.wr_ids(0);
     events = g.events(0);
     return !events.empty();
   }));
@@ -161,7 +161,7 @@ TEST(libfabric_lane_knows_senders_by_their_endpoint) {
   g.post(2, request(0, 0xffffffff, 8, 1));
   g.port(0).inject(RmaEvent{.arrival = true, .data = 1, .source = fi::kAddrUnspec});
   g.port(0).inject(RmaEvent{.arrival = true, .data = 1, .source = 0});  // itself
-  g.tokens(2);
+  g.wr_ids(2);
   const auto a = g.arrivals(0);
   CHECK_EQ(a.size(), 1u);
   CHECK_EQ(a[0].peer, 2u);
@@ -175,7 +175,7 @@ TEST(libfabric_lane_knows_senders_by_the_immediate) {
   fake::Group g(3, shape);
   g.post(2, request(0, pack(Immediate{ImmediateKind::kArrive, 2, 5}), 8));
   g.post(2, request(0, pack(Immediate{ImmediateKind::kArrive, 9, 5}), 8));  // no such rank
-  g.tokens(2);
+  g.wr_ids(2);
   const auto a = g.arrivals(0);
   CHECK_EQ(a.size(), 1u);
   CHECK_EQ(a[0].peer, 2u);
@@ -194,9 +194,9 @@ TEST(libfabric_lane_a_failed_write_ends_its_peer_once) {
     g.port(0).deliver(0);
     g.port(0).deliver(0, x.error);
     g.port(0).deliver(0, x.error);
-    const auto tokens = g.tokens(0);
-    CHECK_EQ(tokens.size(), 1u);
-    CHECK_EQ(tokens[0], 0u);
+    const auto wr_ids = g.wr_ids(0);
+    CHECK_EQ(wr_ids.size(), 1u);
+    CHECK_EQ(wr_ids[0], 0u);
     const auto events = g.events(0);
     CHECK_EQ(events.size(), 1u);
     CHECK_EQ(events[0].peer, 1u);
@@ -205,7 +205,7 @@ TEST(libfabric_lane_a_failed_write_ends_its_peer_once) {
     CHECK_EQ(g.post(0, request(1, 9, 8, 9)), 1u);
     CHECK_EQ(g.post(0, request(2, 9, 8, 99)), 1u);
     g.port(0).hold = false;
-    const auto after = g.tokens(0);
+    const auto after = g.wr_ids(0);
     CHECK(after.size() >= 1 && after.back() == 99u);
     CHECK(g.events(0).empty());
   }
@@ -216,7 +216,7 @@ TEST(libfabric_lane_an_impossible_write_is_a_protocol_fault) {
   fake::Group g(2);
   g.port(0).impossible = EFAULT;
   g.post(0, request(1, 1, 8, 1));
-  g.tokens(0);
+  g.wr_ids(0);
   const auto events = g.events(0);
   CHECK_EQ(events.size(), 1u);
   CHECK(events[0].fault == PeerFault::kProtocol);
@@ -236,17 +236,17 @@ TEST(libfabric_lane_an_error_between_pieces) {
   g.post(0, request(1, 2, 45, 2));
   CHECK_EQ(g.port(0).pending.size(), 4u);
   g.port(0).deliver(2, EIO);
-  CHECK(g.tokens(0).empty());
+  CHECK(g.wr_ids(0).empty());
   CHECK_EQ(g.events(0).size(), 1u);
   g.port(0).hold = false;
-  CHECK(g.tokens(0).empty());
+  CHECK(g.wr_ids(0).empty());
   CHECK(g.arrivals(1).empty());
 }
 
 TEST(libfabric_lane_writes_without_bytes_touch_nothing) {
   fake::Group g(2);
   CHECK_EQ(g.post(0, WriteRequest{1, 6, nullptr, ~0ull, 0, 3}), 1u);
-  CHECK_EQ(g.tokens(0).size(), 1u);
+  CHECK_EQ(g.wr_ids(0).size(), 1u);
   CHECK_EQ(g.arrivals(1).size(), 1u);
   CHECK_EQ(g.port(0).written[0].bytes, 0u);
   for (const u8 b : g.memory[1]) CHECK_EQ(static_cast<int>(b), 0);

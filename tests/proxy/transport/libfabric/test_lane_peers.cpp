@@ -10,9 +10,9 @@ using fake::request;
 TEST(libfabric_lane_peers_goodbye_waits_for_last_words) {
   fake::Group g(2);
   g.post(0, request(1, 1, 8, 1));
-  CHECK_EQ(g.tokens(0).size(), 1u);  // complete, so it counts; rank 1 has not looked yet
+  CHECK_EQ(g.wr_ids(0).size(), 1u);  // complete, so it counts; rank 1 has not looked yet
   g.lanes[0]->close_peer(1);
-  g.tokens(0);
+  g.wr_ids(0);
   Arrival none;
   CHECK_EQ(g.lanes[1]->poll_arrivals(std::span(&none, 0)), 0u);  // read, and kept for the caller
   CHECK(g.events(1).empty());
@@ -28,11 +28,11 @@ TEST(libfabric_lane_peers_goodbye_waits_for_last_words) {
 TEST(libfabric_lane_peers_goodbye_does_not_wait_for_ever) {
   fake::Group g(2);
   g.post(0, request(1, 1, 8, 1));
-  g.tokens(0);
+  g.wr_ids(0);
   RmaEvent e;
   CHECK_EQ(g.port(1).poll(std::span(&e, 1)), 1u);  // taken away before rank 1's lane sees it
   g.lanes[0]->close_peer(1);
-  g.tokens(0);
+  g.wr_ids(0);
   g.arrivals(1);
   CHECK(g.events(1).empty());
   std::vector<PeerEvent> events;
@@ -98,7 +98,7 @@ TEST(libfabric_lane_peers_keep_what_arrives_before_they_are_open) {
   g.lanes[0]->set_tag(1, g.lanes[1]->tag_for(0));
   g.lanes[0]->open(1);
   for (u32 i = 0; i < 3; ++i) g.post(0, request(1, i, 8, i));
-  g.tokens(0);
+  g.wr_ids(0);
   for (int i = 0; i < 3; ++i) g.lanes[1]->work();
   g.lanes[1]->open(0);
   CHECK_EQ(g.arrivals(1).size(), 3u);
@@ -130,10 +130,10 @@ TEST(libfabric_lane_peers_closed_peers_tokens_and_arrivals_are_not_reported) {
   g.post(0, request(1, 1, 8, 1));
   g.lanes[0]->poll_arrivals({});  // complete, but not yet asked for
   g.post(1, request(0, 2, 8, 2));
-  g.tokens(1);
+  g.wr_ids(1);
   g.lanes[0]->poll_arrivals({});
   g.lanes[0]->close_peer(1);
-  CHECK(g.tokens(0).empty());
+  CHECK(g.wr_ids(0).empty());
   CHECK(g.arrivals(0).empty());
   CHECK(g.events(0).empty());
 }

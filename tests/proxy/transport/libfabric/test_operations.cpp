@@ -14,11 +14,11 @@ TEST(libfabric_operations_pool_gives_each_once) {
   CHECK_EQ(pool.take(), kNoOperation);
   CHECK_EQ(pool.free(), 0u);
   CHECK_EQ(pool.used(), 5u);
-  pool[3].token = 77;
+  pool[3].wr_id = 77;
   pool[3].dropped = true;
   pool.give_back(3);
   CHECK_EQ(pool.take(), 3u);
-  CHECK_EQ(pool[3].token, 0u);
+  CHECK_EQ(pool[3].wr_id, 0u);
   CHECK(!pool[3].dropped);
   CHECK_EQ(pool.take(), kNoOperation);
 }

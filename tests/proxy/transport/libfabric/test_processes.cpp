@@ -123,9 +123,9 @@ int exchange_all(Rank& me) {
       lane.flush();
     }
     Arrival a[16];
-    u64 tokens[16];
+    u64 wr_ids[16];
     const std::size_t n = lane.poll_arrivals(a);
-    completed += lane.poll_completions(tokens);
+    completed += lane.poll_completions(wr_ids);
     for (std::size_t j = 0; j < n; ++j) {
       const u64 k = me.key(a[j].peer, me.rank, a[j].immediate);
       const u8* at = &me.memory[me.slot(a[j].peer, a[j].immediate)];
@@ -160,8 +160,8 @@ int outlive_rank_1(Rank& me, bool in_order) {
     lane.post(std::span(&w, 1));
     lane.flush();
     Arrival a[16];
-    u64 tokens[16];
-    others += lane.poll_completions(tokens);
+    u64 wr_ids[16];
+    others += lane.poll_completions(wr_ids);
     heard += lane.poll_arrivals(a);
     if (!asked && others > 20) {
       asked = true;

@@ -23,7 +23,7 @@ contract::Family seeded(u64 seed) {
 
 struct Orders {
   std::vector<u32> arrivals;
-  std::vector<u64> tokens;
+  std::vector<u64> wr_ids;
   u32 polls = 0;  // until the last arrival
 };
 Orders deliver(u64 seed, u32 count) {
@@ -41,9 +41,9 @@ Orders deliver(u64 seed, u32 count) {
     const std::size_t n = g.lane(1).poll_arrivals(a);
     for (std::size_t i = 0; i < n; ++i) o.arrivals.push_back(a[i].immediate);
   }
-  for (int i = 0; i < 1000 && o.tokens.size() < count; ++i) {
+  for (int i = 0; i < 1000 && o.wr_ids.size() < count; ++i) {
     const std::size_t n = g.lane(0).poll_completions(t);
-    o.tokens.insert(o.tokens.end(), t, t + n);
+    o.wr_ids.insert(o.wr_ids.end(), t, t + n);
   }
   return o;
 }
@@ -65,7 +65,7 @@ TEST(transport_loopback_keeps_order_without_a_seed) {
   bool sorted = false;
   const Orders o = deliver(0, 50);
   CHECK(is_sorted_whole(o.arrivals, 50, &sorted) && sorted);
-  CHECK(is_sorted_whole(o.tokens, 50, &sorted) && sorted);
+  CHECK(is_sorted_whole(o.wr_ids, 50, &sorted) && sorted);
   CHECK_EQ(o.polls, 1u);
 }
 
@@ -76,7 +76,7 @@ TEST(transport_loopback_shuffles_arrivals_and_completions) {
     bool sorted = true;
     CHECK(is_sorted_whole(o.arrivals, 50, &sorted));
     CHECK(!sorted);
-    CHECK(is_sorted_whole(o.tokens, 50, &sorted));
+    CHECK(is_sorted_whole(o.wr_ids, 50, &sorted));
     CHECK(!sorted);
     CHECK(o.polls > 1);   // some were held back
     CHECK(o.polls <= 18);  // but none for ever: 16 polls and the one that takes it

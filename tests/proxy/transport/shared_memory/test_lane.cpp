@@ -58,9 +58,9 @@ TEST(transport_shared_memory_lane_wraps_its_ring) {
     CHECK_EQ(b.out->tail, i + 1ull);
     CHECK_EQ(mailbox_slots(b.out)[i % 4], i);
     b.out->consumed = i + 1;
-    u64 token;
-    CHECK_EQ(b.lane.poll_completions(std::span(&token, 1)), 1u);
-    CHECK_EQ(token, i);
+    u64 wr_id;
+    CHECK_EQ(b.lane.poll_completions(std::span(&wr_id, 1)), 1u);
+    CHECK_EQ(wr_id, i);
   }
 }
 
@@ -68,10 +68,10 @@ TEST(transport_shared_memory_lane_waits_for_completions_to_be_taken) {
   Bench b;
   for (u32 i = 0; i < 4; ++i) CHECK(b.post(i));
   CHECK(!b.post(4));
-  b.out->consumed = 4;  // room in the mailbox, but nobody took the tokens
+  b.out->consumed = 4;  // room in the mailbox, but nobody took the wr_ids
   CHECK(!b.post(4));
-  u64 token;
-  CHECK_EQ(b.lane.poll_completions(std::span(&token, 1)), 1u);
+  u64 wr_id;
+  CHECK_EQ(b.lane.poll_completions(std::span(&wr_id, 1)), 1u);
   CHECK(b.post(4));
 }
 

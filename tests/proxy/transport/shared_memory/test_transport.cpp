@@ -30,8 +30,8 @@ std::string play(Transport& t, u32 me, const u8* memory) {
       ++sent;
     }
     lane.flush();
-    u64 tokens[16];
-    completed += static_cast<u32>(lane.poll_completions(tokens));
+    u64 wr_ids[16];
+    completed += static_cast<u32>(lane.poll_completions(wr_ids));
     Arrival a;
     while (lane.poll_arrivals(std::span(&a, 1)) == 1) {
       const u64 bytes = contract::mix(a.immediate, 1 - me) % kSlot;
@@ -133,8 +133,8 @@ TEST(transport_shared_memory_survives_a_killed_process) {
   CHECK_EQ(waitpid(pid, nullptr, 0), pid);
   std::vector<WriteRequest> many(100, WriteRequest{1, 1, contract::random_bytes(), 4096, 64, 1});
   CHECK_EQ(t.lane(0).post(many), 64u);
-  u64 tokens[100];
-  CHECK_EQ(t.lane(0).poll_completions(tokens), 64u);
+  u64 wr_ids[100];
+  CHECK_EQ(t.lane(0).poll_completions(wr_ids), 64u);
   CHECK_EQ(t.lane(0).post(many), 0u);
   t.lane(0).close_peer(1);  // the engine's part, once the pid is gone
   CHECK_EQ(t.lane(0).post(many), 100u);

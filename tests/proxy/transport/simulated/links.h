@@ -30,7 +30,7 @@ struct Links {
     out.resize(lanes[rank]->poll_arrivals(out));
     return out;
   }
-  std::vector<u64> tokens(u32 rank) {
+  std::vector<u64> wr_ids(u32 rank) {
     std::vector<u64> out(256);
     out.resize(lanes[rank]->poll_completions(out));
     return out;

@@ -32,7 +32,7 @@ Seen forty_writes(const NetworkSettings& settings) {
       seen.order.push_back(a.immediate);
       for (u32 i = 0; i < 64; ++i) CHECK_EQ(static_cast<u32>(l.memory[1][a.immediate * 64 + i]), a.immediate + 1);
     }
-    completed += l.tokens(0).size();
+    completed += l.wr_ids(0).size();
     CHECK(completed <= seen.order.size());  // nothing is complete that has not arrived
   }
   CHECK_EQ(completed, 40u);

@@ -52,7 +52,7 @@ TEST(simulated_network_ends_half_open_swallows_in_silence) {
   l.post(0, 1, 5);
   l.post(1, 0, 6);
   settle(l);
-  CHECK(l.arrivals(1).empty() && l.tokens(0).empty());
+  CHECK(l.arrivals(1).empty() && l.wr_ids(0).empty());
   CHECK_EQ(l.arrivals(0).size(), 1u);
   CHECK(l.events(0).empty() && l.events(1).empty());
   CHECK_EQ(l.network->totals().dropped, 1u);

@@ -9,11 +9,11 @@ TEST(simulated_plan_profiles_have_names) {
   CHECK(link_profile("rc").ordered && !link_profile("srd").ordered);
   CHECK_EQ(link_profile("srd").name, std::string("srd"));
   try {
-    link_profile("tokens");
+    link_profile("wr_ids");
     CHECK(false);
   } catch (const std::invalid_argument& e) {
     const std::string text = e.what();
-    CHECK(text.find("'tokens'") != std::string::npos && text.find("rc, srd") != std::string::npos);
+    CHECK(text.find("'wr_ids'") != std::string::npos && text.find("rc, srd") != std::string::npos);
   }
 }
 

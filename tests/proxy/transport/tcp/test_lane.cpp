@@ -47,10 +47,10 @@ TEST(transport_tcp_lane_small_messages_share_system_calls) {
   CHECK(g.lane(1).counters().system_calls - before_receive <= polls + 20);
   CHECK(contract::poll_until([&] {
     Arrival a;
-    u64 tokens[256];
+    u64 wr_ids[256];
     g.lane(1).poll_arrivals(std::span(&a, 1));
     g.lane(0).poll_arrivals(std::span(&a, 1));
-    completed += g.lane(0).poll_completions(tokens);
+    completed += g.lane(0).poll_completions(wr_ids);
     return completed == 256;
   }));
 }
@@ -62,14 +62,14 @@ TEST(transport_tcp_lane_a_busy_peer_starves_nobody) {
   shape.max_in_flight = 512;
   contract::Group g(kTcp, shape);
   std::vector<WriteRequest> flood(512, WriteRequest{0, 1, contract::random_bytes(), g.kBase, 64, 1});
-  u64 tokens[512];
+  u64 wr_ids[512];
   bool sent = false, heard = false, acknowledged = false;
   Arrival a[16];
   for (int i = 0; i < 3000 && !acknowledged; ++i) {
     g.lane(1).post(flood);
     g.lane(1).flush();
     g.lane(1).poll_arrivals(a);
-    g.lane(1).poll_completions(tokens);
+    g.lane(1).poll_completions(wr_ids);
     if (i > 20 && !sent) {
       const WriteRequest r{0, 77, contract::random_bytes(), g.kBase + 4096, 64, 9};
       sent = g.lane(2).post(std::span(&r, 1)) == 1;
@@ -79,7 +79,7 @@ TEST(transport_tcp_lane_a_busy_peer_starves_nobody) {
     for (std::size_t j = 0; j < n; ++j) heard |= a[j].peer == 2 && a[j].immediate == 77;
     Arrival none[4];
     g.lane(2).poll_arrivals(none);
-    acknowledged = g.lane(2).poll_completions(tokens) == 1;
+    acknowledged = g.lane(2).poll_completions(wr_ids) == 1;
   }
   CHECK(sent && heard && acknowledged);
 }

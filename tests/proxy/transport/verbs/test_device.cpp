@@ -99,8 +99,8 @@ void late_rank(bool extended) {
     t[from]->lane(0).flush();
     Arrival a{};
     CHECK(contract::poll_until([&] {
-      u64 token;
-      t[from]->lane(0).poll_completions(std::span(&token, 1));
+      u64 wr_id;
+      t[from]->lane(0).poll_completions(std::span(&wr_id, 1));
       return t[1 - from]->lane(0).poll_arrivals(std::span(&a, 1)) == 1;
     }));
     CHECK_EQ(a.immediate, 40 + from);
@@ -134,8 +134,8 @@ TEST(verbs_real_a_peer_whose_queue_pairs_are_gone_is_lost_by_a_probe) {
   PeerEvent e{};
   CHECK(contract::poll_until([&] {
     Arrival a[8];
-    u64 tokens[8];
-    g.lane(0).poll_completions(tokens);
+    u64 wr_ids[8];
+    g.lane(0).poll_completions(wr_ids);
     g.lane(0).poll_arrivals(a);
     return g.lane(0).poll_events(std::span(&e, 1)) == 1;
   }));
@@ -144,11 +144,11 @@ TEST(verbs_real_a_peer_whose_queue_pairs_are_gone_is_lost_by_a_probe) {
   const WriteRequest w{2, 9, contract::random_bytes(), contract::Group::kBase, 64, 5};
   CHECK_EQ(g.lane(0).post(std::span(&w, 1)), 1u);
   g.lane(0).flush();
-  u64 token = 0;
+  u64 wr_id = 0;
   CHECK(contract::poll_until([&] {
     Arrival a[8];
     g.lane(2).poll_arrivals(a);
-    return g.lane(0).poll_completions(std::span(&token, 1)) == 1;
+    return g.lane(0).poll_completions(std::span(&wr_id, 1)) == 1;
   }));
-  CHECK_EQ(token, 5u);
+  CHECK_EQ(wr_id, 5u);
 }

@@ -15,13 +15,13 @@ namespace {
 constexpr u64 kBase = contract::Group::kBase;
 
 void drain(contract::Group& g, u32 from, u32 to, std::size_t tokens_wanted, std::size_t arrivals_wanted) {
-  std::size_t tokens = 0, arrivals = 0;
+  std::size_t wr_ids = 0, arrivals = 0;
   CHECK(contract::poll_until([&] {
     u64 t[64];
     Arrival a[64];
-    tokens += g.lane(from).poll_completions(t);
+    wr_ids += g.lane(from).poll_completions(t);
     arrivals += g.lane(to).poll_arrivals(a);
-    return tokens == tokens_wanted && arrivals == arrivals_wanted;
+    return wr_ids == tokens_wanted && arrivals == arrivals_wanted;
   }));
 }
 
@@ -64,15 +64,15 @@ TEST(transport_verbs_lane_cuts_at_chunks_and_at_the_largest_message) {
     const WriteRequest r{1, 9, contract::random_bytes() + seed, kBase + offset, bytes, 5};
     for (int i = 0; i < 5; ++i) CHECK_EQ(g.lane(0).post(std::span(&r, 1)), 1u);
     g.lane(0).flush();
-    std::size_t arrivals = 0, tokens = 0;
+    std::size_t arrivals = 0, wr_ids = 0;
     CHECK(contract::poll_until([&] {
       u64 t[8];
       Arrival a[8];
-      tokens += g.lane(0).poll_completions(t);
+      wr_ids += g.lane(0).poll_completions(t);
       const std::size_t n = g.lane(1).poll_arrivals(a);
       if (n != 0 && arrivals == 0) CHECK(std::memcmp(g.memory(1) + offset, r.source, bytes) == 0);
       arrivals += n;
-      return arrivals == 5 && tokens == 5;
+      return arrivals == 5 && wr_ids == 5;
     }));
     CHECK_EQ(g.memory(1)[offset + bytes] | g.memory(1)[offset ? offset - 1 : offset + bytes], 0);
   }
@@ -111,10 +111,10 @@ TEST(transport_verbs_lane_receives_last_for_windows_of_lag) {
     for (const u32 from : {0u, 1u}) {
       CHECK_EQ(g.lane(from).post(window), window.size());
       g.lane(from).flush();
-      std::size_t tokens = 0;
+      std::size_t wr_ids = 0;
       CHECK(contract::poll_until([&] {
         u64 t[64];
-        return (tokens += g.lane(from).poll_completions(t)) == window.size();
+        return (wr_ids += g.lane(from).poll_completions(t)) == window.size();
       }));
     }
   }

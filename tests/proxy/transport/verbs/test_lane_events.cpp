@@ -46,13 +46,13 @@ void still_works(contract::Group& g, u32 from, u32 to) {
   const WriteRequest w{to, 99, contract::random_bytes(), kBase, 64, 77};
   CHECK_EQ(g.lane(from).post(std::span(&w, 1)), 1u);
   g.lane(from).flush();
-  u64 token = 0;
+  u64 wr_id = 0;
   CHECK(contract::poll_until([&] {
     Arrival a[8];
     g.lane(to).poll_arrivals(a);
-    return g.lane(from).poll_completions(std::span(&token, 1)) == 1;
+    return g.lane(from).poll_completions(std::span(&wr_id, 1)) == 1;
   }));
-  CHECK_EQ(token, 77u);
+  CHECK_EQ(wr_id, 77u);
 }
 
 }  // namespace
@@ -126,8 +126,8 @@ TEST(transport_verbs_lane_events_a_flush_waits_for_its_reason) {
   const WriteRequest w{2, 1, contract::random_bytes(), kBase, 64, 1};
   CHECK_EQ(lane.post(std::span(&w, 1)), 1u);
   lane.flush();
-  u64 token;
-  CHECK_EQ(lane.poll_completions(std::span(&token, 1)), 0u);
+  u64 wr_id;
+  CHECK_EQ(lane.poll_completions(std::span(&wr_id, 1)), 0u);
   PeerEvent e{};
   CHECK_EQ(lane.poll_events(std::span(&e, 1)), 0u);
   ibv::Wc wc{};

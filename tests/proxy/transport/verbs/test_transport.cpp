@@ -185,8 +185,8 @@ TEST(transport_verbs_transport_unreached_ranks_get_no_queue_pairs) {
   ranks[0]->lane(1).flush();
   CHECK(contract::poll_until([&] {
     Arrival a{};
-    u64 token = 0;
-    ranks[0]->lane(1).poll_completions(std::span(&token, 1));
+    u64 wr_id = 0;
+    ranks[0]->lane(1).poll_completions(std::span(&wr_id, 1));
     return ranks[3]->lane(1).poll_arrivals(std::span(&a, 1)) == 1 && a.peer == 0 && a.immediate == 7;
   }));
 }

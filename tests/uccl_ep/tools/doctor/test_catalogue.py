@@ -51,7 +51,7 @@ def test_catalogue_verdicts_of_real_machines(tmp_path: Path, recorded: Any, stat
     assert ", ".join(seen) == states
     assert not any("the check failed" in f.found for f in examination.findings)
     assert examination.state_of("cuda") in (READY, NOT_NEEDED) and examination.state_of("cpu") == ""
-    assert all(f.mend and f.needed for f in examination.findings if f.state == MISSING)
+    assert all(f.fix and f.needed for f in examination.findings if f.state == MISSING)
 
 
 def test_catalogue_paths_in_their_order(tmp_path: Path) -> None:

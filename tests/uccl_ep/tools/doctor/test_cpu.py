@@ -57,7 +57,7 @@ def test_cpu_without_the_native_module(tmp_path: Path, monkeypatch: pytest.Monke
 
     monkeypatch.setattr(importlib, "import_module", fail)
     answer = cpu.native_module(host(tmp_path))
-    assert told(answer) == (MISSING, True) and "GLIBC_2.99" in answer.found and "pip install" in answer.mend
+    assert told(answer) == (MISSING, True) and "GLIBC_2.99" in answer.found and "pip install" in answer.fix
 
 
 def test_cpu_packages_that_are_old_or_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

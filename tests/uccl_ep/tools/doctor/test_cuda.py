@@ -50,7 +50,7 @@ def test_cuda_of_an_old_gpu_that_maps_nothing(tmp_path: Path) -> None:
 
 def test_cuda_in_a_container_without_the_driver(tmp_path: Path) -> None:
     seen = findings(tmp_path, {"error": "libcuda.so.1: cannot open shared object file"})
-    assert told(seen["driver"]) == (MISSING, True) and "--gpus all" in seen["driver"].mend
+    assert told(seen["driver"]) == (MISSING, True) and "--gpus all" in seen["driver"].fix
     assert "libcuda.so.1" in seen["driver"].found
     assert seen["torch, CuPy, NVRTC"].state == seen["peer access"].state == NOT_NEEDED
     assert seen["GPUs"].found.startswith("2 GPU(s): 0000:1b:00.0")

@@ -37,18 +37,18 @@ def test_gpu_present(tmp_path: Path) -> None:
 
 
 def test_gpu_driver(tmp_path: Path) -> None:
-    assert told(gpu.driver(host(tmp_path / "a"), {}, "v", "mend"))[0] == NOT_NEEDED
+    assert told(gpu.driver(host(tmp_path / "a"), {}, "v", "fix"))[0] == NOT_NEEDED
     here = live(tmp_path / "b")
-    broken = gpu.driver(here, {"error": "cuInit failed with 802"}, "v", "mend it")
-    assert told(broken) == (MISSING, True) and (broken.found, broken.mend) == ("cuInit failed with 802", "mend it")
-    assert gpu.driver(here, {"version": 1}, "CUDA 12.8", "mend it").found == "CUDA 12.8"
+    broken = gpu.driver(here, {"error": "cuInit failed with 802"}, "v", "fix it")
+    assert told(broken) == (MISSING, True) and (broken.found, broken.fix) == ("cuInit failed with 802", "fix it")
+    assert gpu.driver(here, {"version": 1}, "CUDA 12.8", "fix it").found == "CUDA 12.8"
 
 
 def test_gpu_software(tmp_path: Path) -> None:
     here = live(tmp_path)
     assert told(gpu.software(here, {"error": "x"}))[0] == NOT_NEEDED
     lame = gpu.software(here, {"usable": False, "why": "no CuPy"})
-    assert told(lame) == (MISSING, True) and lame.found == "no CuPy" and "pip install 'uccl-ep[cuda13]'" in lame.mend
+    assert told(lame) == (MISSING, True) and lame.found == "no CuPy" and "pip install 'uccl-ep[cuda13]'" in lame.fix
     assert told(gpu.software(here, {"usable": True, "why": "fine"})) == (READY, True)
 
 
@@ -69,7 +69,7 @@ def test_gpu_peer_access(tmp_path: Path, num: int, closed: bool) -> None:
 def test_gpu_device_files(tmp_path: Path) -> None:
     assert told(gpu.device_files(host(tmp_path / "a"), ["/x"], "m"))[0] == NOT_NEEDED
     closed = gpu.device_files(live(tmp_path / "b"), [str(tmp_path / "none")], "docker run --gpus all")
-    assert told(closed) == (MISSING, True) and closed.mend == "docker run --gpus all"
+    assert told(closed) == (MISSING, True) and closed.fix == "docker run --gpus all"
     (tmp_path / "node").touch()
     assert told(gpu.device_files(live(tmp_path / "c"), [str(tmp_path / "node")], "m")) == (READY, True)
 
@@ -84,4 +84,4 @@ def test_gpu_kernel_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     assert told(new) == (READY, True) and "x/y/uccl-ep, 0 file(s)" in new.found and not (tmp_path / "x").exists()
     monkeypatch.setattr(os, "access", lambda path, mode: False)
     closed = gpu.kernel_cache(host(tmp_path / "c", environment={"UCCL_EP_CACHE_DIR": str(folder)}))
-    assert told(closed) == (MISSING, False) and "UCCL_EP_CACHE_DIR" in closed.mend
+    assert told(closed) == (MISSING, False) and "UCCL_EP_CACHE_DIR" in closed.fix

@@ -47,7 +47,7 @@ def test_gpu_memory_by_a_module(tmp_path: Path, module: str, state: str) -> None
     answer = gpu_memory.registration(modern(tmp_path, recorded=recorded, probe=lambda kind: driver(0)))
     assert answer.state == state and "the driver exports none for H100" in answer.found
     if state == MISSING:
-        assert not answer.blocks and "modprobe nvidia_peermem" in answer.mend
+        assert not answer.blocks and "modprobe nvidia_peermem" in answer.fix
     else:
         assert f"peer_memory: module {module} is loaded" in answer.found
 
@@ -55,9 +55,7 @@ def test_gpu_memory_by_a_module(tmp_path: Path, module: str, state: str) -> None
 def test_gpu_memory_asked_for_and_not_there(tmp_path: Path) -> None:
     made = modern(tmp_path, probe=lambda kind: {"error": "gone"}, environment={"UCCL_EP_GPU_MEMORY": "dmabuf"})
     answer = gpu_memory.registration(made)
-    assert (
-        told(answer) == (MISSING, True) and "not known (gone)" in answer.found and "UCCL_EP_GPU_MEMORY" in answer.mend
-    )
+    assert told(answer) == (MISSING, True) and "not known (gone)" in answer.found and "UCCL_EP_GPU_MEMORY" in answer.fix
 
 
 @pytest.mark.parametrize(
@@ -68,7 +66,7 @@ def test_gpu_memory_of_amd(tmp_path: Path, load: Any, works: bool) -> None:
     made = modern(tmp_path, recorded=machines.mi300x_thor2(), probe=lambda kind: {"devices": []}, load=load)
     answer = gpu_memory.registration(made)
     assert told(answer) == ((READY, True) if works else (MISSING, False))
-    assert works or "ib_peer_mem" in answer.mend
+    assert works or "ib_peer_mem" in answer.fix
 
 
 def test_gpu_memory_without_gpus_or_wishes(tmp_path: Path) -> None:

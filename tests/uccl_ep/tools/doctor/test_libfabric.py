@@ -23,7 +23,7 @@ def test_libfabric_version(tmp_path: Path, major: int, minor: int, state: str) -
 
 def test_libfabric_that_is_not_installed(tmp_path: Path) -> None:
     answer = libfabric.library(host(tmp_path, load=absent))
-    assert told(answer) == (MISSING, True) and "libfabric1" in answer.mend
+    assert told(answer) == (MISSING, True) and "libfabric1" in answer.fix
 
 
 def test_libfabric_on_slingshot(tmp_path: Path) -> None:
@@ -33,13 +33,13 @@ def test_libfabric_on_slingshot(tmp_path: Path) -> None:
     assert findings["devices"].found == "cxi0, cxi1, cxi2, cxi3 (cxi_core)"
     assert findings["job service"].found == "SLINGSHOT_VNIS=1025"
     outside = host(tmp_path / "b", machines.slingshot())
-    assert told(libfabric.service(outside)) == (MISSING, False) and "srun" in libfabric.service(outside).mend
+    assert told(libfabric.service(outside)) == (MISSING, False) and "srun" in libfabric.service(outside).fix
 
 
 def test_libfabric_device_files(tmp_path: Path) -> None:
     made = live(tmp_path, machines.slingshot())
     closed = libfabric.slingshot(made)
-    assert told(closed) == (MISSING, True) and "cxi3" in closed.mend
+    assert told(closed) == (MISSING, True) and "cxi3" in closed.fix
     for i in range(4):
         put(tmp_path / f"dev/cxi{i}", "")
     assert told(libfabric.slingshot(made)) == (READY, True)

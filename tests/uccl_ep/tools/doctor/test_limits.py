@@ -26,7 +26,7 @@ def test_limits_of_memory(tmp_path: Path) -> None:
     assert told(limits.memory(made)) == (READY, True)
     cgroup(tmp_path, {"memory.max": str(GIB)})
     answer = limits.memory(made)
-    assert told(answer) == (MISSING, False) and "cgroup limit 1 GiB" in answer.found and "--memory" in answer.mend
+    assert told(answer) == (MISSING, False) and "cgroup limit 1 GiB" in answer.found and "--memory" in answer.fix
     with pytest.raises(FileNotFoundError):
         limits.memory(host(tmp_path / "b"))  # the guard makes a finding of it
 
@@ -55,7 +55,7 @@ def test_limits_of_locked_memory(tmp_path: Path, soft: int, exempt: bool, state:
     status = {"self/status": "CapEff:\t0000000000004000\n" if exempt else "CapEff:\t0000000000000000\n"}
     answer = limits.locked_memory(host(tmp_path, proc=status, rlimit=lambda which: (soft, -1)))
     assert told(answer) == (state, blocks)
-    assert state == READY or "ulimit -l unlimited" in answer.mend
+    assert state == READY or "ulimit -l unlimited" in answer.fix
 
 
 def test_limits_of_open_files(tmp_path: Path) -> None:

@@ -53,13 +53,13 @@ def test_rdma_asked_for_by_name(tmp_path: Path) -> None:
     made = host(tmp_path, environment={"UCCL_EP_TRANSPORT": "efa"})
     assert rdma.unneeded(made, "efa") == "" and rdma.unneeded(made, "verbs") != ""
     answer = rdma.devices("efa", made)
-    assert told(answer) == (MISSING, True) and answer.found == "none" and "modprobe efa" in answer.mend
+    assert told(answer) == (MISSING, True) and answer.found == "none" and "modprobe efa" in answer.fix
 
 
 def test_rdma_devices_without_a_driver_are_named(tmp_path: Path) -> None:
     answer = rdma.devices("verbs", host(tmp_path, pci_only(machines.MELLANOX, "0x020000")))
     assert told(answer) == (MISSING, True) and answer.found == "no driver has taken 0000:21:00.0"
-    assert answer.mend.startswith("modprobe mlx5_ib")
+    assert answer.fix.startswith("modprobe mlx5_ib")
 
 
 def test_rdma_devices_that_a_container_hides(tmp_path: Path) -> None:
@@ -80,7 +80,7 @@ def test_rdma_devices_are_grouped(tmp_path: Path) -> None:
 
 def test_rdma_library(tmp_path: Path) -> None:
     answer = rdma.library("efa", host(tmp_path / "a", load=absent))
-    assert told(answer) == (MISSING, True) and "libibverbs1" in answer.mend and "libibverbs.so.1" in answer.needed
+    assert told(answer) == (MISSING, True) and "libibverbs1" in answer.fix and "libibverbs.so.1" in answer.needed
     assert rdma.library("efa", host(tmp_path / "b")).found == "libibverbs.so.1, libefa.so.1"
 
 
@@ -90,11 +90,11 @@ def test_rdma_device_files(tmp_path: Path) -> None:
         tmp_path / "b", Recorded(nics=[Nic("mlx5_0", IDLE, 0, lid=1), Nic("mlx5_1", IDLE[:-1] + "1", 0, lid=2)])
     )
     none = rdma.device_files("verbs", made)
-    assert told(none) == (MISSING, True) and none.mend == "modprobe ib_uverbs on the host"
+    assert told(none) == (MISSING, True) and none.fix == "modprobe ib_uverbs on the host"
     for i in range(2):
         put(tmp_path / f"b/sys/class/infiniband_verbs/uverbs{i}/ibdev", f"mlx5_{i}")
     closed = rdma.device_files("verbs", made)
-    assert told(closed) == (MISSING, True) and "--device=/dev/infiniband" in closed.mend and "uverbs1" in closed.found
+    assert told(closed) == (MISSING, True) and "--device=/dev/infiniband" in closed.fix and "uverbs1" in closed.found
     for i in range(2):
         put(tmp_path / f"b/dev/infiniband/uverbs{i}", "")
     assert told(rdma.device_files("verbs", made)) == (READY, True)
@@ -111,15 +111,13 @@ def test_rdma_ports(tmp_path: Path) -> None:
     none = rdma.ports("verbs", host(tmp_path / "c", Recorded(nics=[Nic("x", IDLE, state="1: DOWN")])))
     assert told(none) == (MISSING, True)
     named = rdma.ports("verbs", host(tmp_path / "d", recorded, environment={"UCCL_EP_NICS": "mlx9_0"}))
-    assert told(named) == (MISSING, True) and "UCCL_EP_NICS" in named.mend
+    assert told(named) == (MISSING, True) and "UCCL_EP_NICS" in named.fix
 
 
 def test_rdma_ports_that_cannot_be_read(tmp_path: Path) -> None:
     answer = rdma.ports("verbs", host(tmp_path, machines.openshift_pod()))
     assert told(answer) == (MISSING, False)
-    assert (
-        "let this process read the state of mlx5_0:1" in answer.mend and "mlx5_4:1 at an unknown rate" in answer.found
-    )
+    assert "let this process read the state of mlx5_0:1" in answer.fix and "mlx5_4:1 at an unknown rate" in answer.found
 
 
 def test_rdma_addresses(tmp_path: Path) -> None:
@@ -140,7 +138,7 @@ def test_rdma_mtu(tmp_path: Path) -> None:
     small = machines.mi300x_thor2()
     small.mtus["ens3np0"] = 1500
     answer = rdma.mtu("verbs", host(tmp_path / "b", small))
-    assert told(answer) == (MISSING, False) and answer.found == "bnxt_re3:1 1024" and "mtu 9000" in answer.mend
+    assert told(answer) == (MISSING, False) and answer.found == "bnxt_re3:1 1024" and "mtu 9000" in answer.fix
     assert rdma.mtu("verbs", host(tmp_path / "c", machines.slingshot())).state == NOT_NEEDED
     unknown = Recorded(nics=[Nic("mlx5_0", IDLE, 0, lid=1)])
     assert rdma.mtu("verbs", host(tmp_path / "d", unknown)).state == NOT_NEEDED  # a tree does not tell

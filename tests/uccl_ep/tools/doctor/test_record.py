@@ -26,7 +26,7 @@ from uccl_ep.tools.doctor.record import (
 
 
 def finding(answer: Answer, path: str = "tcp", name: str = "a check") -> Finding:
-    return Finding(path, name, answer.state, answer.found, answer.needed, answer.mend, answer.blocks)
+    return Finding(path, name, answer.state, answer.found, answer.needed, answer.fix, answer.blocks)
 
 
 @pytest.mark.parametrize(
@@ -62,7 +62,7 @@ def test_record_a_check_that_fails_is_a_finding(tmp_path: Path, error: Exception
 
     seen = examine(Check("efa", "ports", broken), host(tmp_path))
     assert (seen.path, seen.name, seen.state, seen.blocks) == ("efa", "ports", MISSING, False)
-    assert found in seen.found and seen.mend
+    assert found in seen.found and seen.fix
 
 
 def test_record_findings_are_one_line_of_bounded_length(tmp_path: Path) -> None:

@@ -34,7 +34,7 @@ def test_report_tables_and_verdicts() -> None:
     for line in (
         "tcp: ready",
         "needed: MTU 1500",
-        "mend: ip link set",
+        "fix: ip link set",
         "10.0.0.5 [eth0]",
         "libefa.so.1 [red]is gone[/red]",  # not markup
         "+ tcp       ready: can be used, but look at: link",
@@ -59,7 +59,7 @@ def test_report_json() -> None:
     assert (values["required"], values["satisfied"]) == (["tcp", "efa"], False)
     assert values["findings"][1] == {
         "path": "tcp", "name": "link", "state": "missing", "found": "MTU 1400", "needed": "MTU 1500",
-        "mend": "ip link set", "blocks": False,
+        "fix": "ip link set", "blocks": False,
     }  # fmt: skip
     assert set(values["host"]) == {"name", "kernel", "machine", "python"}
 

@@ -41,7 +41,7 @@ def test_rocm_that_is_whole(tmp_path: Path) -> None:
 def test_rocm_in_a_container_without_devices(tmp_path: Path) -> None:
     seen = findings(tmp_path, {"error": "hipInit failed with 100"}, kfd=False)
     assert told(seen["driver"]) == told(seen["device files"]) == (MISSING, True)
-    assert "--device=/dev/kfd" in seen["device files"].mend and "hipInit failed" in seen["driver"].found
+    assert "--device=/dev/kfd" in seen["device files"].fix and "hipInit failed" in seen["driver"].found
 
 
 def test_rocm_gate(tmp_path: Path) -> None:

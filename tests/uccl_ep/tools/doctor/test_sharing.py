@@ -35,7 +35,7 @@ def test_sharing_where_a_container_refuses(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(os, "memfd_create", refuse)
     monkeypatch.setattr(os, "pidfd_open", refuse, raising=False)
     answer = sharing.segments(host(tmp_path))
-    assert told(answer) == (MISSING, True) and "seccomp" in answer.mend
+    assert told(answer) == (MISSING, True) and "seccomp" in answer.fix
     watch = sharing.process_watch(host(tmp_path))
     assert told(watch) == (MISSING, False) and "every 100 ms" in watch.found
 
@@ -46,7 +46,7 @@ def test_sharing_a_peer_whose_memory_is_closed(tmp_path: Path, monkeypatch: pyte
     made = host(tmp_path, proc={"sys/kernel/yama/ptrace_scope": "1\n"})
     answer = sharing.peers_memory(made)
     assert told(answer) == (MISSING, True) and "/fd/987: No such file" in answer.found
-    assert "yama ptrace_scope 1" in answer.found and "one user in one pid namespace" in answer.mend
+    assert "yama ptrace_scope 1" in answer.found and "one user in one pid namespace" in answer.fix
 
 
 def test_sharing_a_peer_that_cannot_start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -86,6 +86,6 @@ def test_sharing_shm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     made = host(tmp_path / "b")
     monkeypatch.setattr(os, "statvfs", lambda path: Room(4096, 16384, 16000))
     small = sharing.shm(made)
-    assert told(small) == (MISSING, False) and "of 64 MiB" in small.found and "--shm-size" in small.mend
+    assert told(small) == (MISSING, False) and "of 64 MiB" in small.found and "--shm-size" in small.fix
     monkeypatch.setattr(os, "statvfs", lambda path: Room(4096, 1 << 20, 1 << 20))
     assert told(sharing.shm(made)) == (READY, True)

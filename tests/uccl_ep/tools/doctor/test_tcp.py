@@ -47,7 +47,7 @@ def test_tcp_address(
     route(monkeypatch, address)
     answer = tcp.address(made(tmp_path, **variables))
     assert told(answer) == (state, blocks) and says in answer.found
-    assert state == READY or "UCCL_EP_INTERFACE" in answer.mend
+    assert state == READY or "UCCL_EP_INTERFACE" in answer.fix
 
 
 def test_tcp_listening(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

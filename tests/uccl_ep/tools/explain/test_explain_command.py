@@ -43,7 +43,7 @@ def test_recorder_explain_tells_the_story(folder: Path) -> None:
 def test_recorder_explain_as_json(folder: Path) -> None:
     done = runner.invoke(app, ["explain", str(folder), "--json"])
     story = json.loads(done.output)
-    assert done.exit_code == 0 and story["culprit"] == 2
+    assert done.exit_code == 0 and story["root_cause"] == 2
     assert [(loss["rank"], loss["by"]) for loss in story["lost"]] == [(2, [0, 1, 3])]
     assert story["story"][0] == "Rank 2 was lost."
 

@@ -1,4 +1,4 @@
-"""A story on a terminal: the culprit's row and sentence, ranks without a record, and words that are no markup."""
+"""A story on a terminal: the root_cause's row and sentence, ranks without a record, and words that are no markup."""
 
 from __future__ import annotations
 

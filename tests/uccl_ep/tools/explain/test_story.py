@@ -28,7 +28,7 @@ def test_recorder_story_of_a_lost_rank() -> None:
     peers = [{"last_arrival_ns": 0}] * 2 + [{"last_arrival_ns": 98 * SECOND}, {"last_arrival_ns": 0}]
     records = [bereaved(0, 2, 99.5), bereaved(1, 2, 99.25, peers=peers), bereaved(3, 2, 99.75)]
     story = read_story(records)
-    assert story.culprit == 2 and story.missing == [2] and not story.waits
+    assert story.root_cause == 2 and story.missing == [2] and not story.waits
     (loss,) = story.lost
     assert (loss.rank, loss.by, loss.at_s, loss.last_heard_s) == (2, [1, 0, 3], 0.0, -1.25)
     assert loss.at == story.zero == WALL - 0.75
@@ -45,7 +45,7 @@ def test_recorder_story_of_a_lost_rank() -> None:
 def test_recorder_story_of_a_rank_that_waits() -> None:
     late = record(2, calls=[Call("combine", 6, 90 * SECOND, 91 * SECOND)])
     story = read_story([timed_out(0, 2), timed_out(1, 2, 99.75), late])
-    assert story.culprit == 2 and not story.lost and story.missing == [3]
+    assert story.root_cause == 2 and not story.lost and story.missing == [3]
     assert [(w.rank, w.peer, w.since_s) for w in story.waits] == [(0, 2, -2.0), (1, 2, -1.75)]
     told = "\n".join(tell(story))
     assert "No record: rank 3. It may have been killed" in told
@@ -58,8 +58,8 @@ def test_recorder_story_of_a_rank_that_waits() -> None:
 
 def test_recorder_story_follows_chains() -> None:
     """Rank 0 waits for 1, which waits for 2: neither is at the end."""
-    assert read_story([timed_out(0, 1), timed_out(1, 2), timed_out(3, 1)]).culprit == 2
-    assert read_story([timed_out(0, 1), timed_out(1, 0), timed_out(2, 0)]).culprit == 0  # a ring: whom most blame
+    assert read_story([timed_out(0, 1), timed_out(1, 2), timed_out(3, 1)]).root_cause == 2
+    assert read_story([timed_out(0, 1), timed_out(1, 0), timed_out(2, 0)]).root_cause == 0  # a ring: whom most blame
 
 
 def test_recorder_story_tells_unannounced_from_undelivered() -> None:
@@ -111,7 +111,7 @@ def test_recorder_story_who_left_too_early_had_said_goodbye() -> None:
 
 def test_recorder_story_without_trouble() -> None:
     story = read_story([record(0), record(1, num_ranks=4)])
-    assert story.culprit is None and story.zero == WALL
+    assert story.root_cause is None and story.zero == WALL
     told = tell(story)
     assert told[0] == "No rank has failed in these records."
     assert "Rank 1 (host alpha) had made no call." in told
@@ -132,4 +132,4 @@ def test_recorder_story_other_hosts_clocks_are_named() -> None:
     assert story.lost[0].by == [1, 0]  # by wall clocks: 99.0 and 99.5 of the first host's
     assert "Clock of host beta: by the hosts' wall clocks" in "\n".join(tell(story))
     plain = story.plain()
-    assert plain["culprit"] == 2 and plain["story"][0] == "Rank 2 was lost." and len(plain["clocks"]) == 2
+    assert plain["root_cause"] == 2 and plain["story"][0] == "Rank 2 was lost." and len(plain["clocks"]) == 2

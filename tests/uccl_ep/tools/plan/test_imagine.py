@@ -1,4 +1,4 @@
-"""Introductions of ranks that do not exist yet."""
+"""Hellos of ranks that do not exist yet."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ def test_imagine_ranks_of_two_hosts(tmp_path: Path) -> None:
 
 def test_imagine_cpus_near_each_rank(tmp_path: Path) -> None:
     told = introduce(job(tmp_path, machines.dgx_h100(), ranks=8), Settings(proxy_threads=2))
-    near = [read_portrait(i.portrait).suggested_cpus for i in told]
+    near = [read_portrait(i.self_description).suggested_cpus for i in told]
     assert len({cpu for some in near for cpu in some}) == 16  # nobody's are another's
     assert all(cpu in range(56) or cpu in range(112, 168) for some in near[:4] for cpu in some)
-    assert read_portrait(told[0].portrait).num_cpus == 224
-    assert read_portrait(told[0].portrait).locked_bytes == UNLIMITED
+    assert read_portrait(told[0].self_description).num_cpus == 224
+    assert read_portrait(told[0].self_description).locked_bytes == UNLIMITED
 
 
 def test_imagine_kinds_of_processors(tmp_path: Path) -> None:

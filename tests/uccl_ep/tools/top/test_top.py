@@ -104,7 +104,7 @@ def test_top_gone_and_faulted_ranks_are_shown() -> None:
 
 
 def test_top_a_rank_on_a_gpu_has_gaps_and_no_error() -> None:
-    pages = {0: page(0, 1, device="cuda", node_of=[0], host_of=[0], pids=[1])}
+    pages = {0: page(0, 1, device="cuda", node_of=[0], machine_of=[0], pids=[1])}
     pairs = quiet_second(pages[0].topology, kernels=False)
     one = Job(pages, {0: 1}, {0: pairs[0][1]}, {0: rates(*pairs[0])}, find_waits(pairs, pages[0].topology))
     assert " - " in text_of(rank_table(one))

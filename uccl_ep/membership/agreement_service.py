@@ -7,18 +7,18 @@ from collections.abc import Callable, Mapping
 
 from uccl_ep.errors import PeerLost, PeerTimeout, UcclEpError
 from uccl_ep.membership.agreement import PHASE, Agreement
-from uccl_ep.membership.messenger import Message, Switchboard
+from uccl_ep.membership.agreement_view import ALIVE, DECIDED, View, whole
+from uccl_ep.membership.messenger import Message, Messenger
 from uccl_ep.membership.proof import keyed
 from uccl_ep.membership.quorum import Quorum
-from uccl_ep.membership.roll_call_view import ALIVE, DECIDED, View, whole
-from uccl_ep.membership.wait_reports import POLL_S, Accusation, Accusations
+from uccl_ep.membership.wait_reports import POLL_S, WaitReport, WaitReports
 
 _MAX_EXCHANGES = 16
 
 OnCall = Callable[[list[int], int], None]  # (ranks that are suspected, the rank that says so)
 
 
-class RollCall(Agreement):
+class AgreementService(Agreement):
     """One rank's part. The listener lives as long as this object; agree() is called when something is wrong.
 
     Args:
@@ -38,11 +38,11 @@ class RollCall(Agreement):
         self.on_call = on_call
         self._number = 0
         self._given: dict[tuple[int, int], dict[int, bytes]] = {}
-        self._words = Accusations(
+        self._words = WaitReports(
             rank, num_ranks, self._changed, lambda to, said: self._board.send(to, said), self._over
         )
         self._secret = secret
-        self._board = Switchboard(rank, secret, interface, self._hear, self._lose)
+        self._board = Messenger(rank, secret, interface, self._hear, self._lose)
 
     @property
     def address(self) -> str:
@@ -70,7 +70,7 @@ class RollCall(Agreement):
             host, _, port = text.rpartition(":")
             if not host or not port.isdecimal() or not 0 < int(port) < 1 << 16:
                 raise UcclEpError(
-                    f"rank {rank} says that its roll call listens on {text!r}: not an address with a port"
+                    f"rank {rank} says that its agreement service listens on {text!r}: not an address with a port"
                 )
             found[rank] = (host.strip("[]"), int(port))
         self._board.meet(found)
@@ -100,7 +100,7 @@ class RollCall(Agreement):
         )
         self._board.send(rank, {"k": "state", "g": generation, "before": sorted(before), **view.as_message()})
 
-    # ---- what is heard (on the switchboard's thread) ---------------------------------------------------------------
+    # ---- what is heard (on the messenger's thread) ---------------------------------------------------------------
 
     def _lose(self, rank: int) -> None:
         with self._changed:
@@ -114,7 +114,7 @@ class RollCall(Agreement):
         generation = whole(message["g"])
         if not 0 <= rank < self.num_ranks or rank == self.rank:
             raise ValueError("no such rank")
-        if message["k"] in ("accuse", "alive"):
+        if message["k"] in ("waits", "alive"):
             with self._changed:
                 current = rank in self.members and generation == self.generation
                 if rank not in self.members:
@@ -145,31 +145,32 @@ class RollCall(Agreement):
         self._words.forget()
         self._given = {key: values for key, values in self._given.items() if key[0] >= self.generation}
 
-    # ---- accusations -----------------------------------------------------------------------------------------------
+    # ---- wait reports -----------------------------------------------------------------------------------------------
 
-    def accuse(self, peer: int, reason: str) -> None:
-        """Tells all others whom this rank has waited for in vain, or lost: they may be waiting for this rank.
+    def report_wait(self, peer: int, reason: str) -> None:
+        """Tells all others which rank this one has waited for in vain, or lost: they may be waiting for this one.
 
         Args:
             peer: -1 when it is not known.
             reason: for people.
         """
-        self._words.accuse(self.generation, peer, reason)
+        self._words.report_wait(self.generation, peer, reason)
 
-    def accusations(self, of: int | None, grace_s: float) -> dict[int, Accusation]:
-        """What the others have said since the last decision, by rank.
+    def wait_reports(self, of: int | None, grace_s: float) -> dict[int, WaitReport]:
+        """What the others have reported since the last decision, by rank.
 
         Waits `grace_s` seconds for them, or no longer than until rank `of` has said something or its process has ended.
         """
         return self._words.wait(of, grace_s)
 
-    def follow(self, accused: int, grace_s: float, patience_s: float) -> dict[int, Accusation]:
-        """The same after `grace_s` seconds, when rank `accused` was accused before and has not answered that it is
-        alive. If it has, it is given `patience_s` to say whom it waits for, and the others `grace_s` more."""
-        return self._words.follow(accused, grace_s, patience_s)
+    def follow(self, waited_for: int, grace_s: float, patience_s: float) -> dict[int, WaitReport]:
+        """The same after `grace_s` seconds, if rank `waited_for` was reported before and has not answered that it is
+        alive.
+        If it has, it gets `patience_s` to report whom it waits for, and the others get `grace_s` more."""
+        return self._words.follow(waited_for, grace_s, patience_s)
 
     def silent(self) -> set[int]:
-        """Members that have neither accused anybody nor answered an accusation since the last decision."""
+        """Members that have neither reported a wait nor answered a wait report since the last decision."""
         return self._words.silent() & self.members
 
     def _over(self, rank: int | None) -> bool:

@@ -7,7 +7,7 @@ from typing import Any
 import msgpack
 import pytest
 
-from uccl_ep.membership.roll_call_view import CONFIRMING, View, whole
+from uccl_ep.membership.agreement_view import CONFIRMING, View, whole
 
 VIEW = View(7, CONFIRMING, frozenset({1, 3}), frozenset({3}), 2, 1, True, False, frozenset({1}))
 
@@ -19,7 +19,7 @@ def message(**changed: Any) -> dict[str, Any]:
     return found
 
 
-def test_roll_call_view_there_and_back() -> None:
+def test_agreement_service_view_there_and_back() -> None:
     assert View.of(message(), 4) == (VIEW, frozenset({1}))
 
 
@@ -41,7 +41,7 @@ def test_roll_call_view_there_and_back() -> None:
         {"n": 1 << 63},
     ],
 )
-def test_roll_call_view_refuses(changed: dict[str, Any]) -> None:
+def test_agreement_service_view_refuses(changed: dict[str, Any]) -> None:
     with pytest.raises((ValueError, TypeError, KeyError)):
         View.of(message(**changed), 4)
     with pytest.raises(ValueError):

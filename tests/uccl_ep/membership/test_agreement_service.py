@@ -16,14 +16,14 @@ import pytest
 
 from tests.uccl_ep.proxies import eventually
 from uccl_ep.errors import InvalidArgument, PeerLost, UcclEpError
-from uccl_ep.membership.roll_call import RollCall
+from uccl_ep.membership.agreement_service import AgreementService
 
 SECRET = b"q" * 32
 
 
 @contextmanager
-def ranks(size: int) -> Iterator[list[RollCall]]:
-    made = [RollCall(rank, size, SECRET, "127.0.0.1") for rank in range(size)]
+def ranks(size: int) -> Iterator[list[AgreementService]]:
+    made = [AgreementService(rank, size, SECRET, "127.0.0.1") for rank in range(size)]
     for one in made:
         one.meet({rank: other.address for rank, other in enumerate(made)})
     try:
@@ -36,7 +36,9 @@ def ranks(size: int) -> Iterator[list[RollCall]]:
 class Attempt(threading.Thread):
     """One rank's agree(), after a pause; `result` is its set or its error."""
 
-    def __init__(self, one: RollCall, deadline_s: float, pause_s: float = 0.0, hints: tuple[int, ...] = ()) -> None:
+    def __init__(
+        self, one: AgreementService, deadline_s: float, pause_s: float = 0.0, hints: tuple[int, ...] = ()
+    ) -> None:
         super().__init__()
         self.result: Any = None
         self._call = (one, deadline_s, pause_s, hints)
@@ -59,7 +61,7 @@ def results(attempts: list[Attempt]) -> list[Any]:
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_roll_call_agrees_while_ranks_die_at_random(seed: int) -> None:
+def test_agreement_service_agrees_while_ranks_die_at_random(seed: int) -> None:
     dice = random.Random(seed)
     size = dice.randint(2, 8)
     with ranks(size) as all_ranks:
@@ -80,7 +82,7 @@ def test_roll_call_agrees_while_ranks_die_at_random(seed: int) -> None:
         assert lived <= set(sets[0]) and not set(dead) & set(sets[0]), (found, dead)
 
 
-def test_roll_call_goes_from_generation_to_generation() -> None:
+def test_agreement_service_goes_from_generation_to_generation() -> None:
     with ranks(5) as all_ranks:
         for lost, left in ((3, [0, 1, 2, 4]), (0, [1, 2, 4]), (4, [1, 2])):
             all_ranks[lost].close()
@@ -89,7 +91,7 @@ def test_roll_call_goes_from_generation_to_generation() -> None:
         assert results([Attempt(all_ranks[r], 5.0) for r in (1, 2)]) == [[1, 2]] * 2  # nobody lost: all go on
 
 
-def test_roll_call_waits_for_a_rank_that_comes_late_and_tells_it() -> None:
+def test_agreement_service_waits_for_a_rank_that_comes_late_and_tells_it() -> None:
     with ranks(3) as all_ranks:
         calls: list[tuple[list[int], int]] = []
         called = threading.Event()
@@ -106,7 +108,7 @@ def test_roll_call_waits_for_a_rank_that_comes_late_and_tells_it() -> None:
         assert calls == [([1], 0)]  # once, with whom it is about
 
 
-def test_roll_call_excludes_a_silent_rank_which_then_is_told() -> None:
+def test_agreement_service_excludes_a_silent_rank_which_then_is_told() -> None:
     with ranks(4) as all_ranks:
         begin = time.monotonic()
         assert results([Attempt(all_ranks[r], 0.5) for r in (0, 1, 3)]) == [[0, 1, 3]] * 3
@@ -116,7 +118,7 @@ def test_roll_call_excludes_a_silent_rank_which_then_is_told() -> None:
         assert "go on without it" in str(error)
 
 
-def test_roll_call_takes_over_a_decision_that_it_missed() -> None:
+def test_agreement_service_takes_over_a_decision_that_it_missed() -> None:
     """A rank that dies between two confirmations: who got one has decided, and the other learns it from there."""
     with ranks(3) as all_ranks:
         send = all_ranks[2]._send
@@ -132,7 +134,7 @@ def test_roll_call_takes_over_a_decision_that_it_missed() -> None:
         assert results(attempts)[:2] == [[0, 1, 2]] * 2
 
 
-def test_roll_call_alone_and_closed() -> None:
+def test_agreement_service_alone_and_closed() -> None:
     with ranks(1) as (alone,):
         assert alone.agree([], 1.0) == [0]
     with ranks(2) as (waiting, _):
@@ -161,7 +163,7 @@ BAD_MESSAGES = [
 
 
 @pytest.mark.parametrize("message", BAD_MESSAGES)
-def test_roll_call_refuses_what_no_rank_says(message: dict[str, Any]) -> None:
+def test_agreement_service_refuses_what_no_rank_says(message: dict[str, Any]) -> None:
     with ranks(3) as all_ranks:
         with pytest.raises((ValueError, TypeError, KeyError)):
             all_ranks[0]._hear(1, message)
@@ -175,7 +177,7 @@ def test_roll_call_refuses_what_no_rank_says(message: dict[str, Any]) -> None:
 
 
 def _process(rank: int, size: int, pipe: Any, dies_after_s: float) -> None:
-    one = RollCall(rank, size, SECRET, "127.0.0.1")
+    one = AgreementService(rank, size, SECRET, "127.0.0.1")
     pipe.send(one.address)
     one.meet(dict(enumerate(pipe.recv())))
     if dies_after_s:
@@ -186,7 +188,7 @@ def _process(rank: int, size: int, pipe: Any, dies_after_s: float) -> None:
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_roll_call_of_processes(seed: int) -> None:
+def test_agreement_service_of_processes(seed: int) -> None:
     dice = random.Random(seed)
     size = dice.randint(3, 6)
     doomed = set(dice.sample(range(size), dice.randint(1, size - 1)))
@@ -216,7 +218,7 @@ def test_roll_call_of_processes(seed: int) -> None:
             process.join()
 
 
-def test_roll_call_suspects_flood() -> None:
+def test_agreement_service_suspects_flood() -> None:
     """One rank hears nothing from another that all others hear: they give it up too, instead of each other."""
     with ranks(4) as all_ranks:
         send = all_ranks[3]._send
@@ -231,51 +233,51 @@ def test_roll_call_suspects_flood() -> None:
         assert isinstance(found[3], PeerLost) and "rank 3 was excluded" in str(found[3])
 
 
-def test_roll_call_accusations_reach_everybody_and_end_with_a_decision() -> None:
+def test_agreement_service_wait_reports_reach_everybody_and_end_with_a_decision() -> None:
     with ranks(4) as (a, b, c, d):
-        assert a.accusations(1, 0.05) == {}
-        b.accuse(3, "combine (receive)")
-        c.accuse(-1, "it does not know")
+        assert a.wait_reports(1, 0.05) == {}
+        b.report_wait(3, "combine (receive)")
+        c.report_wait(-1, "it does not know")
         began = time.monotonic()
-        assert a.accusations(1, 10.0)[1].peer == 3
+        assert a.wait_reports(1, 10.0)[1].peer == 3
         assert time.monotonic() - began < 5.0  # as soon as it has come
-        assert a.accusations(2, 10.0)[2].reason == "it does not know" and a.accusations(2, 0.0)[2].peer == -1
-        b.accuse(0, "an afterthought")
-        assert c.accusations(1, 10.0)[1].peer == 3
+        assert a.wait_reports(2, 10.0)[2].reason == "it does not know" and a.wait_reports(2, 0.0)[2].peer == -1
+        b.report_wait(0, "an afterthought")
+        assert c.wait_reports(1, 10.0)[1].peer == 3
         attempts = [Attempt(one, 1.0, hints=(3,)) for one in (a, b, c)]
         d.close()
         assert results(attempts) == [[0, 1, 2]] * 3
-        assert a.accusations(1, 0.0) == {}  # those were about the group that was
+        assert a.wait_reports(1, 0.0) == {}  # those were about the group that was
 
 
-def test_roll_call_a_rank_that_ends_is_not_waited_for_and_its_last_word_comes() -> None:
+def test_agreement_service_a_rank_that_ends_is_not_waited_for_and_its_last_word_comes() -> None:
     with ranks(3) as (a, b, c):
-        b.accuse(2, "the last word")
+        b.report_wait(2, "the last word")
         b.close()
-        assert c.accusations(1, 10.0)[1].reason == "the last word"
-        a.accuse(1, "finds that it is gone")
+        assert c.wait_reports(1, 10.0)[1].reason == "the last word"
+        a.report_wait(1, "finds that it is gone")
         began = time.monotonic()
-        a.accusations(1, 10.0)
+        a.wait_reports(1, 10.0)
         assert time.monotonic() - began < 5.0
 
 
-def test_roll_call_an_accused_rank_that_is_alive_is_waited_for() -> None:
+def test_agreement_service_a_rank_waited_for_that_is_alive_is_waited_for() -> None:
     with ranks(3) as (a, b, c):
-        a.accuse(1, "dispatch")  # b answers, though nobody has called anything there
-        speaks = threading.Timer(0.5, b.accuse, (2, "dispatch"))
+        a.report_wait(1, "dispatch")  # b answers, though nobody has called anything there
+        speaks = threading.Timer(0.5, b.report_wait, (2, "dispatch"))
         speaks.start()
         assert {rank: word.peer for rank, word in a.follow(1, 3.0, 30.0).items()} == {1: 2}
         speaks.join()
         began = time.monotonic()
-        c.accuse(0, "combine")
+        c.report_wait(0, "combine")
         assert c.follow(0, 0.05, 30.0)[0].peer == 1  # it had said so before
         assert time.monotonic() - began < 15.0
         assert a.silent() == b.silent() == set()
 
 
-def test_roll_call_who_does_not_answer_an_accusation_is_silent() -> None:
+def test_agreement_service_who_does_not_answer_a_wait_report_is_silent() -> None:
     with ranks(4) as (a, b, c, d):
         assert a.silent() == {1, 2, 3}
         d.close()
-        a.accuse(1, "dispatch")
+        a.report_wait(1, "dispatch")
         assert eventually(lambda: a.silent() == {3})
