@@ -31,7 +31,7 @@ def _overview() -> Picture:
         Box(560, 20, 290, 230, "node", ("node B",), top=True),
         Box(20, 60, 130, 90, "kernel", ("rank 0", "has the token", "kernels + proxy"), lit=True),
         Box(160, 60, 130, 90, "kernel", ("rank 1", "reads rows of", "rank 0 in place")),
-        Box(570, 60, 130, 90, "kernel", ("rank 2: the host", "the row lands here", "kernels + proxy"), lit=True),
+        Box(570, 60, 130, 90, "kernel", ("rank 2", "landing rank of 0", "kernels + proxy"), lit=True),
         Box(710, 60, 130, 90, "kernel", ("rank 3", "reads the row", "where it landed"), lit=True),
         Box(20, 180, 270, 55, "memory", ("memory of node A", "reached by load and store")),
         Box(570, 180, 270, 55, "memory", ("memory of node B", "reached by load and store")),

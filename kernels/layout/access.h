@@ -40,11 +40,11 @@ DEV WaitContext wait_context(const RankContext& c) {
 }
 
 // The flag that says "everything of `source` for this phase and epoch is readable on my node": raised by the source's
-// kernel when it is on my node, else by the proxy of its host here.
+// kernel when it is on my node, else by the proxy of its landing rank here.
 DEV const u64* arrival_flag(const RankContext& c, Phase phase, u32 source) {
   if (c.topology.is_local(source)) return word(data_of(c, source), c.signals.flag(phase, source));
-  const u32 host = c.topology.landing_rank(source, c.topology.cell);
-  return word(control_of(c, host), c.control_layout.flag(phase, source));
+  const u32 landing = c.topology.landing_rank(source, c.topology.cell);
+  return word(control_of(c, landing), c.control_layout.flag(phase, source));
 }
 
 // Ring that carries commands to `peer` for one phase; every key keeps to one ring (engine.h).

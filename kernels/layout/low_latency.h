@@ -1,10 +1,10 @@
 // Where low-latency rows live. Two sets of everything, by epoch parity.
 //
 // Dispatch keeps one row per token, not one per expert: a source stages its rows once; ranks of its node read them
-// there, and each remote node gets them once, at the source's host (topology.h), slot = token index. Receivers know
-// from the routing block (the source's top-k ids) which rows are theirs, so rows carry no header.
-// Combine keeps one row per (token, k) at the token's owner, stored there by load/store or by a write. Where it is
-// reduced in the node first (combine_reduce.h), a host also keeps one per (token, k) of each source that it stands for.
+// there, and each remote node gets them once, at the source's landing rank (topology.h), slot = token index. Receivers
+// know from the routing block (the source's top-k ids) which rows are theirs, so rows carry no header. Combine keeps
+// one row per (token, k) at the token's owner, stored there by load/store or by a write. Where it is reduced in the
+// node first (combine_reduce.h), a landing rank also keeps one per (token, k) of each source that it stands for.
 #pragma once
 #include "wire/control.h"
 #include "wire/limits.h"
@@ -36,8 +36,8 @@ struct alignas(16) RoutingHeader {
 };
 static_assert(sizeof(RoutingHeader) == 16);
 
-// In front of what a host needs to sum a source's rows: float32 [num_tokens, topk] weights, then i16 ids of the same
-// shape, as the caller gave them, or -1 where they name no expert.
+// In front of what a landing rank needs to sum a source's rows: float32 [num_tokens, topk] weights, then i16 ids of the
+// same shape, as the caller gave them, or -1 where they name no expert.
 struct alignas(16) WeightsHeader {
   u32 num_tokens, topk;
   u64 unused;
@@ -88,7 +88,7 @@ struct LowLatencyLayout {
   constexpr u64 headers_bytes() const {
     return align_up(static_cast<u64>(num_ranks) * (reduces ? 5 : 3) * kHeaderBytes, 128);
   }
-  // Rows of one source that its host sums, and the source's weights.
+  // Rows of one source that its landing rank sums, and the source's weights.
   constexpr u64 weights_stride() const { return align_up(weights_bytes(max_tokens, max_topk), 128); }
   constexpr u64 reduction_bytes() const {
     return reduces ? (1 + num_landing_slots) * weights_stride() + num_landing_slots * slots_bytes() : 0;
@@ -118,7 +118,8 @@ struct LowLatencyLayout {
   constexpr u64 landing_weights(u64 epoch, u32 slot) const {
     return staged_weights(epoch) + (1 + slot) * weights_stride();
   }
-  // Slot of row `row` (token * topk + k) of the source in hosted slot `slot`; as at an owner, the row lies behind a header.
+  // Slot of row `row` (token * topk + k) of the source in landing slot `slot`; as at an owner, the row lies behind a
+  // header.
   constexpr u64 landing_combine_slot(u64 epoch, u32 slot, u64 row) const {
     return landing_weights(epoch, num_landing_slots) + slot * slots_bytes() + row * combine_row_bytes();
   }

@@ -29,7 +29,8 @@ struct SignalLayout {
     return heads_begin() +
            (((static_cast<u64>(d) * num_ranks + source) * num_channels + channel) * max_readers + reader) * 8;
   }
-  // Chunks that this rank has sent on a stream to another node (dispatch: by its host there; combine: by the source).
+  // Chunks that this rank has sent on a stream to another node (dispatch: by its landing rank there; combine: by the
+  // source).
   constexpr u64 sent(Direction d, u32 peer, u32 channel) const {
     return sent_begin() + ((static_cast<u64>(d) * num_ranks + peer) * num_channels + channel) * 8;
   }

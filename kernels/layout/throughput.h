@@ -1,11 +1,11 @@
 // Where throughput rows live, and what a row is.
 //
 // A *stream* is the rows of one source, one channel and one destination cell (topology.h: normally a node; the source's
-// own node is one destination in any case), in token order. It is kept in a ring of chunks at the source's host in that
-// cell; every rank of the cell reads the whole ring and takes the rows that name it. So a row is staged once, crosses
-// the network once per remote cell, and is never forwarded. In combine each rank keeps a ring per (source, channel)
-// with its rows for that source; the source's host in the cell merges them by token and sends one partial sum per token
-// to the source.
+// own node is one destination in any case), in token order. It is kept in a ring of chunks at the source's landing rank
+// in that cell; every rank of the cell reads the whole ring and takes the rows that name it. So a row is staged once,
+// crosses the network once per remote cell, and is never forwarded. In combine each rank keeps a ring per (source,
+// channel) with its rows for that source; the source's landing rank in the cell merges them by token and sends one
+// partial sum per token to the source.
 //
 // Rings are cut from *units* of equal size (one unit per source or cell), each shared out among the channels of the
 // call. A chunk's number never resets, so late credits and writes of an older call cannot be taken for new ones.

@@ -2,17 +2,17 @@
 //
 // Two groupings. A *node* is ranks that reach each other by load and store. A *cell* is ranks that share one landing
 // place for rows of other nodes; it lies within a node. Normally a cell is a whole node, so a row crosses the network
-// once per destination node: it lands at its *host* there, the rank of the cell on the source's rail (same index in the
-// node, modulo the cell's size), and every rank of the cell reads it where it landed. With enable_shrink each rank is a
-// cell of its own: more bytes, and no rank depends on another for what a third one sends. A host keeps one *hosted
-// slot* per remote source on its rail.
+// once per destination node: it lands at its *landing rank* there, the rank of the cell on the source's rail (same
+// index in the node, modulo the cell's size), and every rank of the cell reads it where it landed. With enable_shrink
+// each rank is a cell of its own: more bytes, and no rank depends on another for what a third one sends. A landing rank
+// keeps one *landing slot* per remote source on its rail.
 #pragma once
 #include "wire/types.h"
 
 namespace uccl {
 
 // The node and cell of a rank that is *absent*: the survivors have agreed to go on without it (Buffer.recover). It
-// keeps its number and its experts' numbers; it is masked, is nobody's host, and has no hosted slot.
+// keeps its number and its experts' numbers; it is masked, is nobody's landing rank, and has no landing slot.
 inline constexpr u32 kNoNode = ~0u;
 
 struct TopologyView {
@@ -26,7 +26,7 @@ struct TopologyView {
   u32 num_ranks, num_nodes, num_cells;
   u32 rank, node, local, local_size;
   u32 cell, place;  // of this rank
-  u32 fan;  // most sources of one node that one host stands for: ceil(largest node / smallest cell)
+  u32 fan;  // most sources of one node that one landing rank stands for: ceil(largest node / smallest cell)
 
   constexpr bool is_absent(u32 r) const { return node_of[r] == kNoNode; }
   constexpr bool is_local(u32 r) const { return node_of[r] == node; }
@@ -37,7 +37,7 @@ struct TopologyView {
   constexpr u32 landing_rank(u32 source, u32 n) const {
     return node_of[source] == node_of[member(n, 0)] ? source : member(n, local_of[source] % size_of(n));
   }
-  // Where rows of a remote source are kept at its host in cell n; below num_landing_slots().
+  // Where rows of a remote source are kept at its landing rank in cell n; below num_landing_slots().
   constexpr u32 landing_slot(u32 source, u32 n) const { return node_of[source] * fan + local_of[source] / size_of(n); }
   constexpr u32 num_landing_slots() const { return num_nodes * fan; }
 

@@ -1,6 +1,6 @@
 // Low-latency combine, receiving half: waits for every rank, then sums each token's rows in ascending k with one
-// rounding at the end: acc = fma(row, weight, acc) in fp32 (facts B.1). What another node has summed (combine_reduce.h) is
-// one row with weight 1, at its lowest k.
+// rounding at the end: acc = fma(row, weight, acc) in fp32 (facts B.1). What another node has summed (combine_reduce.h)
+// is one row with weight 1, at its lowest k.
 #pragma once
 #include "kernels/device/copy.h"
 #include "kernels/low_latency/common.h"
@@ -53,7 +53,7 @@ DEV Awaited awaited(const CombineReceiveArgs& a, const Turn& turn, u32 r) {
   WaitSite site{WaitPhase::kCombineReceive, r, ~0u, turn.epoch};
   if (topology.is_local(r))
     return Awaited{word(own_data(a.rank), a.rank.signals.flag(Phase::kCombine, r)), site, nullptr};
-  // Of a node that sums its rows only this rank's host there sends.
+  // Of a node that sums its rows only this rank's landing rank there sends.
   if (a.call.reduces && (topology.is_absent(r) || topology.landing_rank(topology.rank, topology.cell_of[r]) != r))
     return Awaited{nullptr, site, nullptr};
   if (a.call.reduces) site.phase = WaitPhase::kCombineSums;
@@ -64,9 +64,9 @@ DEV Awaited awaited(const CombineReceiveArgs& a, const Turn& turn, u32 r) {
                  announced_by(a.rank, control, phase, turn.number, r)};
 }
 
-// Lane 0 of a warp, where sums of a node come from its hosts only: what the other ranks of other nodes are called with
-// comes by itself. Before sums are waited for, which a host in another call does not send. Ranks that this one stands for
-// are left out: their weights say it, and have been compared by the sum.
+// Lane 0 of a warp, where sums of a node come from its landing ranks only: what the other ranks of other nodes are
+// called with comes by itself. Before sums are waited for, which a landing rank in another call does not send. Ranks
+// that this one stands for are left out: their weights say it, and have been compared by the sum.
 DEV bool compare_calls(const CombineReceiveArgs& a, const Turn& turn) {
   const TopologyView& topology = a.rank.topology;
   u8* const control = own_control(a.rank);
@@ -140,8 +140,8 @@ DEV const u16* find_row(const CombineReceiveArgs& a, u32 rank, const u8* slot) {
   return reinterpret_cast<const u16*>(slot + LowLatencyLayout::row_in_slot(a.format));
 }
 
-// One warp: the rows of a token that take part, compacted in ascending k. A repeated expert was sent once. kNoRows: a slot
-// says what no rank writes there, and the call has failed.
+// One warp: the rows of a token that take part, compacted in ascending k. A repeated expert was sent once. kNoRows: a
+// slot says what no rank writes there, and the call has failed.
 inline constexpr u32 kNoRows = ~0u;
 DEV u32 gather_rows(const CombineReceiveArgs& a, const Turn& turn, u32 token, const u16** rows, float* weights) {
   const u64 first = static_cast<u64>(token) * a.topk;

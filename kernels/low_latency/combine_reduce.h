@@ -1,7 +1,7 @@
-// Low-latency combine reduced in the node, between the two halves: the host of a source of another node sums what its
-// node's ranks have stored for each of that source's tokens, in ascending k in fp32 with the source's weights, and sends
-// one bf16 row a token to the slot of the lowest k that the node has of it. The sum replaces the row in that slot here. A
-// slot may say where the row stays in place of holding it (combine_send.h).
+// Low-latency combine reduced in the node, between the two halves: the landing rank of a source of another node sums
+// what its node's ranks have stored for each of that source's tokens, in ascending k in fp32 with the source's weights,
+// and sends one bf16 row a token to the slot of the lowest k that the node has of it. The sum replaces the row in that
+// slot here. A slot may say where the row stays in place of holding it (combine_send.h).
 //
 // It waits for the sending halves of its node and of the sources it stands for, and for no receiving half; so no rank
 // waits in a circle as long as a rank runs it for every call that it has sent before it waits for anything else.

@@ -2,15 +2,16 @@
 // dispatch recorded. On the node it is stored there directly; else it is staged (or, with zero copy, already lies in
 // registered memory) and written. Each (token, k) travels alone: the owner's sum in ascending k fixes the rounding.
 //
-// Reduced in the node (LowLatencyCall::reduces), rows for other nodes' owners are stored at the owner's host in this node
-// instead, and this rank tells its own hosts on other nodes what they need to sum its tokens' rows (combine_reduce.h).
+// Reduced in the node (LowLatencyCall::reduces), rows for other nodes' owners are stored at the owner's landing rank in
+// this node instead, and this rank tells its own landing ranks on other nodes what they need to sum its tokens' rows
+// (combine_reduce.h).
 //
 // With signals it runs beside what computes the rows (single-batch overlap): experts go in ascending order, as grouped
 // matrix products compute them, and a row leaves as soon as its signal says that it is there.
 //
 // Rows of this rank's own tokens need not move where they stay as they are until the receiving half has run: their slot
-// then holds the row's index in place of the row. Nor need rows that a rank of this node reads, as owner or as host, where
-// all ranks of the node map the registered memory that zero-copy rows lie in: their slot then says where.
+// then holds the row's index in place of the row. Nor need rows that a rank of this node reads, as owner or as landing
+// rank, where all ranks of the node map the registered memory that zero-copy rows lie in: their slot then says where.
 #pragma once
 #include "kernels/device/copy.h"
 #include "kernels/device/fp8.h"
@@ -35,7 +36,7 @@ struct CombineSendArgs {
   u32 signals_per_expert;
   u32 signal_rows;  // rows that a signal stands for
   u32 signal_value;
-  // What hosts on other nodes are told when they sum; else not looked at.
+  // What landing ranks on other nodes are told when they sum; else not looked at.
   u32 num_tokens;
   const i64* topk_idx;  // [num_tokens, topk], as dispatched
   const float* weights;  // [num_tokens, topk]
@@ -102,20 +103,20 @@ DEV bool mark_row(const CombineSendArgs& a, u32 holder, u64 at, u64 slot) {
   return stays;
 }
 
-// One warp leaves row `at` where it stays, or stores it, where the owner's host in this node sums it.
+// One warp leaves row `at` where it stays, or stores it, where the owner's landing rank in this node sums it.
 DEV void give_to_host(const CombineSendArgs& a, const Turn& turn, u64 at, u32 owner, u64 number, u64 total_bytes) {
   const LowLatencyLayout& layout = a.call.layout;
   const TopologyView& topology = a.rank.topology;
-  const u32 host = topology.landing_rank(owner, topology.cell);
+  const u32 landing = topology.landing_rank(owner, topology.cell);
   const u64 bytes = 2ull * layout.hidden;
   const u64 slot = layout.landing_combine_slot(turn.epoch, topology.landing_slot(owner, topology.cell), number);
-  if (mark_row(a, host, at, slot)) return;
+  if (mark_row(a, landing, at, slot)) return;
   const u8* const row = reinterpret_cast<const u8*>(a.x + at * a.row_stride);
-  copy_row_shared(data_of(a.rank, host) + slot + sizeof(LogfmtHeader), row, bytes, total_bytes);
+  copy_row_shared(data_of(a.rank, landing) + slot + sizeof(LogfmtHeader), row, bytes, total_bytes);
   simt::sync_warp();
   if (simt::lane() != 0) return;
-  add_stat(a.rank, host, PeerStat::kRowsOut, 1);
-  add_stat(a.rank, host, PeerStat::kBytesOut, bytes);
+  add_stat(a.rank, landing, PeerStat::kRowsOut, 1);
+  add_stat(a.rank, landing, PeerStat::kBytesOut, bytes);
 }
 
 // One warp: the caller's handle says what no dispatch has left in it.
@@ -203,8 +204,9 @@ DEV void send_combine_count(const CombineSendArgs& a, const Turn& turn, u32 owne
     send_expect(a.rank, turn, a.call, Announcement{Phase::kCombine, owner, turn.number, rows, 1, combine_identity(a)});
 }
 
-// One warp counts the rows of an owner that stay where they are, if they do: as sent to who reads them there. Each row by
-// itself would cost more than to say where it is: an atomic waits for all stores before it, and those miss the caches.
+// One warp counts the rows of an owner that stay where they are, if they do: as sent to who reads them there. Each row
+// by itself would cost more than to say where it is: an atomic waits for all stores before it, and those miss the
+// caches.
 DEV void count_rows_that_stay(const CombineSendArgs& a, u32 owner) {
   const TopologyView& topology = a.rank.topology;
   const bool local = topology.is_local(owner);
@@ -216,8 +218,8 @@ DEV void count_rows_that_stay(const CombineSendArgs& a, u32 owner) {
   if (simt::lane() == 0) add_stat(a.rank, reader, PeerStat::kRowsOut, rows);
 }
 
-// The whole block 0: weights and ids of this rank's tokens, to its host on each other node. What it overwrites was read
-// there before this rank had the sums of two calls ago.
+// The whole block 0: weights and ids of this rank's tokens, to its landing rank on each other node. What it overwrites
+// was read there before this rank had the sums of two calls ago.
 DEV void send_weights(const CombineSendArgs& a, const Turn& turn) {
   const LowLatencyLayout& layout = a.call.layout;
   const TopologyView& topology = a.rank.topology;
@@ -248,7 +250,8 @@ DEV void send_weights(const CombineSendArgs& a, const Turn& turn) {
   }
 }
 
-// One warp tells a rank of another node, in place of rows, which call this is. This rank's hosts hear it with its weights.
+// One warp tells a rank of another node, in place of rows, which call this is. This rank's landing ranks hear it with
+// its weights.
 DEV void send_identity(const CombineSendArgs& a, const Turn& turn, u32 r) {
   const TopologyView& topology = a.rank.topology;
   if (simt::lane() != 0 || topology.landing_rank(topology.rank, topology.cell_of[r]) == r) return;

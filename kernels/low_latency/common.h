@@ -6,8 +6,8 @@
 // usual dispatch-combine alternation has always arrived long before it is needed, so nothing is waited for and no
 // message is added. Only when a rank has read something and sent nothing since does it announce on its own.
 //
-// Arrivals are counted by the calls of one form of combine, since the forms have other senders: a rank that sends nothing
-// in one form would leave a gap in the numbers of the other.
+// Arrivals are counted by the calls of one form of combine, since the forms have other senders: a rank that sends
+// nothing in one form would leave a gap in the numbers of the other.
 //
 // The numbers live beside the kernels and only they count on, so launches recorded in a graph stay right when the graph
 // is replayed with the same argument bytes.
@@ -84,8 +84,8 @@ DEV CallIdentity identity_of(const RankContext& c, const LowLatencyCall& call, C
                       CallIdentity::origin_of(answered, c.tag)};
 }
 
-// One lane: site.peer, whose flag has been acquired, is in the same call as this rank. `announced`: the ExpectHeader of a
-// rank of another node; one of this node has its identity beside its flag.
+// One lane: site.peer, whose flag has been acquired, is in the same call as this rank. `announced`: the ExpectHeader of
+// a rank of another node; one of this node has its identity beside its flag.
 DEV bool in_same_call(const RankContext& c, const Turn& turn, Phase phase, const WaitSite& site,
                       const ExpectHeader* announced) {
   const CallIdentity* const theirs =
@@ -161,8 +161,8 @@ DEV Turn begin_receive(const RankContext& c, const LowLatencyCall& call, Phase p
 DEV u64 known_consumed(const RankContext& c, Phase phase, u32 reader) {
   if (c.topology.is_local(reader)) return simt::ld_acquire_sys(word(own_data(c), c.signals.consumed(phase, reader)));
   const u64 direct = simt::ld_acquire_sys(word(own_control(c), c.control_layout.consumed(phase, reader)));
-  const u32 host = c.topology.landing_rank(reader, c.topology.cell);
-  const u64 hosted = simt::ld_acquire_sys(word(control_of(c, host), c.control_layout.consumed(phase, reader)));
+  const u32 landing = c.topology.landing_rank(reader, c.topology.cell);
+  const u64 hosted = simt::ld_acquire_sys(word(control_of(c, landing), c.control_layout.consumed(phase, reader)));
   return direct > hosted ? direct : hosted;
 }
 
@@ -278,8 +278,8 @@ DEV bool wait_for_flag(const RankContext& c, const WaitContext& wait, const Wait
   return keeps_step(c, wait, site, simt::ld_acquire_sys(flag), epoch + 1);  // its call after next needs this one read
 }
 
-// As wait_for_flag, until the flag is `site.expected`. How long that took is added to the peer's sums, once a launch, and
-// to `wait_stats` (null: there are none). One lane.
+// As wait_for_flag, until the flag is `site.expected`. How long that took is added to the peer's sums, once a launch,
+// and to `wait_stats` (null: there are none). One lane.
 DEV bool wait_and_count(const RankContext& c, const WaitContext& wait, const WaitSite& site, const u64* flag,
                         i64* wait_stats) {
   const u64 begin = simt::now_ns();

@@ -61,7 +61,7 @@ DEV SourceView source_view(const DispatchReceiveArgs& a, u64 epoch, u32 source) 
                     topk < a.call.layout.max_topk ? topk : a.call.layout.max_topk};
 }
 
-// What a source of another node announced, at its host here; not looked at where the source is local.
+// What a source of another node announced, at its landing rank here; not looked at where the source is local.
 DEV const ExpectHeader* announced_dispatch(const DispatchReceiveArgs& a, const Turn& turn, u32 source) {
   const TopologyView& topology = a.rank.topology;
   if (topology.is_local(source)) return nullptr;

@@ -64,7 +64,7 @@ DEV void send_runs(const DispatchSendArgs& a, const Turn& turn, u32 first, u32 c
   const u32 lane = static_cast<u32>(simt::lane());
   const simt::mask_t wanted = simt::ballot(lane < count && goes_to_cell(a, first + lane, cell));
   if (wanted == 0) return;
-  const u32 host = topology.landing_rank(topology.rank, cell);
+  const u32 landing = topology.landing_rank(topology.rank, cell);
   // The first lane of each run pushes for it, all of them together.
   const simt::mask_t starts = wanted & static_cast<simt::mask_t>(~(wanted << 1));
   const bool mine = starts >> lane & 1;
@@ -72,16 +72,16 @@ DEV void send_runs(const DispatchSendArgs& a, const Turn& turn, u32 first, u32 c
   const u32 rows = !mine ? 0 : beyond == 0 ? simt::kWarp : simt::first_lane(beyond);
   Command m;
   m.op = Op::kWrite;
-  m.peer = host;
+  m.peer = landing;
   m.key = epoch_key(Phase::kDispatch, turn.epoch);
   m.local_offset = layout.staged_rows(turn.epoch) + (first + lane) * row;
   m.remote_offset = layout.landing_rows(turn.epoch, topology.landing_slot(topology.rank, cell)) + (first + lane) * row;
   m.bytes = rows * row;
-  const u64 ticket = push_group(ring_to(a.rank, host), m, mine, turn.wait);
+  const u64 ticket = push_group(ring_to(a.rank, landing), m, mine, turn.wait);
   if (mine && ticket == kNoTicket) fail_launch(a.call.ticket);
   if (lane != 0) return;
-  add_stat(a.rank, host, PeerStat::kRowsOut, simt::popcount(wanted));
-  add_stat(a.rank, host, PeerStat::kBytesOut, simt::popcount(wanted) * row);
+  add_stat(a.rank, landing, PeerStat::kRowsOut, simt::popcount(wanted));
+  add_stat(a.rank, landing, PeerStat::kBytesOut, simt::popcount(wanted) * row);
   simt::add_gpu(&a.num_writes[cell], simt::popcount(starts));
 }
 
@@ -107,19 +107,19 @@ DEV void finish_dispatch(const DispatchSendArgs& a, const Turn& turn) {
   // One lane of each warp: pushing lanes of one warp could wait for each other where lanes run in lockstep.
   for (u32 n = simt::warp(); simt::lane() == 0 && n < topology.num_cells; n += simt::num_warps()) {
     if (!topology.is_remote(n)) continue;
-    const u32 host = topology.landing_rank(topology.rank, n);
+    const u32 landing = topology.landing_rank(topology.rank, n);
     const u32 runs = simt::ld_acquire_gpu(&a.num_writes[n]);
     simt::st_release_gpu(&a.num_writes[n], 0u);
-    if (masked(a.rank, host)) continue;
+    if (masked(a.rank, landing)) continue;
     Command m;
     m.op = Op::kWrite;
-    m.peer = host;
+    m.peer = landing;
     m.key = epoch_key(Phase::kDispatch, turn.epoch);
     m.local_offset = layout.staged_routing(turn.epoch);
     m.remote_offset = layout.landing_routing(turn.epoch, topology.landing_slot(topology.rank, n));
     m.bytes = LowLatencyLayout::routing_bytes(a.num_tokens, a.topk);
-    if (push(ring_to(a.rank, host), m, turn.wait) == kNoTicket) continue;
-    send_expect(a.rank, turn, a.call, Announcement{Phase::kDispatch, host, turn.epoch, runs + 1ull, 0, identity});
+    if (push(ring_to(a.rank, landing), m, turn.wait) == kNoTicket) continue;
+    send_expect(a.rank, turn, a.call, Announcement{Phase::kDispatch, landing, turn.epoch, runs + 1ull, 0, identity});
   }
   if (simt::tid() != 0) return;
   *own_identity(a.rank, Phase::kDispatch, turn.epoch) = identity;

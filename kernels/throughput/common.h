@@ -1,12 +1,11 @@
 // What the throughput kernels share: the call, and the addresses of streams (layout/throughput.h says what those are).
 //
 // A stream's writer may fill chunk n when n - head < slots; head is the slowest reader's. On a node, readers store
-// their heads beside the ring. Over the network the host of the ring sends the slowest head back as a credit. With
-// `shrink` a rank that a wait expires for is masked: its streams, and this rank's to it, stop where they are and are
-// never read again, which Python sees to (uccl_ep/low_latency/calls.py). Whom a token goes to stays as it was counted, so
-// that others find the rows that were announced to them. No call waits for another call to end: chunk numbers go on,
-// and only a change of geometry first drains the rings
-// (settle.h).
+// their heads beside the ring. Over the network the landing rank of the ring sends the slowest head back as a credit.
+// With `shrink` a rank that a wait expires for is masked: its streams, and this rank's to it, stop where they are and
+// are never read again, which Python sees to (uccl_ep/low_latency/calls.py). Whom a token goes to stays as it was
+// counted, so that others find the rows that were announced to them. No call waits for another call to end: chunk
+// numbers go on, and only a change of geometry first drains the rings (settle.h).
 #pragma once
 #include "kernels/device/copy.h"
 #include "kernels/device/ring_push.h"
@@ -59,10 +58,10 @@ DEV StreamAddress dispatch_stream(const RankContext& c, const ThroughputLayout& 
                          word(base, c.signals.stream_tail(Direction::kDispatch, source, channel)),
                          word(base, c.signals.stream_head(Direction::kDispatch, source, channel, 0))};
   }
-  const u32 host = t.landing_rank(source, t.cell);
-  u8* base = data_of(c, host);
+  const u32 landing = t.landing_rank(source, t.cell);
+  u8* base = data_of(c, landing);
   return StreamAddress{base + layout.dispatch_hosted(t.landing_slot(source, t.cell)),
-                       word(control_of(c, host), c.control_layout.tail(Direction::kDispatch, source, channel)),
+                       word(control_of(c, landing), c.control_layout.tail(Direction::kDispatch, source, channel)),
                        word(base, c.signals.stream_head(Direction::kDispatch, source, channel, 0))};
 }
 
@@ -100,7 +99,7 @@ DEV u64 slowest_head(const RankContext& c, u32 source, const StreamAddress& s, u
   return slowest;
 }
 
-// Head of an outgoing stream to another node: the credit that its host sent back.
+// Head of an outgoing stream to another node: the credit that its landing rank sent back.
 DEV u64 credit_of(const RankContext& c, Direction d, u32 peer, u32 channel) {
   return simt::ld_acquire_sys(word(own_control(c), c.control_layout.credit(d, peer, channel)));
 }
@@ -118,8 +117,8 @@ DEV u64 dispatch_head(const RankContext& c, u32 cell, u32 channel, u32* peer) {
   return slowest_head(c, t.rank, own, peer);
 }
 
-// Who a wait for a reader of rows for `source` on this node is about: its host, which with a cell a rank is this one,
-// and then stops reading only when the source is masked.
+// Who a wait for a reader of rows for `source` on this node is about: its landing rank, which with a cell a rank is
+// this one, and then stops reading only when the source is masked.
 DEV u32 combine_peer(const RankContext& c, u32 source) {
   return c.shrink ? source : c.topology.landing_rank(source, c.topology.cell);
 }

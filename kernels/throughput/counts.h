@@ -163,23 +163,23 @@ DEV void send_counts(const CountsArgs& a, const WaitContext& wait, u64 epoch) {
   // One lane of each warp: pushing lanes of one warp could wait for each other where lanes run in lockstep.
   for (u32 n = simt::warp(); simt::lane() == 0 && n < topology.num_cells; n += simt::num_warps()) {
     if (!topology.is_remote(n)) continue;
-    const u32 host = topology.landing_rank(topology.rank, n), size = topology.size_of(n);
-    if (a.rank.shrink && masked(a.rank, host)) continue;
+    const u32 landing = topology.landing_rank(topology.rank, n), size = topology.size_of(n);
+    if (a.rank.shrink && masked(a.rank, landing)) continue;
     Command m;
     m.op = Op::kWrite;
-    m.peer = host;
+    m.peer = landing;
     m.key = epoch_key(Phase::kCounts, epoch);
     m.local_offset = a.layout.own_counts(epoch, n);
     m.remote_offset = a.layout.landing_counts(epoch, topology.landing_slot(topology.rank, n));
     m.bytes = align_up(sizeof(CountsHeader) + 4ull * (a.num_channels * (1 + size) + size * a.num_local_experts), 16);
-    if (push(ring_to(a.rank, host), m, wait) == kNoTicket) break;
+    if (push(ring_to(a.rank, landing), m, wait) == kNoTicket) break;
     const u64 header = a.layout.counts_expect(epoch, n);
     *reinterpret_cast<ExpectHeader*>(own_data(a.rank) + header) = ExpectHeader::make(epoch, 1, 0, 0);
     m.op = Op::kCount;
     m.local_offset = header;
     m.remote_offset = a.rank.control_offset + a.rank.control_layout.expect(Phase::kCounts, epoch, topology.rank);
     m.bytes = sizeof(ExpectHeader);
-    push(ring_to(a.rank, host), m, wait);
+    push(ring_to(a.rank, landing), m, wait);
   }
   if (simt::tid() == 0)  // after sync_block: covers the whole block's stores
     simt::st_release_sys(word(own_data(a.rank), a.rank.signals.flag(Phase::kCounts, topology.rank)), epoch);

@@ -152,13 +152,13 @@ DEV void take_row(const DispatchArgs& a, const u8* row, u32 token, u32 at) {
   }
 }
 
-// The reading end of a source's stream; at the host of a remote source's ring, also how far the source has been told
-// that its slowest reader here is.
+// The reading end of a source's stream; at the landing rank of a remote source's ring, also how far the source has been
+// told that its slowest reader here is.
 struct Crediting {
   StreamAddress stream;
   u32 source, channel;
   u64 told;
-  bool host;
+  bool landing;
 };
 // One lane: tells the source when the slowest reader has gone on by `news` chunks.
 DEV bool return_credit(const DispatchArgs& a, const WaitContext& wait, Crediting& c, u64 news) {
@@ -211,7 +211,7 @@ DEV bool await_chunk(const DispatchArgs& a, const WaitContext& wait, Crediting& 
       ok = wait_or_mask(
           a.rank, wait, site,
           [&] {
-            if (credits.host) return_credit(a, wait, credits, 1);
+            if (credits.landing) return_credit(a, wait, credits, 1);
             return tail = simt::ld_acquire_sys(credits.stream.tail);
           },
           [&](u64 seen) { return seen > head; }, &gone);
@@ -223,8 +223,8 @@ DEV bool await_chunk(const DispatchArgs& a, const WaitContext& wait, Crediting& 
   return warp_agree(ok) && !*absent;
 }
 
-// One warp: whether a row is for this rank, as lane 0 has it; the token. A row that is not the one that must stand here, or
-// one more than were announced, ends the call.
+// One warp: whether a row is for this rank, as lane 0 has it; the token. A row that is not the one that must stand
+// here, or one more than were announced, ends the call.
 enum class RowIs : u32 { kOthers = 0, kMine, kWrong };
 DEV RowIs read_header(const WaitContext& wait, const WaitSite& site, const u8* row, u32 place, u64 head, u32* token) {
   RowIs is = RowIs::kOthers;
@@ -280,7 +280,7 @@ DEV void receive_stream(const DispatchArgs& a, const WaitContext& wait, u32 chan
     bool ok = true;
     if (simt::lane() == 0) {
       simt::st_release_sys(head_word, head + 1);  // pairs with slowest_head
-      if (credits.host) ok = return_credit(a, wait, credits, news);
+      if (credits.landing) ok = return_credit(a, wait, credits, news);
     }
     if (!warp_agree(ok)) return;
   }
@@ -294,7 +294,7 @@ DEV void receive_stream(const DispatchArgs& a, const WaitContext& wait, u32 chan
   add_stat(a.rank, source, PeerStat::kRowsIn, taken);
   add_stat(a.rank, source, PeerStat::kBytesIn, static_cast<u64>(taken) * g.row_bytes);
   if (channel == 0) add_stat(a.rank, source, PeerStat::kWaitNs, waited);
-  if (credits.host && !absent) finish_credits(a, wait, credits, head);
+  if (credits.landing && !absent) finish_credits(a, wait, credits, head);
 }
 
 // Rows beyond the real count, shared out over the reading blocks.
