@@ -36,7 +36,7 @@ if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND CMAKE_CXX_COMPILER_VERSION VERSION_L
   endif()
 endif()
 if(UCCL_EP_TESTS AND NOT UCCL_EP_SANITIZE)
-  target_compile_options(uccl_options INTERFACE -O2 -g1)
+  target_compile_options(uccl_options INTERFACE $<IF:$<BOOL:$<TARGET_PROPERTY:UCCL_IS_TEST>>,-O1,-O2> -g1)
 elseif(UCCL_EP_SANITIZE STREQUAL "thread")
   target_compile_options(uccl_options INTERFACE -O1 -g1 -fno-omit-frame-pointer -fsanitize=thread)
   target_link_options(uccl_options INTERFACE -fsanitize=thread)

@@ -10,6 +10,7 @@
 #include "engine/process_watch.h"
 #include "memory/home.h"
 #include "memory/segment.h"
+#include "transport/transport.h"
 
 namespace uccl {
 

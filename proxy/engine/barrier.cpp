@@ -2,6 +2,7 @@
 #include "engine/barrier.h"
 
 #include "engine/words.h"
+#include "transport/transport.h"
 #include "wire/immediate.h"
 
 namespace uccl {

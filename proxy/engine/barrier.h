@@ -3,11 +3,13 @@
 #pragma once
 #include <vector>
 
-#include "engine/engine.h"
 #include "engine/ledger.h"
+#include "engine/settings.h"
 #include "engine/verdict.h"
 
 namespace uccl {
+
+class Lane;
 
 class Barrier {
  public:

@@ -2,6 +2,7 @@
 #include "engine/departures.h"
 
 #include "engine/words.h"
+#include "transport/transport.h"
 
 namespace uccl {
 

@@ -1,9 +1,11 @@
 // Goodbyes: a peer that has said it leaves is no fault when it ends. A peer on this host writes its `departed` word
 // here itself; for any other the transport tells (an end with code 0), and the word is written by the worker.
 #pragma once
-#include "engine/engine.h"
+#include "wire/control.h"
 
 namespace uccl {
+
+enum class PeerFault : u32;  // transport/transport.h
 
 // Values of ControlLayout::departed.
 inline constexpr u64 kLeaving = 1;  // it is about to end; what it sent may still be on its way

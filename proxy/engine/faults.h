@@ -1,6 +1,6 @@
 // Raising a fault: the first of a rank fills the record in the control segment, every one of them ends the waits.
 #pragma once
-#include "engine/engine.h"
+#include "engine/counters.h"
 #include "wire/control.h"
 
 namespace uccl {

@@ -3,7 +3,7 @@
 #pragma once
 #include <vector>
 
-#include "engine/engine.h"
+#include "engine/settings.h"
 #include "engine/verdict.h"
 
 namespace uccl {

@@ -2,6 +2,7 @@
 #include "engine/membership.h"
 
 #include "engine/words.h"
+#include "transport/transport.h"
 
 namespace uccl {
 namespace {

@@ -5,9 +5,10 @@
 #include <memory>
 
 #include "engine/faults.h"
-#include "transport/transport.h"
 
 namespace uccl {
+
+enum class PeerFault : u32;  // transport/transport.h
 
 class Membership {
  public:

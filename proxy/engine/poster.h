@@ -14,6 +14,7 @@
 #include "engine/faults.h"
 #include "engine/words.h"
 #include "ring/consumer.h"
+#include "transport/transport.h"
 
 namespace uccl {
 

@@ -7,7 +7,7 @@
 #include <cstdlib>
 #include <memory>
 
-#include "engine/engine.h"
+#include "engine/counters.h"
 #include "engine/verdict.h"
 #include "wire/control.h"
 

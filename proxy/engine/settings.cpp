@@ -6,6 +6,7 @@
 #include <stdexcept>
 #include <string>
 
+#include "ring/layout.h"
 #include "wire/limits.h"
 
 namespace uccl {

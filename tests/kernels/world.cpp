@@ -7,6 +7,7 @@
 
 #include "native/check.h"
 #include "ring/producer.h"
+#include "transport/transport.h"
 
 namespace uccl::testing {
 namespace {
@@ -201,6 +202,8 @@ Fault World::fault(u32 rank) const {
                record.expected,
                record.seen};
 }
+
+std::vector<QueueCounters> World::queue_counters(u32 rank) const { return ranks_[rank]->engine->queue_counters(); }
 
 bool World::rings_idle(u32 rank) const {
   for (u32 i = 0; i < shape_.num_rings; ++i) {

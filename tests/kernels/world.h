@@ -17,6 +17,7 @@
 #include "kernels/layout/low_latency.h"
 #include "kernels/layout/throughput.h"
 #include "kernels/values.h"
+#include "transport/fabric.h"
 
 namespace uccl::testing {
 
@@ -134,7 +135,7 @@ class World {
   u32* mask(u32 rank) const { return ranks_[rank]->mask.data(); }
   const std::vector<PeerCounters>& peer_counters(u32 rank) const { return ranks_[rank]->peer_counters; }
   const std::vector<WorkerCounters>& worker_counters(u32 rank) const { return ranks_[rank]->worker_counters; }
-  std::vector<QueueCounters> queue_counters(u32 rank) const { return ranks_[rank]->engine->queue_counters(); }
+  std::vector<QueueCounters> queue_counters(u32 rank) const;
   Fault fault(u32 rank) const;
   bool aborted(u32 rank) const;
   bool rings_idle(u32 rank) const;  // every command so far is complete at its receiver

@@ -14,13 +14,13 @@ from tests.uccl_ep.proxies import CAPACITY, Half, connect, eventually
 from uccl_ep import _native
 from uccl_ep.session.proxy_link import ThreadProxy
 
-ENGINE_H = Path(__file__).parents[3] / "proxy" / "engine" / "engine.h"
+COUNTERS_H = Path(__file__).parents[3] / "proxy" / "engine" / "counters.h"
 FAULT_OFFSET = 64  # ControlLayout::kFault
 
 
 def fields_of(struct_name: str) -> list[str]:
-    """The u64 fields of a struct in engine.h, in order."""
-    body = ENGINE_H.read_text().split(f"struct alignas(64) {struct_name} {{")[1].split("};")[0]
+    """The u64 fields of a struct in counters.h, in order."""
+    body = COUNTERS_H.read_text().split(f"struct alignas(64) {struct_name} {{")[1].split("};")[0]
     code = " ".join(line.split("//")[0] for line in body.splitlines())
     return [name.strip() for part in code.split(";") for name in part.replace("u64", "").split(",") if name.strip()]
 

@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include "engine/departures.h"
+#include "engine/engine.h"
 #include "native/check.h"
 #include "proxy/engine/rank_memory.h"
 

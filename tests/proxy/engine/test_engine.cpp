@@ -12,6 +12,7 @@
 #include <system_error>
 #include <thread>
 
+#include "engine/engine.h"
 #include "native/check.h"
 #include "proxy/engine/count_allocations.h"
 #include "proxy/engine/rank_memory.h"

@@ -6,6 +6,7 @@
 #include <string>
 #include <thread>
 
+#include "engine/engine.h"
 #include "native/check.h"
 #include "proxy/engine/rank_memory.h"
 
