@@ -11,6 +11,8 @@
 #include <system_error>
 #include <utility>
 
+#include "ring/layout.h"
+
 namespace uccl {
 namespace {
 

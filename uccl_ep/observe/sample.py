@@ -32,7 +32,7 @@ PROXY_FIELDS = (
     "arriving_ns",
     "parked",
 )
-"""Of the proxy, by peer (proxy/engine/engine.h); in_flight, in_flight_bytes and parked are as they are now."""
+"""Of the proxy, by peer (proxy/engine/counters.h); in_flight, in_flight_bytes and parked are as they are now."""
 
 _RING_HEADER = {"tail": 0, "done": 64, "head": 128}  # proxy/ring/layout.h
 
