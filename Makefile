@@ -11,16 +11,21 @@ INSTALL := $(BIN)/python -m pip install -qq --disable-pip-version-check -c const
 # Ranks share the cores: one OpenMP thread each, or they spin in each other's way.
 export OMP_NUM_THREADS := 1
 
+# Tests mostly wait (for processes that start, deadlines, peers), so one more runs than there are cores. JOBS=0: one by
+# one, in the order in which they stand.
+JOBS ?= $(shell expr $$(nproc 2>/dev/null || echo 1) + 1)
+PYTEST = $(BIN)/pytest -n $(JOBS) --dist worksteal
+
 NATIVE_SOURCES := $(shell find proxy kernels cmake -type f \( -name '*.h' -o -name '*.cpp' -o -name '*.cmake' \))
 NATIVE_DIRS := $(shell find proxy kernels -type d)
 CHECKED_CPP = $(shell find proxy kernels tests bench -type f \( -name "*.h" -o -name "*.cpp" \) 2>/dev/null)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-native test-sanitize test-slow test-compile test-rdma test-integrations test-vllm prove bench docs doctor tour wheel lint format stub clean
+.PHONY: help setup demo quick test test-native test-sanitize test-slow test-compile test-rdma test-integrations test-vllm prove bench docs doctor tour wheel lint format stub clean
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /|/' | awk -F'|' '{printf "  make %-18s %s\n", $$1, $$2}'
-	@echo "  variables: PYTHON=$(PYTHON) (of a new .venv)  PIP_ARGS=...  ARGS=... (for pytest, demo, bench)"
+	@echo "  variables: PYTHON=$(PYTHON) (of a new .venv)  PIP_ARGS=...  ARGS=... (for pytest, demo, bench)  JOBS=$(JOBS) (tests at a time)"
 
 $(VENV)/.stamp-python:
 	$(SAY) "create $(VENV) with $(PYTHON)"
@@ -78,21 +83,26 @@ demo: $(VENV)/.stamp-native ## train a small MoE model over 4 ranks and compare 
 
 test: $(VENV)/.stamp-native ## native tests (wave32, wave64, wave1), Python tests and house checks
 	$(SAY) "pytest: native tests, Python tests, house checks"
-	@$(BIN)/pytest $(ARGS)
+	@$(PYTEST) $(ARGS)
+
+quick: $(VENV)/.stamp-python ## one file's tests, without building what they do not need: make quick TEST=tests/proxy/wire/test_types.cpp
+	@test -n "$(TEST)" || { echo "make quick TEST=tests/...: which file?"; exit 2; }
+	@$(MAKE) -q $(VENV)/.stamp-native || echo "!!! the native module is older than its sources; make setup builds it anew !!!"
+	@$(BIN)/pytest --one-width $(TEST) $(ARGS)
 
 test-native: $(VENV)/.stamp-native ## only the native tests
 	$(SAY) "pytest: native tests"
-	@$(BIN)/pytest --native-only $(ARGS)
+	@$(PYTEST) --native-only $(ARGS)
 
 test-sanitize: $(VENV)/.stamp-native ## the native tests under ThreadSanitizer, then under Address- and UBSanitizer
 	$(SAY) "pytest: native tests under ThreadSanitizer"
-	@$(BIN)/pytest --sanitize thread $(ARGS)
+	@$(PYTEST) --sanitize thread $(ARGS)
 	$(SAY) "pytest: native tests under AddressSanitizer and UndefinedBehaviorSanitizer"
-	@$(BIN)/pytest --sanitize address $(ARGS)
+	@$(PYTEST) --sanitize address $(ARGS)
 
 test-slow: $(VENV)/.stamp-native ## the tests marked slow
 	$(SAY) "pytest: slow tests"
-	@$(BIN)/pytest -m slow $(ARGS)
+	@$(PYTEST) -m slow $(ARGS)
 
 prove: $(VENV)/.stamp-native ## models, interleavings, simulated networks, faults, fuzzing, endurance: one table
 	$(SAY) "prove: what holds on a network that reorders, delays and fails"
@@ -108,7 +118,7 @@ test-vllm: $(VENV)/.stamp-native ## vLLM's wheel (336 MB) on us
 
 test-compile: $(VENV)/.stamp-compile ## compile every kernel for NVIDIA and AMD processors; no device needed
 	$(SAY) "pytest: compile the kernels for sm_80 to sm_120a, gfx942, gfx950"
-	@$(BIN)/pytest -m compile tests/kernels tests/uccl_ep/gpu $(ARGS)
+	@$(PYTEST) -m compile tests/kernels tests/uccl_ep/gpu $(ARGS)
 
 test-rdma: $(VENV)/.stamp-native ## the verbs transport on a real verbs stack: soft-RoCE in a virtual machine
 	$(SAY) "boot a guest with soft-RoCE and run what needs a real verbs stack"

@@ -1,6 +1,7 @@
 """Makes every TEST of tests/**/test_*.cpp a pytest item: builds the native test programs once, runs each TEST alone.
 
---native-only leaves the Python tests out; --sanitize thread|address runs the native tests of an instrumented build.
+--native-only leaves the Python tests out; --sanitize thread|address runs the native tests of an instrumented build;
+--one-width builds and runs them with warps of 32 lanes only.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("native", "native tests (C++)")
     group.addoption("--sanitize", choices=SANITIZERS, help="run the native tests, and only those, under a sanitizer")
     group.addoption("--native-only", action="store_true", help="collect no Python test")
+    group.addoption("--one-width", action="store_true", help="native tests with warps of 32 lanes only: quick to build")
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
@@ -55,10 +57,10 @@ def _one_torch_thread() -> None:
 class NativeBuild:
     """One configured and built folder of native test programs: build/native or build/native-<sanitizer>."""
 
-    def __init__(self, sanitize: str) -> None:
+    def __init__(self, sanitize: str, one_width: bool = False) -> None:
         self.sanitize = sanitize
         self.folder = ROOT / "build" / ("native" + (f"-{sanitize}" if sanitize else ""))
-        self.programs = {32: PROGRAMS[32]} if sanitize else PROGRAMS
+        self.programs = {32: PROGRAMS[32]} if sanitize or one_width else PROGRAMS
         self.tests: dict[tuple[int, str], list[str]] = {}  # (warp width, source file) -> names
 
     def make(self) -> None:
@@ -72,7 +74,8 @@ class NativeBuild:
             moved = _run(configure).returncode != 0 and (self.folder / "CMakeCache.txt").exists()
             hint = "configure the native tests (is a C++20 compiler installed? g++ 12 or newer, or CXX=...)"
             _must_run([*configure, "--fresh"] if moved else configure, hint)
-            _must_run([cmake, "--build", str(self.folder)], "build the native tests")
+            targets = list(self.programs.values())
+            _must_run([cmake, "--build", str(self.folder), "--target", *targets], "build the native tests")
         for wave, program in self.programs.items():
             listing = _must_run([str(self.folder / program), "--list"], f"list the tests of {program}")
             for line in listing.splitlines():
@@ -112,7 +115,7 @@ def _build(config: pytest.Config) -> NativeBuild:
         raise pytest.Collector.CollectError(known)
     if known is None:
         _builds[sanitize] = "the native tests were not built: see the first of these errors"
-        known = NativeBuild(sanitize)
+        known = NativeBuild(sanitize, config.getoption("--one-width"))
         known.make()
         _builds[sanitize] = known
     return known

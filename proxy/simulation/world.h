@@ -42,10 +42,10 @@ class World {
   bool aborted(u32 rank) const;
   void raise_abort(u32 rank);
   void raise_timeout(u32 rank);  // a host-side wait of the rank expired; nothing when it has failed before
-  u64 commands(u32 rank) const;   // tickets that producers of the rank's rings have taken
+  u64 commands(u32 rank) const;  // tickets that producers of the rank's rings have taken
   bool masked(u32 rank, u32 peer) const;
   void leave_out(u32 rank, u32 peer);  // as uccl_ep/session/session.py: for its kernels and its proxy
-  u64 exclusions(u32 rank) const;      // changes of whom the rank leaves out
+  u64 exclusions(u32 rank) const;  // changes of whom the rank leaves out
   bool departed(u32 rank, u32 peer) const;  // the rank knows that nothing more will come
   void lose_process(u32 rank, u32 peer);  // its process watch says so
   bool rings_idle(u32 rank) const;  // every command so far is complete at its receiver
