@@ -8,8 +8,7 @@ what `uccl_ep.reference.calls` computes; tests hold the two together row by row.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
-from pathlib import Path
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any, ClassVar
 
@@ -17,30 +16,28 @@ import torch
 
 from uccl_ep import checks
 from uccl_ep.config import Config, combine_config, dispatch_config
-from uccl_ep.device.protocol import EventHandle
+from uccl_ep.device.protocol import Device, EventHandle
 from uccl_ep.errors import InvalidArgument, refuse
 from uccl_ep.events import EventOverlap
-from uccl_ep.group.group import Group, as_group
+from uccl_ep.group.group import as_group
 from uccl_ep.layout.plan import MemoryBill, low_latency_size_hint
-from uccl_ep.low_latency.calls import LowLatencyApi
-from uccl_ep.low_latency.launch import LowLatency
+from uccl_ep.low_latency.handle import Handle as LowLatencyHandle
+from uccl_ep.low_latency.overlap import OverlapArguments
 from uccl_ep.recorder.calls import recorded
-from uccl_ep.session.barrier import Collective
-from uccl_ep.session.device_choice import choose_device, make_device
-from uccl_ep.session.session import Session, Start
+from uccl_ep.session.session import Session
 from uccl_ep.session.stats import collect_stats
-from uccl_ep.settings import settings
-from uccl_ep.survival.masks import MaskApi
-from uccl_ep.survival.recovery import RecoveryApi
-from uccl_ep.system.os_limits import naming
+from uccl_ep.survival.life import Life, Terms
+from uccl_ep.survival.recovery import Recovery, RecoveryReport
 from uccl_ep.system.ownership import NoCopies, Owner, in_turn, refuse_elsewhere
-from uccl_ep.throughput.calls import ThroughputApi
-from uccl_ep.throughput.launch import Throughput
+from uccl_ep.throughput.calls import unpack_bias
+from uccl_ep.throughput.handle import ThroughputHandle
 
 Tensor = torch.Tensor
+Event = EventOverlap[EventHandle]
+Hook = Callable[[], None]
 
 
-class Buffer(NoCopies, LowLatencyApi, ThroughputApi, MaskApi, RecoveryApi):
+class Buffer(NoCopies):
     """Memory, proxy and kernels of one rank for expert-parallel dispatch and combine. Making one is collective.
 
     Args:
@@ -103,52 +100,23 @@ class Buffer(NoCopies, LowLatencyApi, ThroughputApi, MaskApi, RecoveryApi):
     ) -> None:
         self.runtime: Session | None = None
         self._owner = Owner()
-        for name, value in (("num_nvl_bytes", num_nvl_bytes), ("num_rdma_bytes", num_rdma_bytes)):
-            if isinstance(value, bool) or not isinstance(value, int) or value < 0 or value % 128:
-                refuse(name, value, "a multiple of 128, 0 or more")
         checks.check_int("num_qps_per_rank", num_qps_per_rank, 1, 1 << 16)
-        self.low_latency_mode = checks.check_bool("low_latency_mode", low_latency_mode)
-        self.enable_shrink = checks.check_bool("enable_shrink", enable_shrink)
-        if low_latency_mode and num_rdma_bytes == 0:
-            refuse("num_rdma_bytes", 0, "the low-latency size", "Buffer.get_low_latency_rdma_size_hint gives it.")
-        environment = settings()
-        with naming("the choice of a device"):
-            choice = choose_device(device, environment.device)
-        self.device_reason = choice.reason
+        cls, budgets = type(self), (num_nvl_bytes, num_rdma_bytes)
+        modes = low_latency_mode, enable_shrink
+        terms = Terms.checked(device, budgets, *modes, self._alike, lambda ranks: cls.get_dispatch_config(ranks))
+        self.low_latency_mode, self.enable_shrink = terms.low_latency_mode, terms.enable_shrink
+        self.device_reason = terms.choice.reason
         self.group = group if group is not None else comm
         adapted = as_group(group, comm)
         self.rank, self.group_size = adapted.rank(), adapted.size()
-        self.num_nvl_bytes, self.num_rdma_bytes = num_nvl_bytes, num_rdma_bytes
+        self.num_nvl_bytes, self.num_rdma_bytes = budgets
         self.explicitly_destroy = bool(explicitly_destroy)
         self.nvshmem_qp_depth = 1 << 16  # integrators compare it with their token count; rings have no such limit
-        self.recoveries = []
-        self._settings, self._choice = environment, choice
-        self.runtime = self._make_session(adapted)
+        self.recoveries: list[RecoveryReport] = []  # one for each recover() that succeeded, oldest first
+        self._life = Life(adapted, terms)
+        self.runtime = self._life.session
 
     # ---- life --------------------------------------------------------------------------------------------------
-
-    def _make_session(self, group: Group) -> Session:
-        budgets = self.num_nvl_bytes, self.num_rdma_bytes
-        start = Start(self._choice.driver, self._prepare, self._alike)
-        try:
-            with naming("the start of a Buffer"):
-                return Session(group, budgets, self.low_latency_mode, self.enable_shrink, self._settings, start)
-        except BaseException:
-            self._close_device()  # this rank was ready, another one was not
-            raise
-
-    def _close_device(self) -> None:
-        """Ends with what is queued."""
-        device = self.__dict__.pop("_device", None)
-        if device is not None:
-            device.close()
-
-    def _prepare(self, session: Session) -> None:
-        self._device = make_device(self._choice, session)
-        self._collective = Collective(session, self._device)
-        self._low_latency = LowLatency(session, self._device)
-        self._throughput = Throughput(session, self._device)
-        self._device.settle()
 
     def destroy(self) -> None:
         """Waits for this rank's kernels, ends the proxy and frees the memory. Not collective; idempotent.
@@ -165,15 +133,8 @@ class Buffer(NoCopies, LowLatencyApi, ThroughputApi, MaskApi, RecoveryApi):
     @in_turn("destroy")
     def _destroy(self) -> None:
         session, self.runtime = self.runtime, None
-        if session is None:
-            return
-        on_host = "_device" not in self.__dict__ or self._device.host_memory
-        try:
-            self._close_device()
-            if not on_host and not session.fault_raised:
-                session.check()  # calls do not wait for their kernels: this is the last chance to tell
-        finally:
-            session.close()
+        if session is not None:
+            self._life.end()
 
     def __del__(self) -> None:
         if getattr(self, "runtime", None) is None:
@@ -183,13 +144,28 @@ class Buffer(NoCopies, LowLatencyApi, ThroughputApi, MaskApi, RecoveryApi):
         self.destroy()
 
     @property
-    def _session(self) -> Session:
+    def _living(self) -> Life:
         refuse_elsewhere(self._owner.pid)
         if self.runtime is None:
             raise InvalidArgument("this Buffer has been destroyed")
         if self.runtime.closed:
             raise InvalidArgument("this Buffer has no memory: its last recover() failed. Call it again, or destroy()")
-        return self.runtime
+        return self._life
+
+    @property
+    def _session(self) -> Session:
+        return self._living.session
+
+    @property
+    def _device(self) -> Device:
+        return self._living.device
+
+    @in_turn("a receive hook")
+    def _run_hook(self, session: Session, hook: Hook) -> None:
+        """What a receive hook is: a call of its Buffer, which lives as long as the hook."""
+        if session is not self._session:
+            raise InvalidArgument("this receive hook is of a call before recover(): its rows are gone")
+        hook()
 
     # ---- static helpers ----------------------------------------------------------------------------------------
 
@@ -227,10 +203,11 @@ class Buffer(NoCopies, LowLatencyApi, ThroughputApi, MaskApi, RecoveryApi):
         """The combine Config for a rank count; any count from 1."""
         return combine_config(num_ranks, Buffer.num_sms)
 
+    _unpack_bias = staticmethod(unpack_bias)
+
     def get_comm_stream(self) -> Any:
         """The stream that communication kernels run on; on a GPU a torch.cuda.Stream."""
-        _ = self._session  # refuses a Buffer that has been destroyed
-        return self._device.comm_stream
+        return self._living.device.comm_stream
 
     def get_local_buffer_tensor(
         self, dtype: torch.dtype, size: torch.Size | None = None, offset: int = 0, use_rdma_buffer: bool = False
@@ -242,15 +219,7 @@ class Buffer(NoCopies, LowLatencyApi, ThroughputApi, MaskApi, RecoveryApi):
             size: shape; None gives all of it, flat.
             offset: where it starts, in bytes (as upstream's runtime has it), a multiple of the element size.
         """
-        plan = self._session.plan
-        begin = plan.low_latency_base if use_rdma_buffer else plan.throughput.base
-        length = plan.low_latency_budget if use_rdma_buffer else plan.throughput.bytes()
-        element = dtype.itemsize
-        wanted = length - offset if size is None else size.numel() * element
-        if offset < 0 or offset % element or wanted < 0 or offset + wanted > length:
-            refuse("size and offset", (size, offset), f"a span inside {length} bytes")
-        span = self._session.data[begin + offset : begin + offset + wanted // element * element].view(dtype)
-        return span if size is None else span.view(size)
+        return self._living.memory(dtype, size, offset, use_rdma_buffer)
 
     def empty_rows(self, num_rows: int, hidden: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
         """An uninitialised tensor [num_rows, hidden] for experts to write what they return into. Ours, not DeepEP's.
@@ -262,10 +231,7 @@ class Buffer(NoCopies, LowLatencyApi, ThroughputApi, MaskApi, RecoveryApi):
         Raises:
             InvalidArgument: a size that is negative or no int.
         """
-        checks.check_int("num_rows", num_rows, 0, 1 << 40)
-        checks.check_int("hidden", hidden, 0, 1 << 20)
-        _ = self._session  # refuses a Buffer that has been destroyed
-        return self._device.empty(num_rows, hidden, dtype=dtype)
+        return self._living.empty_rows(num_rows, hidden, dtype)
 
     @in_turn("set_call_tag")
     def set_call_tag(self, tag: int) -> None:
@@ -281,9 +247,7 @@ class Buffer(NoCopies, LowLatencyApi, ThroughputApi, MaskApi, RecoveryApi):
         Raises:
             InvalidArgument: not an int in that range.
         """
-        tag = checks.check_int("tag", tag, 0, (1 << 32) - 1)
-        self._session.context.tag = tag
-        self._low_latency.prototypes.refresh()
+        self._living.set_tag(tag)
 
     def memory_bill(self) -> MemoryBill:
         """What this rank has allocated, by purpose; print it."""
@@ -302,12 +266,335 @@ class Buffer(NoCopies, LowLatencyApi, ThroughputApi, MaskApi, RecoveryApi):
         Raises:
             OSError: it cannot be written.
         """
-        session = self._session
-        return str(session.recorder.dump(session, Path(path) if path else None, "the program asked for it"))
+        return self._living.dump_flight_record(path)
 
     @in_turn("barrier")
     @recorded("barrier")
     def barrier(self) -> None:
         """Returns when every rank has entered it and everything sent before is delivered. Collective."""
-        self._session.check()
-        self._collective.barrier()
+        self._living.barrier()
+
+    # ---- throughput --------------------------------------------------------------------------------------------
+
+    @in_turn("get_dispatch_layout")
+    @recorded("get_dispatch_layout")
+    def get_dispatch_layout(
+        self,
+        topk_idx: Tensor,
+        num_experts: int,
+        previous_event: Event | None = None,
+        async_finish: bool = False,
+        allocate_on_comm_stream: bool = False,
+    ) -> tuple[Tensor, Tensor | None, Tensor, Tensor, Event]:
+        """Counts where this rank's tokens go.
+
+        Args:
+            topk_idx: int64 (or int32) [T, K]; -1 = not routed. On a GPU, where the host does not look at them, so is
+                any other id that names no expert.
+            num_experts: E, a multiple of N.
+
+        Returns:
+            (num_tokens_per_rank int32 [N], num_tokens_per_rdma_rank int32 [R] or None on one node,
+            num_tokens_per_expert int32 [E], is_token_in_rank bool [T, N], event).
+
+        Raises:
+            InvalidArgument: before anything is queued.
+        """
+        return self._living.throughput.get_dispatch_layout(
+            topk_idx, num_experts, previous_event, async_finish, allocate_on_comm_stream
+        )
+
+    @in_turn("dispatch")
+    @recorded("dispatch")
+    def dispatch(
+        self,
+        x: Tensor | tuple[Tensor, Tensor],
+        handle: Any = None,
+        num_tokens_per_rank: Tensor | None = None,
+        num_tokens_per_rdma_rank: Tensor | None = None,
+        is_token_in_rank: Tensor | None = None,
+        num_tokens_per_expert: Tensor | None = None,
+        topk_idx: Tensor | None = None,
+        topk_weights: Tensor | None = None,
+        expert_alignment: int = 1,
+        num_worst_tokens: int = 0,
+        config: Config | None = None,
+        previous_event: Event | None = None,
+        async_finish: bool = False,
+        allocate_on_comm_stream: bool = False,
+    ) -> tuple[Any, Tensor | None, Tensor | None, list[int] | None, ThroughputHandle | None, Event]:
+        """Sends each token once to every rank that holds one of its experts.
+
+        Args:
+            x: [T, H] with rows of a multiple of 16 bytes, or (one-byte data, scales float32 or int32 [T, S]).
+            handle: of an earlier dispatch: same routing again, without counting (a cached call).
+            num_tokens_per_rank, num_tokens_per_rdma_rank, is_token_in_rank, num_tokens_per_expert: what
+                get_dispatch_layout returned, without a handle. The kernel that counts compares them with topk_idx;
+                without topk_idx, with each other. What goes to masked ranks may be in them or not.
+            topk_idx, topk_weights: int64 [T, K], as get_dispatch_layout was given, and float32 [T, K], both or
+                neither; not with a handle.
+            expert_alignment: counts per expert are rounded up to it; rows are not.
+            num_worst_tokens: when not 0, outputs have that many rows and the call does not wait for counts; rows
+                beyond the real number have recv_topk_idx = -1. Needs topk_idx.
+            config: Config; its num_sms / 2 is the number of channels (a CPU uses fewer).
+            previous_event, async_finish, allocate_on_comm_stream: as upstream; the last needs both others.
+
+        Returns:
+            (recv_x, recv_topk_idx, recv_topk_weights, num_recv_tokens_per_expert_list, handle, event). Rows are
+            ordered by source rank, then token. recv_topk_idx [n, K] holds local experts or -1, recv_topk_weights 0
+            where it is -1. A cached call returns None for all between recv_x and event.
+
+        Raises:
+            InvalidArgument: before any row is sent. Where the layout disagrees with topk_idx, the other ranks raise
+                SettingsMismatch in the same call; with num_worst_tokens all do in every later one, until recover().
+        """
+        return self._living.throughput.dispatch(
+            x, handle, num_tokens_per_rank, num_tokens_per_rdma_rank, is_token_in_rank, num_tokens_per_expert,
+            topk_idx, topk_weights, expert_alignment, num_worst_tokens, config,
+            previous_event, async_finish, allocate_on_comm_stream,
+        )  # fmt: skip
+
+    @in_turn("combine")
+    @recorded("combine")
+    def combine(
+        self,
+        x: Tensor,
+        handle: Any,
+        topk_weights: Tensor | None = None,
+        bias: Any = None,
+        config: Config | None = None,
+        previous_event: Event | None = None,
+        async_finish: bool = False,
+        allocate_on_comm_stream: bool = False,
+    ) -> tuple[Tensor, Tensor | None, Event]:
+        """Adds up, for each token, the rows that its ranks hold. Weights must have been applied to x already.
+
+        Args:
+            x: bf16 [n, H], rows as received. handle: of the dispatch; its channel count is used.
+            topk_weights: float32 [n, K] or None; summed the same way.
+            bias: bf16 [T, H], a pair of such, or None; added first.
+
+        Returns:
+            (combined_x bf16 [T, H], combined_topk_weights float32 [T, K] or None, event). fp32 sum over ascending
+            ranks, rounded once; with several nodes each node's sum is rounded to bf16 first, then nodes ascending.
+            With enable_shrink rows of other nodes' ranks are added one by one instead, each at its rank's place.
+
+        Raises:
+            InvalidArgument: before anything is sent.
+        """
+        return self._living.throughput.combine(
+            x, handle, topk_weights, bias, previous_event, async_finish, allocate_on_comm_stream
+        )
+
+    def internode_dispatch(self, *args: Any, **kwargs: Any) -> Any:
+        """dispatch, which handles any number of nodes."""
+        return self.dispatch(*args, **kwargs)
+
+    def internode_combine(self, *args: Any, **kwargs: Any) -> Any:
+        """combine, which handles any number of nodes."""
+        return self.combine(*args, **kwargs)
+
+    # ---- low latency -------------------------------------------------------------------------------------------
+
+    @in_turn("low_latency_dispatch")
+    @recorded("low_latency_dispatch")
+    def low_latency_dispatch(
+        self,
+        x: Tensor,
+        topk_idx: Tensor,
+        num_max_dispatch_tokens_per_rank: int,
+        num_experts: int,
+        cumulative_local_expert_recv_stats: Tensor | None = None,
+        dispatch_wait_recv_cost_stats: Tensor | None = None,
+        use_fp8: bool = True,
+        round_scale: bool = False,
+        use_ue8m0: bool = False,
+        async_finish: bool = False,
+        return_recv_hook: bool = False,
+        *,
+        use_nvfp4: bool = False,
+        x_global_scale: Tensor | None = None,
+        use_ue8m0_for_sf: bool = False,
+        topk_weights: Tensor | None = None,
+        use_eager: bool = False,
+    ) -> tuple[Any, Tensor, LowLatencyHandle, Event, Hook | None]:
+        """Sends every token to its experts; rows come out packed by expert.
+
+        Args:
+            x: bf16 [T, H], T <= M; H a multiple of 128 with use_fp8, else of 8.
+            topk_idx: int64 (or int32) [T, K], K <= 32; -1 = not routed. An expert named twice by a token gets it once.
+            num_max_dispatch_tokens_per_rank, num_experts: M and E, the same on all ranks.
+            cumulative_local_expert_recv_stats: int32 [L], rows per expert are added to it.
+            dispatch_wait_recv_cost_stats: int64 [N], nanoseconds waited for each source are added to it.
+            use_fp8: cast to e4m3 with one scale per 128 channels; round_scale rounds scales up to powers of two;
+                use_ue8m0 (with round_scale) packs their exponents, four to an int32.
+            use_nvfp4 (with use_fp8=False): cast to e2m1, two channels a byte, with one e4m3 scale per 16; H a multiple
+                of 64. Scales are e4m3(g * amax / 6) and stand for scale / g.
+            x_global_scale: g, float32 of one element, the same on all ranks that share experts; 448 * 6 / (largest
+                magnitude) uses the formats' whole range. Not looked at without use_nvfp4.
+            async_finish: return at once; wait on the event. return_recv_hook: return after sending; the hook receives.
+
+        Returns:
+            (recv_x, recv_count, handle, event, hook). recv_x is bf16 [L, P, H], or (e4m3 [L, P, H], scales f32
+            [L, P, H/128] or int32 [L, P, ceil(H/512)], both column-major), or with use_nvfp4 (uint8 [P, H/2, L], stored
+            as [L, P, H/2], the first channel of a byte in its low half; e4m3 [32, 4, ceil(P/128), 4, H/64, L], stored
+            as [L, ceil(P/128), H/64, 32, 4, 4]: that of row 128 t + 32 j + i and channels from 64 w + 16 s on is at
+            [i, j, t, s, w]). Rows of an expert are ordered by source rank, then token; those from recv_count[e] on are
+            undefined. handle = (src_info int32 [L, P], layout_range int64 [L, N] = begin << 32 | count, M, H, E).
+
+        Raises:
+            InvalidArgument: before anything is sent.
+        """
+        return self._living.low_latency.dispatch(
+            self._run_hook, x, topk_idx, num_max_dispatch_tokens_per_rank, num_experts,
+            cumulative_local_expert_recv_stats, dispatch_wait_recv_cost_stats, use_fp8, round_scale, use_ue8m0,
+            async_finish, return_recv_hook, use_nvfp4, x_global_scale, use_ue8m0_for_sf,
+        )  # fmt: skip
+
+    @in_turn("low_latency_combine")
+    @recorded("low_latency_combine")
+    def low_latency_combine(
+        self,
+        x: Tensor,
+        topk_idx: Tensor,
+        topk_weights: Tensor,
+        handle: LowLatencyHandle,
+        use_logfmt: bool = False,
+        zero_copy: bool = False,
+        async_finish: bool = False,
+        return_recv_hook: bool = False,
+        out: Tensor | None = None,
+        combine_wait_recv_cost_stats: Tensor | None = None,
+        *,
+        use_fp8: bool = False,
+        overlap: bool = False,
+        src_signals: Tensor | None = None,
+        src_signal_expect_value: int = 0,
+        packed_recv_count: Tensor | None = None,
+        comp_signal: Tensor | None = None,
+        block_m: int = 64,
+        threshold: int = 0,
+        num_sms: int = 0,
+    ) -> tuple[Tensor, Event, Hook | None]:
+        """Sends expert outputs back and sums them per token, weighted, in fp32 over ascending k, rounded once.
+
+        Args:
+            x: bf16 [L, P, H] contiguous, rows where the dispatch put them. With zero_copy its contents are ignored:
+                the rows are taken from get_next_low_latency_combine_buffer(handle).
+            topk_idx: as given to dispatch. topk_weights: float32 [T, K].
+            handle: of the dispatch.
+            use_logfmt: 10 bits a channel on the wire where the values allow; H a multiple of 512, not with zero_copy.
+            use_fp8: rows travel as e4m3 with one float32 scale per 128 channels, as dispatch casts them: 0.52 of bf16's
+                bytes. Values keep 4 significant bits, those below 1/28,000 of their block's largest fewer. H a
+                multiple of 128; not with zero_copy or use_logfmt. Not in DeepEP.
+            out: bf16 [T, H] to write into; None makes one.
+            combine_wait_recv_cost_stats: int64 [N], nanoseconds waited for each rank are added to it.
+            overlap: send rows while others are still being computed; on a CPU a call with return_recv_hook then returns
+                before x has been read, and its hook waits. Experts go in ascending order, and a row is read once
+                its signal, stored with release order by who computes, is at least the value to wait for. Two forms:
+            src_signals, src_signal_expect_value: uint32 or int32 [L], a signal an expert.
+            comp_signal, block_m, threshold: int32 [L * ceil(P / block_m)], a signal for every block_m rows of an
+                expert, waited for where there are rows. packed_recv_count: int32 [L]; the handle's counts are used.
+            num_sms: blocks (SMs) that sending takes with overlap; 0: 3 with comp_signal, else 32.
+
+        Returns:
+            (combined_x bf16 [T, H], event, hook). A token without experts gives zeros; a masked rank's rows are left
+            out, the other weights as they are.
+
+        Raises:
+            InvalidArgument: before anything is sent.
+        """
+        beside = OverlapArguments(
+            overlap, src_signals, src_signal_expect_value, packed_recv_count, comp_signal, block_m, threshold, num_sms
+        )
+        return self._living.low_latency.combine(
+            self._run_hook, x, topk_idx, topk_weights, handle, use_logfmt, zero_copy, async_finish, return_recv_hook,
+            out, combine_wait_recv_cost_stats, use_fp8, beside,
+        )  # fmt: skip
+
+    @in_turn("get_next_low_latency_combine_buffer")
+    def get_next_low_latency_combine_buffer(self, handle: LowLatencyHandle) -> Tensor:
+        """bf16 view [L, P, H] of registered memory for the next combine with zero_copy=True.
+
+        Rows are H + H/64 elements apart (rounded up to 16 bytes). Call it between the dispatch and that combine.
+        """
+        return self._living.low_latency.next_combine_buffer(handle)
+
+    @in_turn("clean_low_latency_buffer")
+    def clean_low_latency_buffer(self, num_max_dispatch_tokens_per_rank: int, hidden: int, num_experts: int) -> None:
+        """Readies low latency for these sizes after throughput calls. Collective.
+
+        The two modes share no memory here and epochs never reset, so there is nothing to zero; what remains is
+        upstream's barrier and the check that the sizes fit.
+        """
+        self._living.low_latency.clean(num_max_dispatch_tokens_per_rank, hidden, num_experts)
+
+    # ---- masks and members -------------------------------------------------------------------------------------
+
+    @in_turn("low_latency_update_mask_buffer")
+    def low_latency_update_mask_buffer(self, rank_to_mask: int, mask: bool = False) -> None:
+        """Masks a rank (mask=True) or takes the mask away. Masks hold for both modes, whatever upstream's name says.
+
+        Nothing is sent to a masked rank, nothing is expected from it, and combine leaves its experts out without
+        renormalising weights. A throughput handle keeps the masks that its dispatch met.
+
+        Raises:
+            NotSupported: the mask is to be taken from a rank that has missed what cannot be made up for: a low-latency
+                call, when it is on another node, or any throughput dispatch.
+        """
+        self._living.masks.update(rank_to_mask, mask)
+
+    @in_turn("low_latency_query_mask_buffer")
+    def low_latency_query_mask_buffer(self, mask_status: Tensor) -> None:
+        """Writes the mask into `mask_status` (int32 [N]): 1 = masked."""
+        self._living.masks.query(mask_status)
+
+    @in_turn("low_latency_clean_mask_buffer")
+    def low_latency_clean_mask_buffer(self) -> None:
+        """Takes every mask away; ranks that are no members keep theirs. Raises as low_latency_update_mask_buffer."""
+        self._living.masks.clean()
+
+    def members(self) -> list[int]:
+        """Ranks that take part, ascending: all, less those that recover() went on without."""
+        return self._living.members()
+
+    @in_turn("recover")
+    def recover(self, group: Any = None, timeout_s: float | None = None, allow_minority: bool = False) -> list[int]:
+        """Goes on after PeerLost or PeerTimeout. Collective among the ranks that are left.
+
+        Ranks and experts keep their numbers. Tokens that are routed to an absent rank's experts are dropped as a masked
+        rank's are: nothing is sent, combine leaves them out and does not renormalise. Handles, hooks and views from
+        before are refused or without effect; sizes and settings stay. A rank that has not noticed the loss is told by
+        the first one that calls this: its current or next call raises PeerLost.
+
+        Survivors go on where they are a majority of the last agreed members, or exactly half of them with the lowest
+        rank, because a network that is cut leaves living ranks on both sides. Ranks whose process has ended are not
+        counted, if a rank of their host is left to see it; that a connection has ended proves nothing.
+
+        Args:
+            group: None: the survivors agree on who is left, without the group, which may be broken. Else a new group
+                of the original size, in which replaced ranks construct a Buffer with the same arguments: all ranks
+                take part again.
+            timeout_s: how long a rank that lives may take to come, and every later step of the start; None:
+                UCCL_EP_TIMEOUT_S.
+            allow_minority: goes on with fewer, when all survivors say so: the caller knows that no others do. Without
+                effect with a group, which agrees by itself on who takes part.
+
+        Returns:
+            The ranks that take part, ascending, the same on all of them.
+
+        Raises:
+            PeerLost: the others have gone on without this rank; says who told so. Make a new Buffer, or recover with a
+                new group.
+            NoQuorum: too few are left; says who is missing and how many are needed. recover() may be called again.
+            PeerTimeout, UcclEpError: the new start failed; recover() may be called again.
+            InvalidArgument: the Buffer has been destroyed, or the group is of another size or order.
+        """
+        if self.runtime is None:
+            raise InvalidArgument("this Buffer has been destroyed; there is nothing to recover")
+        recovery = Recovery(self._life, group, timeout_s)
+        self._life = recovery.next_life(allow_minority)
+        self.runtime = self._life.session
+        self.group = self.group if group is None else group
+        self.recoveries.append(recovery.report(self._life))
+        return self.members()

@@ -52,7 +52,7 @@ def child(how: str, buffers: list[Buffer]) -> None:
     if how == "unseen":  # the parts, without what guards them
         for buffer in buffers:
             assert buffer.runtime is not None
-            device, proxy, guard = buffer._device, buffer.runtime._proxy, buffer.runtime._guard
+            device, proxy, guard = buffer._life.device, buffer.runtime._proxy, buffer.runtime._guard
             buffer.runtime.regions.set_control_words(buffer.runtime.plan.control.departed(buffer.rank), 2)
             buffer.__dict__.clear()
             del device, proxy, guard

@@ -119,13 +119,13 @@ class Actor:
     def _stall(self, buffer: Buffer) -> None:
         """Prepares the next throughput call: one rank holds its half back, the victim is harmed inside of its own."""
         call = "combine" if self.plan.point == "mid-combine" else "dispatch"
-        launch = getattr(buffer._throughput, call)
+        launch = getattr(buffer._life.throughput._throughput, call)
         held = self.rank() == self.plan.held and self.plan.point in MID_STREAM
         if not (self.victim or held):
             return
 
         def instead(*arguments: Any, **options: Any) -> Any:
-            setattr(buffer._throughput, call, launch)  # once
+            setattr(buffer._life.throughput._throughput, call, launch)  # once
             if held:
                 self.member.ask()
                 return launch(*arguments, **options)
@@ -143,7 +143,7 @@ class Actor:
             self.strike(buffer)
             return result
 
-        setattr(buffer._throughput, call, instead)
+        setattr(buffer._life.throughput._throughput, call, instead)
 
 
 def published(buffer: Buffer) -> int:

@@ -40,18 +40,15 @@ class KeptUntilRun:
 
 
 def kept_until_run(method: _Function) -> _Function:
-    """Decorates a method of Buffer: as in the context, which costs a call more than this does."""
+    """Decorates a method of what has a `_device`: as in the context, which costs a call more than this does."""
 
     @functools.wraps(method)
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
-        device = getattr(self, "_device", None)
-        if device is None:  # a destroyed Buffer, which says so itself
-            return method(self, *args, **kwargs)
         try:
             return method(self, *args, **kwargs)
         except BaseException:
             # Not `as error`: among the locals that are kept, it would keep itself.
-            device.break_off(locals_of(sys.exc_info()[2]))
+            self._device.break_off(locals_of(sys.exc_info()[2]))
             raise
 
     return cast(_Function, call)

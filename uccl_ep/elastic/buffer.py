@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable
 from typing import Any
+
+import torch
 
 from uccl_ep import _native, checks
 from uccl_ep.buffer import Buffer
 from uccl_ep.device.protocol import EventHandle
 from uccl_ep.elastic import sizes
-from uccl_ep.elastic.combine import CombineApi
-from uccl_ep.elastic.dispatch import DispatchApi
-from uccl_ep.elastic.experimental import ExperimentalApi
+from uccl_ep.elastic.combine import ElasticCombine
+from uccl_ep.elastic.dispatch import Call, ElasticDispatch, Results
+from uccl_ep.elastic.experimental import refusal
+from uccl_ep.elastic.handle import EPHandle
 from uccl_ep.errors import InvalidArgument, refuse
+from uccl_ep.events import EventOverlap
 from uccl_ep.group.group import as_group
 from uccl_ep.system.ownership import NoCopies, Owner, in_turn
+
+Tensor = torch.Tensor
+Event = EventOverlap[EventHandle]
 
 
 class _ElasticRows(Buffer):
@@ -25,7 +33,7 @@ class _ElasticRows(Buffer):
         super().__init__(group, num_bytes, explicitly_destroy=True, device=device)
 
 
-class ElasticBuffer(NoCopies, DispatchApi, CombineApi, ExperimentalApi):
+class ElasticBuffer(NoCopies):
     """Memory, proxy and kernels of one rank for V2's dispatch and combine. Making one is collective.
 
     Shapes use T = this rank's tokens, K = top-k, N = ranks, E = experts, L = E / N local experts, H = hidden channels,
@@ -94,6 +102,8 @@ class ElasticBuffer(NoCopies, DispatchApi, CombineApi, ExperimentalApi):
         self.prefer_overlap_with_compute = checks.check_bool("prefer_overlap_with_compute", prefer_overlap_with_compute)
         self.num_allocated_qps = checks.check_int("num_allocated_qps", num_allocated_qps, 0, 1 << 16)
         self._buffer = _ElasticRows(group, num_bytes, hidden, device)
+        self._dispatch = ElasticDispatch(self._buffer, num_max_tokens_per_rank)
+        self._combine = ElasticCombine(self._buffer)
         self.runtime = self._buffer.runtime
         self.rank_idx, self.num_ranks = self._buffer.rank, self._buffer.group_size
         topology = self._buffer._session.topology
@@ -135,6 +145,123 @@ class ElasticBuffer(NoCopies, DispatchApi, CombineApi, ExperimentalApi):
         The host always waits, so the arguments, which say where upstream waits, make no difference.
         """
         self._buffer.barrier()
+
+    # ---- calls -------------------------------------------------------------------------------------------------
+
+    @in_turn("dispatch")
+    def dispatch(
+        self,
+        x: Tensor | tuple[Tensor, Tensor],
+        topk_idx: Tensor | None = None,
+        topk_weights: Tensor | None = None,
+        cumulative_local_expert_recv_stats: Tensor | None = None,
+        num_experts: int | None = None,
+        num_max_tokens_per_rank: int | None = None,
+        expert_alignment: int | None = None,
+        num_sms: int = 0,
+        num_qps: int = 0,
+        previous_event: EventHandle | None = None,
+        previous_event_before_epilogue: EventHandle | None = None,
+        async_with_compute_stream: bool = False,
+        allocate_on_comm_stream: bool = False,
+        handle: EPHandle | None = None,
+        do_handle_copy: bool = True,
+        do_cpu_sync: bool | None = None,
+        do_expand: bool = False,
+        do_zero_padding: bool = False,
+        use_tma_aligned_col_major_sf: bool = False,
+    ) -> tuple[Any, Tensor | None, Tensor | None, EPHandle, Event]:
+        """Sends each token once to every rank that holds one of its experts.
+
+        Args:
+            x: bf16 [T, H], or (one-byte data [T, H], scales of a 4-byte dtype [T, packs], any strides); T <= M.
+            topk_idx: int64 [T, K], -1 = not routed, a token's experts distinct; None with a handle.
+            topk_weights: f32 [T, K] or None.
+            cumulative_local_expert_recv_stats: int32 [L], tokens per expert are added to it; not with a handle.
+            num_experts: E, needed without a handle. num_max_tokens_per_rank: M, None means the buffer's.
+            expert_alignment: None means 1, or the handle's.
+            num_sms: 0 chooses; num_qps has no effect, our proxies choose their own queue pairs.
+            previous_event: start behind it only; with allocate_on_comm_stream, as upstream.
+            previous_event_before_epilogue: the expansion, which torch does on the current stream, waits for it.
+            async_with_compute_stream: return an event; the current stream is behind the result in any case.
+            handle: of an earlier dispatch: same routing again, without counting.
+            do_handle_copy: the handle keeps a copy of topk_idx, so that the caller may overwrite it.
+            do_cpu_sync: False leaves the host ignorant of the counts: outputs have the worst size, and rows from
+                handle.psum_num_recv_tokens_per_scaleup_rank[-1] on are undefined. None: True without a handle.
+            do_expand: one row for each local (token, expert), grouped by expert, each group padded to the alignment.
+            do_zero_padding: that padding is zero; needs do_expand.
+            use_tma_aligned_col_major_sf: scales with strides (1, rows rounded up to 4).
+
+        Returns:
+            (recv_x or (recv_x, recv_sf), recv_topk_idx, recv_topk_weights, handle, event). Rows are ordered by source
+            rank, then token, always. recv_topk_idx is int64 [n, K], local experts or -1, or None when expanded;
+            recv_topk_weights f32 [n, K] as the source had them, or [rows] when expanded, or None without weights.
+
+        Raises:
+            InvalidArgument: before anything is sent.
+        """
+        if previous_event is not None and not allocate_on_comm_stream:
+            refuse("previous_event", previous_event, "None without allocate_on_comm_stream=True")
+        call = Call(
+            given=(num_experts, num_max_tokens_per_rank, expert_alignment),
+            num_sms=num_sms,
+            stats=cumulative_local_expert_recv_stats,
+            before=(previous_event, previous_event_before_epilogue),
+            copies=checks.check_bool("do_handle_copy", do_handle_copy),
+            cpu_sync=do_cpu_sync,
+            expand=checks.check_bool("do_expand", do_expand),
+            zero_padding=checks.check_bool("do_zero_padding", do_zero_padding),
+            column_major=checks.check_bool("use_tma_aligned_col_major_sf", use_tma_aligned_col_major_sf),
+        )
+        results = self._start(x, topk_idx, topk_weights, handle, call)()
+        return *results, EventOverlap(EventHandle()) if async_with_compute_stream else EventOverlap()
+
+    def _start(
+        self, x: Any, topk_idx: Tensor | None, topk_weights: Tensor | None, handle: EPHandle | None, call: Call
+    ) -> Callable[[], Results]:
+        """Sends; what it returns gives the results of a dispatch when it is called."""
+        return self._dispatch.start(x, topk_idx, topk_weights, handle, call, self.get_theoretical_num_sms)
+
+    @in_turn("combine")
+    def combine(
+        self,
+        x: Tensor,
+        handle: EPHandle,
+        topk_weights: Tensor | None = None,
+        bias: Any = None,
+        num_sms: int = 0,
+        num_qps: int = 0,
+        previous_event: EventHandle | None = None,
+        previous_event_before_epilogue: EventHandle | None = None,
+        async_with_compute_stream: bool = False,
+        allocate_on_comm_stream: bool = False,
+    ) -> tuple[Tensor, Tensor | None, Event]:
+        """Adds up, for each token, the rows that its experts gave. Weights must have been applied to x already.
+
+        Args:
+            x: bf16 [rows, H] contiguous, rows as the handle's dispatch returned them.
+            handle: of the dispatch. num_sms and num_qps have no effect: the handle's channels are used.
+            topk_weights: f32 [n, K], or [rows] when expanded (only with allow_multiple_reduction), or None.
+            bias: bf16 [T, H], a pair of such, or None; added first.
+            previous_event, allocate_on_comm_stream, async_with_compute_stream: as in dispatch.
+
+        Returns:
+            (combined_x bf16 [T, H], combined_topk_weights f32 [T, K] or None, event). With allow_multiple_reduction:
+            expanded rows of a token are summed per rank in f32 over ascending k and rounded; then bias and ranks,
+            ascending, in f32, rounded (each node's ranks first where there are several). Without it: bias and all rows
+            in ascending top-k position, in f32, rounded once; that takes K passes over the network. (Not expanded, a
+            rank's row stands at the last position that names the rank.) A weight is that of the rank that has the
+            expert, 0 where topk_idx is -1.
+
+        Raises:
+            InvalidArgument: before anything is sent.
+        """
+        before = {"previous_event": previous_event, "previous_event_before_epilogue": previous_event_before_epilogue}
+        results = self._combine.combine(
+            x, handle, topk_weights, bias, (num_sms, num_qps), before, allocate_on_comm_stream,
+            self.allow_multiple_reduction,
+        )  # fmt: skip
+        return *results, EventOverlap(EventHandle()) if async_with_compute_stream else EventOverlap()
 
     # ---- streams and domains -----------------------------------------------------------------------------------
 
@@ -202,3 +329,21 @@ class ElasticBuffer(NoCopies, DispatchApi, CombineApi, ExperimentalApi):
     def get_theoretical_num_qps(self, num_sms: int) -> int:
         """Queue pairs that upstream would use for a number of multiprocessors; our proxies choose their own."""
         return sizes.num_qps(checks.check_int("num_sms", num_sms, 0, 1 << 16), self.num_allocated_qps)
+
+    # ---- what upstream calls experimental ------------------------------------------------------------------------
+
+    get_engram_storage_size_hint = refusal("Engram", "get_engram_storage_size_hint")
+    engram_write = refusal("Engram", "engram_write")
+    engram_fetch = refusal("Engram", "engram_fetch")
+    get_pp_buffer_size_hint = refusal("pipeline send and receive", "get_pp_buffer_size_hint")
+    pp_set_config = refusal("pipeline send and receive", "pp_set_config")
+    pp_send = refusal("pipeline send and receive", "pp_send")
+    pp_recv = refusal("pipeline send and receive", "pp_recv")
+    get_agrs_num_max_session_bytes = refusal("all-gather", "get_agrs_num_max_session_bytes")
+    get_agrs_buffer_size_hint = refusal("all-gather", "get_agrs_buffer_size_hint")
+    agrs_set_config = refusal("all-gather", "agrs_set_config")
+    create_agrs_session = refusal("all-gather", "create_agrs_session")
+    destroy_agrs_session = refusal("all-gather", "destroy_agrs_session")
+    agrs_new_session = refusal("all-gather", "agrs_new_session")
+    agrs_get_inplace_tensor = refusal("all-gather", "agrs_get_inplace_tensor")
+    all_gather = refusal("all-gather", "all_gather")

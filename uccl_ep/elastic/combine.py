@@ -1,7 +1,8 @@
-"""ElasticBuffer.combine: expanded or plain rows back to their tokens, with V2's arguments and roundings."""
+"""What ElasticBuffer.combine does: expanded or plain rows back to their tokens, with V2's arguments and roundings."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -12,77 +13,57 @@ from uccl_ep.device.protocol import EventHandle
 from uccl_ep.elastic import expand
 from uccl_ep.elastic.handle import EPHandle
 from uccl_ep.errors import refuse
-from uccl_ep.events import EventOverlap
-from uccl_ep.system.ownership import in_turn
+from uccl_ep.throughput.calls import unpack_bias
 
 Tensor = torch.Tensor
 
 
-class CombineApi:
-    """What ElasticBuffer inherits; see ElasticBuffer for the letters in shapes."""
+class ElasticCombine:
+    """The combine of an ElasticBuffer, which documents it, on the throughput calls of `buffer`."""
 
-    allow_multiple_reduction: bool
-    _buffer: Buffer
+    def __init__(self, buffer: Buffer) -> None:
+        self._buffer = buffer
 
-    @in_turn("combine")
     def combine(
         self,
         x: Tensor,
         handle: EPHandle,
-        topk_weights: Tensor | None = None,
-        bias: Any = None,
-        num_sms: int = 0,
-        num_qps: int = 0,
-        previous_event: EventHandle | None = None,
-        previous_event_before_epilogue: EventHandle | None = None,
-        async_with_compute_stream: bool = False,
-        allocate_on_comm_stream: bool = False,
-    ) -> tuple[Tensor, Tensor | None, EventOverlap[EventHandle]]:
-        """Adds up, for each token, the rows that its experts gave. Weights must have been applied to x already.
+        topk_weights: Tensor | None,
+        bias: Any,
+        unused: tuple[int, int],
+        before: Mapping[str, EventHandle | None],
+        allocate_on_comm_stream: bool,
+        many_sums: bool,
+    ) -> tuple[Tensor, Tensor | None]:
+        """Adds up.
 
         Args:
-            x: bf16 [rows, H] contiguous, rows as the handle's dispatch returned them.
-            handle: of the dispatch. num_sms and num_qps have no effect: the handle's channels are used.
-            topk_weights: f32 [n, K], or [rows] when expanded (only with allow_multiple_reduction), or None.
-            bias: bf16 [T, H], a pair of such, or None; added first.
-            previous_event, allocate_on_comm_stream, async_with_compute_stream: as in dispatch.
-
-        Returns:
-            (combined_x bf16 [T, H], combined_topk_weights f32 [T, K] or None, event). With allow_multiple_reduction:
-            expanded rows of a token are summed per rank in f32 over ascending k and rounded; then bias and ranks,
-            ascending, in f32, rounded (each node's ranks first where there are several). Without it: bias and all rows
-            in ascending top-k position, in f32, rounded once; that takes K passes over the network. (Not expanded, a
-            rank's row stands at the last position that names the rank.) A weight is that of the rank that has the
-            expert, 0 where topk_idx is -1.
-
-        Raises:
-            InvalidArgument: before anything is sent.
+            unused: num_sms, num_qps. before: events, by the names of their arguments.
+            many_sums: the buffer's allow_multiple_reduction.
         """
-        x, weights = self._checked(x, handle, topk_weights, (num_sms, num_qps))
-        if previous_event is not None and not allocate_on_comm_stream:
-            refuse("previous_event", previous_event, "None without allocate_on_comm_stream=True")
-        given = {"previous_event": previous_event, "previous_event_before_epilogue": previous_event_before_epilogue}
-        for event in [checks.event(name, value) for name, value in given.items()]:
+        x, weights = self._checked(x, handle, topk_weights, unused, many_sums)
+        if before["previous_event"] is not None and not allocate_on_comm_stream:
+            refuse("previous_event", before["previous_event"], "None without allocate_on_comm_stream=True")
+        for event in [checks.event(name, value) for name, value in before.items()]:
             if event is not None:
                 event.current_stream_wait()  # what torch does below reads x as well
         if weights is not None:
             rows, idx = handle.expanded_rows, handle.recv_topk_idx
             weights = expand.gather_weights(weights, rows) if handle.do_expand else torch.where(idx >= 0, weights, 0.0)
-        if self.allow_multiple_reduction:
+        if many_sums:
             reduced = expand.reduce_rows(x, handle.expanded_rows) if handle.do_expand else x
             combined, combined_weights, _ = self._buffer.combine(reduced, handle.routing, weights, bias)
         else:
             combined, combined_weights = self._combine_once(x, handle, weights, bias)
         if combined_weights is not None:
             combined_weights = torch.where(handle.topk_idx >= 0, combined_weights, 0.0)
-        event_of = EventOverlap(EventHandle()) if async_with_compute_stream else EventOverlap[EventHandle]()
-        return combined, combined_weights, event_of
+        return combined, combined_weights
 
     def _combine_once(
         self, x: Tensor, handle: EPHandle, weights: Tensor | None, bias: Any
     ) -> tuple[Tensor, Tensor | None]:
         """One pass for each top-k position: in a pass a token has one row that is not zero, so nothing is rounded."""
-        biases = [b for b in self._buffer._unpack_bias(bias) if b is not None]
+        biases = [b for b in unpack_bias(bias) if b is not None]
         tokens, hidden = handle.topk_idx.shape[0], x.shape[1]
         for b in biases:
             if tuple(checks.check_matrix("bias", b, (torch.bfloat16,)).shape) != (tokens, hidden):
@@ -103,7 +84,7 @@ class CombineApi:
         return total.bfloat16(), combined_weights
 
     def _checked(
-        self, x: Tensor, handle: EPHandle, topk_weights: Tensor | None, unused: tuple[int, int]
+        self, x: Tensor, handle: EPHandle, topk_weights: Tensor | None, unused: tuple[int, int], many_sums: bool
     ) -> tuple[Tensor, Tensor | None]:
         if not isinstance(handle, EPHandle):
             refuse("handle", type(handle).__name__, "the EPHandle that dispatch returned")
@@ -118,6 +99,6 @@ class CombineApi:
             return x, None
         if not handle.do_expand:
             return x, checks.weights("topk_weights", topk_weights, tuple(handle.recv_topk_idx.shape))
-        if not self.allow_multiple_reduction:
+        if not many_sums:
             refuse("topk_weights", "given", "None for expanded rows without allow_multiple_reduction")
         return x, checks.check_vector("topk_weights", topk_weights, torch.float32, rows)

@@ -1,4 +1,4 @@
-"""ElasticBuffer.dispatch: the throughput dispatch with V2's arguments, results and handle."""
+"""What ElasticBuffer.dispatch does: the throughput dispatch with V2's arguments, results and handle."""
 
 from __future__ import annotations
 
@@ -15,7 +15,6 @@ from uccl_ep.elastic import expand
 from uccl_ep.elastic.handle import EPHandle
 from uccl_ep.errors import InvalidArgument, refuse
 from uccl_ep.events import EventOverlap
-from uccl_ep.system.ownership import in_turn
 
 Tensor = torch.Tensor
 Event = EventOverlap[EventHandle]
@@ -105,89 +104,30 @@ def unpack(data: Tensor, words: Tensor, dtype: torch.dtype, scales: Tensor | Non
     return Received(data.view(dtype), received_scales, words[:, packs].contiguous(), weights)
 
 
-class DispatchApi:
-    """What ElasticBuffer inherits; see ElasticBuffer for the letters in shapes."""
+class ElasticDispatch:
+    """The dispatch of an ElasticBuffer, which documents its arguments and results, on the throughput calls of `buffer`.
 
-    rank_idx: int
-    num_ranks: int
-    num_max_tokens_per_rank: int
-    _buffer: Buffer
+    Args:
+        max_tokens: M of calls that name none.
+    """
 
-    def get_theoretical_num_sms(self, num_experts: int, num_topk: int) -> int:
-        raise AttributeError("get_theoretical_num_sms")  # ElasticBuffer has it
+    def __init__(self, buffer: Buffer, max_tokens: int) -> None:
+        self._buffer, self._max_tokens = buffer, max_tokens
+        self._rank, self._num_ranks = buffer.rank, buffer.group_size
 
-    @in_turn("dispatch")
-    def dispatch(
+    def start(
         self,
-        x: Tensor | tuple[Tensor, Tensor],
-        topk_idx: Tensor | None = None,
-        topk_weights: Tensor | None = None,
-        cumulative_local_expert_recv_stats: Tensor | None = None,
-        num_experts: int | None = None,
-        num_max_tokens_per_rank: int | None = None,
-        expert_alignment: int | None = None,
-        num_sms: int = 0,
-        num_qps: int = 0,
-        previous_event: EventHandle | None = None,
-        previous_event_before_epilogue: EventHandle | None = None,
-        async_with_compute_stream: bool = False,
-        allocate_on_comm_stream: bool = False,
-        handle: EPHandle | None = None,
-        do_handle_copy: bool = True,
-        do_cpu_sync: bool | None = None,
-        do_expand: bool = False,
-        do_zero_padding: bool = False,
-        use_tma_aligned_col_major_sf: bool = False,
-    ) -> tuple[Any, Tensor | None, Tensor | None, EPHandle, Event]:
-        """Sends each token once to every rank that holds one of its experts.
-
-        Args:
-            x: bf16 [T, H], or (one-byte data [T, H], scales of a 4-byte dtype [T, packs], any strides); T <= M.
-            topk_idx: int64 [T, K], -1 = not routed, a token's experts distinct; None with a handle.
-            topk_weights: f32 [T, K] or None.
-            cumulative_local_expert_recv_stats: int32 [L], tokens per expert are added to it; not with a handle.
-            num_experts: E, needed without a handle. num_max_tokens_per_rank: M, None means the buffer's.
-            expert_alignment: None means 1, or the handle's.
-            num_sms: 0 chooses; num_qps has no effect, our proxies choose their own queue pairs.
-            previous_event: start behind it only; with allocate_on_comm_stream, as upstream.
-            previous_event_before_epilogue: the expansion, which torch does on the current stream, waits for it.
-            async_with_compute_stream: return an event; the current stream is behind the result in any case.
-            handle: of an earlier dispatch: same routing again, without counting.
-            do_handle_copy: the handle keeps a copy of topk_idx, so that the caller may overwrite it.
-            do_cpu_sync: False leaves the host ignorant of the counts: outputs have the worst size, and rows from
-                handle.psum_num_recv_tokens_per_scaleup_rank[-1] on are undefined. None: True without a handle.
-            do_expand: one row for each local (token, expert), grouped by expert, each group padded to the alignment.
-            do_zero_padding: that padding is zero; needs do_expand.
-            use_tma_aligned_col_major_sf: scales with strides (1, rows rounded up to 4).
-
-        Returns:
-            (recv_x or (recv_x, recv_sf), recv_topk_idx, recv_topk_weights, handle, event). Rows are ordered by source
-            rank, then token, always. recv_topk_idx is int64 [n, K], local experts or -1, or None when expanded;
-            recv_topk_weights f32 [n, K] as the source had them, or [rows] when expanded, or None without weights.
-
-        Raises:
-            InvalidArgument: before anything is sent.
-        """
-        if previous_event is not None and not allocate_on_comm_stream:
-            refuse("previous_event", previous_event, "None without allocate_on_comm_stream=True")
-        call = Call(
-            given=(num_experts, num_max_tokens_per_rank, expert_alignment),
-            num_sms=num_sms,
-            stats=cumulative_local_expert_recv_stats,
-            before=(previous_event, previous_event_before_epilogue),
-            copies=checks.check_bool("do_handle_copy", do_handle_copy),
-            cpu_sync=do_cpu_sync,
-            expand=checks.check_bool("do_expand", do_expand),
-            zero_padding=checks.check_bool("do_zero_padding", do_zero_padding),
-            column_major=checks.check_bool("use_tma_aligned_col_major_sf", use_tma_aligned_col_major_sf),
-        )
-        results = self._start(x, topk_idx, topk_weights, handle, call)()
-        return *results, EventOverlap(EventHandle()) if async_with_compute_stream else EventOverlap()
-
-    def _start(
-        self, x: Any, topk_idx: Tensor | None, topk_weights: Tensor | None, handle: EPHandle | None, call: Call
+        x: Any,
+        topk_idx: Tensor | None,
+        topk_weights: Tensor | None,
+        handle: EPHandle | None,
+        call: Call,
+        choose_sms: Callable[[int, int], int],
     ) -> Callable[[], Results]:
-        """Sends; returns what gives (recv_x, recv_topk_idx, recv_topk_weights, handle) when it is called."""
+        """Sends; returns what gives (recv_x, recv_topk_idx, recv_topk_weights, handle) when it is called.
+
+        `choose_sms` gives the SMs of a call that names none, for its experts and top-k.
+        """
         data, scales = split(x)
         for name, event in zip(("previous_event", "previous_event_before_epilogue"), call.before, strict=True):
             checks.event(name, event)
@@ -195,12 +135,12 @@ class DispatchApi:
             if topk_idx is None:
                 refuse("topk_idx", None, "int64 [T, K], or a handle")
             ids = checks.row_ids("topk_idx", topk_idx)
-            options = self._options(call, ids.shape[1])
+            options = self._options(call, ids.shape[1], choose_sms)
             stats = checks.check_vector(
                 "cumulative_local_expert_recv_stats",
                 call.stats,
                 torch.int32,
-                options.num_experts // self.num_ranks,
+                options.num_experts // self._num_ranks,
             )
             received, sent = self._send(data, scales, topk_weights, options, call.before, ids=ids)
             made = self._handle(received, sent, ids.clone() if call.copies else topk_idx, options)
@@ -222,17 +162,17 @@ class DispatchApi:
 
     # ---- arguments -------------------------------------------------------------------------------------------------
 
-    def _options(self, call: Call, topk: int) -> Options:
+    def _options(self, call: Call, topk: int, choose_sms: Callable[[int, int], int]) -> Options:
         num_experts, max_tokens, alignment = call.given
-        if num_experts is None or isinstance(num_experts, bool) or num_experts < 1 or num_experts % self.num_ranks:
-            refuse("num_experts", num_experts, f"a multiple of the {self.num_ranks} ranks")
+        if num_experts is None or isinstance(num_experts, bool) or num_experts < 1 or num_experts % self._num_ranks:
+            refuse("num_experts", num_experts, f"a multiple of the {self._num_ranks} ranks")
         if call.zero_padding and not call.expand:
             refuse("do_zero_padding", True, "False without do_expand=True")
-        max_tokens = self.num_max_tokens_per_rank if max_tokens is None else max_tokens
+        max_tokens = self._max_tokens if max_tokens is None else max_tokens
         hint = "The buffer was made without num_max_tokens_per_rank." if not max_tokens else ""
         checks.check_int("num_max_tokens_per_rank", max_tokens, 1, _native.MAX_TOKENS_PER_RANK, hint)
         alignment = checks.check_int("expert_alignment", 1 if alignment is None else alignment, 1, _MAX_ALIGNMENT)
-        sms = checks.check_int("num_sms", call.num_sms, 0, 1 << 16) or self.get_theoretical_num_sms(num_experts, topk)
+        sms = checks.check_int("num_sms", call.num_sms, 0, 1 << 16) or choose_sms(num_experts, topk)
         cpu_sync = True if call.cpu_sync is None else checks.check_bool("do_cpu_sync", call.cpu_sync)
         flags = (cpu_sync, call.expand, call.zero_padding, call.column_major)
         return Options(num_experts, max_tokens, alignment, sms, *flags)
@@ -270,7 +210,7 @@ class DispatchApi:
         topk = (ids if ids is not None else handle.topk_idx).shape[1]  # type: ignore[union-attr]
         if weights is not None:
             weights = checks.weights("topk_weights", weights, (tokens, topk))
-        source = torch.arange(tokens, dtype=torch.int32, device=data.device) + self.rank_idx * options.max_tokens
+        source = torch.arange(tokens, dtype=torch.int32, device=data.device) + self._rank * options.max_tokens
         # Bytes for every dtype: the kernels take words beside a row for one-byte rows only.
         rows = (data.view(torch.uint8), pack(scales, source, weights))
         previous = None if before[0] is None else EventOverlap(before[0])
@@ -291,7 +231,7 @@ class DispatchApi:
                 topk_idx=ids,
                 topk_weights=torch.zeros(ids.shape, dtype=torch.float32, device=ids.device),
                 expert_alignment=options.alignment,
-                num_worst_tokens=0 if options.cpu_sync else self.num_ranks * options.max_tokens,
+                num_worst_tokens=0 if options.cpu_sync else self._num_ranks * options.max_tokens,
                 config=Config(options.num_sms),
                 previous_event=previous,
             )
@@ -300,7 +240,7 @@ class DispatchApi:
 
     def _handle(self, received: Received, sent: tuple[Any, ...], topk_idx: Tensor, options: Options) -> EPHandle:
         idx, counts_list, routing = sent[1], sent[3], sent[4]
-        local = options.num_experts // self.num_ranks
+        local = options.num_experts // self._num_ranks
         counts = expand.count_experts(idx, local, options.alignment)
         rows = expand.expanded_rows(idx, counts) if options.expand else torch.full_like(idx, -1)
         num_tokens = idx.shape[0]
@@ -311,7 +251,7 @@ class DispatchApi:
         else:
             expanded = expand.worst_rows(num_tokens, idx.shape[1], local, options.alignment)
         here = torch.arange(num_tokens, dtype=torch.int32, device=idx.device)
-        per_rank = routing[0][:, self.rank_idx] if len(routing) == 6 else routing[-4]
+        per_rank = routing[0][:, self._rank] if len(routing) == 6 else routing[-4]
         return EPHandle(
             do_expand=options.expand,
             num_experts=options.num_experts,

@@ -309,7 +309,7 @@ class Regions:
 
     def knowledge(self) -> Knowledge:
         """What can be seen from here of ranks that wait for each other."""
-        peers = _native.read_counters(self.counters.address, self._settings.proxy_threads, self.num_ranks)[1]
+        peers = self.read_counters()[1]
         elsewhere = [rank for rank in range(self.num_ranks) if rank not in self._peer_control]
         heard = {rank: peers[rank]["last_arrival_ns"] for rank in elsewhere}
         return Knowledge(self._wait_reports(), self._stopped(), heard)
@@ -333,6 +333,10 @@ class Regions:
     def read_stats(self) -> torch.Tensor:
         """peer_stats as they are now, in host memory."""
         return self.peer_stats
+
+    def read_counters(self) -> tuple[list[dict[str, int]], list[dict[str, int]]]:
+        """The proxy's counters: (per worker, per peer)."""
+        return _native.read_counters(self.counters.address, self._settings.proxy_threads, self.num_ranks)
 
     def zero_copy(self, num_bytes: int) -> tuple[torch.Tensor, int]:
         """(uint8 tensor over at least `num_bytes` of the zero-copy span or all there is, its flat offset).

@@ -21,10 +21,11 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 
 from uccl_ep.errors import InvalidArgument, PeerLost
 from uccl_ep.membership.agreement_view import ALIVE, CONFIRMING, DECIDED, PROPOSING, View
+from uccl_ep.membership.messenger import Message
 from uccl_ep.membership.neighbours import Neighbours
 from uccl_ep.membership.quorum import Quorum
 from uccl_ep.membership.wait_reports import POLL_S
@@ -37,18 +38,23 @@ PHASE = "recovery"
 class Agreement:
     """One rank's state, without the network, which AgreementService is. All but agree() under its lock.
 
+    Args:
+        speak: sends a message to a rank.
+
     Attributes:
         members: ranks of the last decision, all of them at first.
         generation: its number, 0 at first.
         excluded_by: a rank that has said that the others go on without this one.
     """
 
-    def __init__(self, rank: int, num_ranks: int, quorum: Quorum | None) -> None:
+    def __init__(self, rank: int, num_ranks: int, quorum: Quorum | None, speak: Callable[[int, Message], None]) -> None:
         self.rank, self.num_ranks = rank, num_ranks
         self.members = frozenset(range(num_ranks))
         self.generation = 0
         self.excluded_by: int | None = None
         self._quorum = quorum  # None: any survivors go on
+        self._speak = speak
+        self._number = 0  # of what was said last
         self._decisions: dict[int, frozenset[int]] = {0: frozenset()}
         self._changed = threading.Condition()
         self._closed = False
@@ -67,11 +73,19 @@ class Agreement:
         self._told: tuple[int, int, int] | None = None
         self._called = False  # on_call was told of the open generation
 
-    def _send(self, rank: int, generation: int, suspects: frozenset[int], phase: int) -> None:
-        raise AttributeError("_send")  # AgreementService has it
-
     def _answer(self, rank: int, generation: int) -> None:
-        raise AttributeError("_answer")  # AgreementService has it
+        self._send(rank, generation, self._decisions[generation], DECIDED)
+
+    def _send(self, rank: int, generation: int, suspects: frozenset[int], phase: int) -> None:
+        if rank == self.rank:
+            return
+        self._number += 1
+        before = self._decisions.get(generation - 1, frozenset())
+        dead = () if self._quorum is None else self._quorum.dead
+        view = View(
+            self._number, phase, suspects, self._hints, self._ballot, self._refusals, self._backed, self._allows, dead
+        )
+        self._speak(rank, {"k": "state", "g": generation, "before": sorted(before), **view.as_message()})
 
     def _begin_group(self) -> None:
         """What was said in the group before is over."""

@@ -34,9 +34,9 @@ class AgreementService(Agreement):
         on_call: OnCall | None = None,
         quorum: bool = False,
     ) -> None:
-        super().__init__(rank, num_ranks, Quorum(rank, num_ranks) if quorum else None)
+        known = Quorum(rank, num_ranks) if quorum else None
+        super().__init__(rank, num_ranks, known, lambda to, said: self._board.send(to, said))
         self.on_call = on_call
-        self._number = 0
         self._given: dict[tuple[int, int], dict[int, bytes]] = {}
         self._words = WaitReports(
             rank, num_ranks, self._changed, lambda to, said: self._board.send(to, said), self._over
@@ -83,22 +83,6 @@ class AgreementService(Agreement):
             if self._quorum is not None:
                 self._quorum.forget()
             self._changed.notify_all()
-
-    # ---- what is said ----------------------------------------------------------------------------------------------
-
-    def _answer(self, rank: int, generation: int) -> None:
-        self._send(rank, generation, self._decisions[generation], DECIDED)
-
-    def _send(self, rank: int, generation: int, suspects: frozenset[int], phase: int) -> None:
-        if rank == self.rank:
-            return
-        self._number += 1
-        before = self._decisions.get(generation - 1, frozenset())
-        dead = () if self._quorum is None else self._quorum.dead
-        view = View(
-            self._number, phase, suspects, self._hints, self._ballot, self._refusals, self._backed, self._allows, dead
-        )
-        self._board.send(rank, {"k": "state", "g": generation, "before": sorted(before), **view.as_message()})
 
     # ---- what is heard (on the messenger's thread) ---------------------------------------------------------------
 

@@ -15,10 +15,10 @@ from uccl_ep.recorder.events import PHASES
 from uccl_ep.recorder.record import Record, WorkerEvents
 
 if TYPE_CHECKING:
-    from uccl_ep.session.diagnosis import Diagnosis
+    from uccl_ep.session.session import Session
 
 
-def collect(session: Diagnosis, calls: list[Call], workers: list[WorkerEvents], reason: str) -> Record:
+def collect(session: Session, calls: list[Call], workers: list[WorkerEvents], reason: str) -> Record:
     """The record of a session's rank. Its peer statistics are left out where reading them would wait for a GPU.
 
     Args:
@@ -26,7 +26,7 @@ def collect(session: Diagnosis, calls: list[Call], workers: list[WorkerEvents], 
         reason: why.
     """
     me = session.hellos[session.rank]
-    counters, peers = session.counters()
+    counters, peers = session.regions.read_counters()
     fault = _native.read_fault(session.regions.control.address) or {}
     return Record(
         rank=session.rank,
@@ -60,7 +60,7 @@ def collect(session: Diagnosis, calls: list[Call], workers: list[WorkerEvents], 
     )
 
 
-def _words(session: Diagnosis, offset: Any) -> list[list[int]]:
+def _words(session: Session, offset: Any) -> list[list[int]]:
     """A word of the own control segment for each phase and rank."""
     ranks = range(session.num_ranks)
     return [
@@ -72,7 +72,7 @@ def _halves(word: int) -> list[int]:
     return [word >> 32, word & 0xFFFFFFFF]
 
 
-def _masked(session: Diagnosis) -> list[int]:
+def _masked(session: Session) -> list[int]:
     """Ranks that the proxy is told to leave out, and kernels leave out: no look at the GPU."""
     excluded = session.plan.control.excluded
     at = [session.regions.control_word(session.rank, excluded(r)) for r in range(session.num_ranks)]

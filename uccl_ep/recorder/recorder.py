@@ -20,7 +20,7 @@ from uccl_ep.settings import Settings
 from uccl_ep.system.private import temporary_folder, why_not_private
 
 if TYPE_CHECKING:
-    from uccl_ep.session.diagnosis import Diagnosis
+    from uccl_ep.session.session import Session
 
 OFF = "off"
 DEPTH, TRACED_DEPTH = 1 << 12, 1 << 16
@@ -68,7 +68,7 @@ class FlightRecorder:
         workers = range(self._settings.proxy_threads)
         return [WorkerEvents(*_native.read_events(self._events.address, self._depth, w)) for w in workers]
 
-    def dump(self, session: Diagnosis, folder: Path | None, reason: str, error: UcclEpError | None = None) -> Path:
+    def dump(self, session: Session, folder: Path | None, reason: str, error: UcclEpError | None = None) -> Path:
         """Writes the rank's record; returns its path.
 
         Args:
@@ -87,7 +87,7 @@ class FlightRecorder:
         named = self._settings.flight_recorder if self._settings.flight_recorder != OFF else ""
         return Path(named or self._settings.trace) if named or self._settings.trace else default_folder()
 
-    def noted(self, session: Diagnosis, error: UcclEpError) -> UcclEpError:
+    def noted(self, session: Session, error: UcclEpError) -> UcclEpError:
         """The error of the rank's fault, with a note of where the rank's record is; the first one writes it."""
         if not self.enabled:
             return error
@@ -100,7 +100,7 @@ class FlightRecorder:
         attach(error, _told(self._path, self._trouble))
         return error
 
-    def close(self, session: Diagnosis) -> None:
+    def close(self, session: Session) -> None:
         """With UCCL_EP_TRACE leaves the record; then drops the rings. Never raises; idempotent."""
         if self._settings.trace and self._events is not None and "context" in session.__dict__:
             with suppress(Exception):  # the Buffer ends either way; what is missing is seen by who wants the trace

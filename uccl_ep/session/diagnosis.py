@@ -1,16 +1,14 @@
-"""What a session can say of its rank's fault: whom it is about, and what is known of that rank. Session inherits it."""
+"""What is said of a rank's fault: whom it is about, and what is known of that rank."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Mapping
-from dataclasses import replace
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, replace
 
 from uccl_ep import _native
 from uccl_ep.errors import UcclEpError
 from uccl_ep.fabric.facts import NIC_FAMILIES
-from uccl_ep.group.handshake import Hello
 from uccl_ep.group.topology import Topology
 from uccl_ep.layout.plan import MemoryPlan
 from uccl_ep.layout.regions import Regions
@@ -30,59 +28,41 @@ from uccl_ep.membership.fault_errors import (
     phase_name,
 )
 from uccl_ep.membership.root_cause import Knowledge, root_of
-from uccl_ep.recorder.recorder import FlightRecorder
-from uccl_ep.settings import Settings
-
-if TYPE_CHECKING:
-    import torch
-
-    from uccl_ep.session.proxy_link import ProxyLink
 
 _GRACE_OF_TIMEOUT, _LEAST_GRACE_S, _MOST_GRACE_S = 0.05, 0.5, 2.0  # for the word of who waits for somebody in turn
 _PATIENCE_OF_TIMEOUT, _LEAST_PATIENCE_S, _MOST_PATIENCE_S = 0.1, 2.0, 5.0  # the same, of one that says it is alive
 
 
+@dataclass
 class Diagnosis:
-    """Reads the fault record and the words beside it. The attributes are the session's."""
+    """Says of a rank's fault record whom it is about, and what is known of that rank.
+
+    Attributes:
+        family, absent, hostnames, topology, plan, regions, agreement_service: the session's.
+        timeout_s: how long a wait lasts.
+    """
 
     rank: int
-    num_ranks: int
     family: str
     absent: frozenset[int]
-    settings: Settings
+    hostnames: list[str]
     topology: Topology
     plan: MemoryPlan
     regions: Regions
     agreement_service: AgreementService | None
-    last_kernel: str
-    fault_raised: bool
-    _closed: bool
-    _proxy: ProxyLink | None
-    recorder: FlightRecorder | None = None
-    hellos: list[Hello]
-    _present: list[Hello]
-    _known: tuple[dict[str, int], Evidence] | None
+    timeout_s: float
+    _known: tuple[dict[str, int], Evidence] | None = None  # the fault, as it was when it was first raised
 
-    @property
-    def hostnames(self) -> list[str]:
-        raise AttributeError("hostnames")  # Session has it
+    def __post_init__(self) -> None:
+        self.num_ranks = self.topology.num_ranks
 
-    @property
-    def peer_stats(self) -> torch.Tensor:
-        raise AttributeError("peer_stats")  # Session has it
+    def error(self, fault: dict[str, int], last_kernel: str) -> UcclEpError:
+        """The error of a fault record; the same whenever it is asked for, unless others have gone on without this rank.
 
-    def check(self) -> None:
-        """Raises this rank's fault, if it has one; after a fault every use of the buffer raises it again.
-
-        Raises:
-            PeerTimeout, PeerLost, SettingsMismatch, TransportError, UcclEpError: see uccl_ep.membership.fault_errors.
+        Args:
+            fault: as _native.read_fault gives it.
+            last_kernel: that was queued.
         """
-        if self._closed:
-            return  # an event outlived the buffer; what it waited for has ended
-        fault = _native.read_fault(self.regions.control.address)
-        if fault is None:
-            return
-        self.fault_raised = True
         if self._known is None:  # what others' words say changes when a peer that was given up goes on
             words, about = self._network_words(fault), fault["peer"]
             broken = (TRANSPORT, BAD_ARRIVAL) if self.family in NIC_FAMILIES else (TRANSPORT,)
@@ -91,14 +71,11 @@ class Diagnosis:
             fault["peer"] = self._root(fault, self._root_cause(fault))
             if fault["kind"] == WITHDRAWN and fault["peer"] != about:
                 fault["kind"] = PEER_LOST  # it has given up for the loss of that one
-            self._known = fault, replace(self._evidence(fault), network=words if fault["peer"] == about else "")
+            evidence = self._evidence(fault, last_kernel)
+            self._known = fault, replace(evidence, network=words if fault["peer"] == about else "")
         if self.agreement_service is not None and self.agreement_service.excluded_by is not None:
-            error: UcclEpError = (
-                self.agreement_service.exclusion()
-            )  # whatever else it has lost: all others have lost this one
-        else:
-            error = error_of(self._known[0], self.rank, self.hostnames, self._known[1])
-        raise error if self.recorder is None else self.recorder.noted(self, error)
+            return self.agreement_service.exclusion()  # whatever else it has lost: all others have lost this one
+        return error_of(self._known[0], self.rank, self.hostnames, self._known[1])
 
     def _network_words(self, fault: Mapping[str, int]) -> str:
         """What the network's own code in a record means."""
@@ -138,7 +115,7 @@ class Diagnosis:
         report whom it waits for itself: its wait may have begun later."""
         if self.agreement_service is None:
             return {}
-        timeout_s = self.settings.timeout_s
+        timeout_s = self.timeout_s
         grace_s = min(_MOST_GRACE_S, max(_LEAST_GRACE_S, _GRACE_OF_TIMEOUT * timeout_s))
         patience_s = min(_MOST_PATIENCE_S, max(_LEAST_PATIENCE_S, _PATIENCE_OF_TIMEOUT * timeout_s))
         self.agreement_service.report_wait(waited_for if waited_for < self.num_ranks else -1, phase_name(phase))
@@ -167,39 +144,17 @@ class Diagnosis:
                 return host
         return peer
 
-    def _evidence(self, fault: Mapping[str, int]) -> Evidence:
+    def _evidence(self, fault: Mapping[str, int], last_kernel: str) -> Evidence:
         """What this rank knows of the peer of a fault, and what the rank knows where the peer's rows land."""
         peer, control = fault["peer"], self.plan.control
         if peer >= self.num_ranks or peer in self.absent:
-            return Evidence(self.last_kernel)
+            return Evidence(last_kernel)
         host = self.topology.read_at(peer, self.rank)
         # Rows of a dispatch, and their counts, arrive at the host; everything else at the rank that waits.
         at = {0: host, 2: host}
         progress = None if host == peer else lambda p: self._word(at.get(p, self.rank), control.progress(p, peer))
-        last_ns = max(self.counters()[1][peer]["last_arrival_ns"], self._word(host, control.flag_time(peer)))
+        last_ns = max(
+            self.regions.read_counters()[1][peer]["last_arrival_ns"], self._word(host, control.flag_time(peer))
+        )
         last_seen_s = (time.monotonic_ns() - last_ns) / 1e9 if last_ns else None
-        return Evidence(self.last_kernel, *arrivals_of(fault, progress), last_seen_s)
-
-    def note(self, kernel: str) -> None:
-        """A kernel is about to be queued: wakes the proxy, and remembers it for reports."""
-        _native.ring_doorbell(self.regions.control.address)
-        self.last_kernel = kernel
-        if self.recorder is not None:
-            self.recorder.calls.note(kernel)
-
-    def keep_awake(self) -> None:
-        """Kernels will also run that nobody says are queued, in graphs that are replayed."""
-        _native.keep_awake(self.regions.control.address)
-
-    @property
-    def life(self) -> int:
-        """A number that all ranks of this Buffer have alike in this life of it."""
-        return self._present[0].session
-
-    def counters(self) -> tuple[list[dict[str, int]], list[dict[str, int]]]:
-        """The proxy's counters: (per worker, per peer)."""
-        return _native.read_counters(self.regions.counters.address, self.settings.proxy_threads, self.num_ranks)
-
-    def queue_pairs(self) -> list[dict[str, int]]:
-        """What each queue pair of the network has carried: lane, peer, nic, number, writes, write_bytes."""
-        return [] if self._proxy is None else self._proxy.queue_pairs()
+        return Evidence(last_kernel, *arrivals_of(fault, progress), last_seen_s)

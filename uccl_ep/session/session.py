@@ -32,7 +32,7 @@ from uccl_ep.layout.combine_form import CombineForm
 from uccl_ep.layout.plan import MemoryBill, MemoryPlan
 from uccl_ep.layout.regions import Peer, Regions, choose_placement
 from uccl_ep.membership.agreement_service import AgreementService
-from uccl_ep.membership.fault_errors import PEER_LOST, Evidence
+from uccl_ep.membership.fault_errors import PEER_LOST
 from uccl_ep.membership.secret import KeyPair, deal
 from uccl_ep.observe.publish import publish
 from uccl_ep.plan.fill import Agreed
@@ -73,7 +73,7 @@ class Start:
     alike: Mapping[str, Any] = field(default_factory=dict)
 
 
-class Session(NoCopies, Diagnosis):
+class Session(NoCopies):
     """Everything of a rank that is not an operation. Made collectively by all ranks of the group, or, from a
     SurvivorGroup, by those that are left of it.
 
@@ -107,7 +107,6 @@ class Session(NoCopies, Diagnosis):
         self._owns_roll_call = self.agreement_service is None
         self.shrink, self.fault_raised = shrink, False
         self.notes: list[tuple[str, str]] = []
-        self._known: tuple[dict[str, int], Evidence] | None = None  # the fault, as it was when it was first raised
         self.combine_form: CombineForm | None = None
         self.last_kernel = ""  # of those queued; for reports
         self.recorder: FlightRecorder = FlightRecorder(self.rank, settings, kind_of(start.driver) == "cuda")
@@ -166,6 +165,7 @@ class Session(NoCopies, Diagnosis):
         ready = Ready(self.rank)
         try:
             self._meet(all_endpoints, shrink)
+            self._diagnosis = self._diagnose()
             self._prepare(self)
             self._prepare = Start.prepare  # it may hold who holds this session
         except Exception as failure:
@@ -318,7 +318,43 @@ class Session(NoCopies, Diagnosis):
         self.context = self.regions.place(tables, members)
         self.mask[sorted(self.absent)] = 1
 
+    def _diagnose(self) -> Diagnosis:
+        known = self.rank, self.family, self.absent, self.hostnames, self.topology, self.plan, self.regions
+        return Diagnosis(*known, self.agreement_service, self.settings.timeout_s)
+
     # ---- life --------------------------------------------------------------------------------------------------
+
+    def check(self) -> None:
+        """Raises this rank's fault, if it has one; after a fault every use of the buffer raises it again.
+
+        Raises:
+            PeerTimeout, PeerLost, SettingsMismatch, TransportError, UcclEpError: see uccl_ep.membership.fault_errors.
+        """
+        if self._closed:
+            return  # an event outlived the buffer; what it waited for has ended
+        fault = _native.read_fault(self.regions.control.address)
+        if fault is not None:
+            self.fault_raised = True
+            raise self.recorder.noted(self, self._diagnosis.error(fault, self.last_kernel))
+
+    def note(self, kernel: str) -> None:
+        """A kernel is about to be queued: wakes the proxy, and remembers it for reports."""
+        _native.ring_doorbell(self.regions.control.address)
+        self.last_kernel = kernel
+        self.recorder.calls.note(kernel)
+
+    def keep_awake(self) -> None:
+        """Kernels will also run that nobody says are queued, in graphs that are replayed."""
+        _native.keep_awake(self.regions.control.address)
+
+    @property
+    def life(self) -> int:
+        """A number that all ranks of this Buffer have alike in this life of it."""
+        return self._present[0].session
+
+    def queue_pairs(self) -> list[dict[str, int]]:
+        """What each queue pair of the network has carried: lane, peer, nic, number, writes, write_bytes."""
+        return [] if self._proxy is None else self._proxy.queue_pairs()
 
     @property
     def hostnames(self) -> list[str]:

@@ -28,7 +28,7 @@ def collect_stats(session: Session) -> dict[str, Any]:
     this rank's own node is this rank; received rows count by the rank they are of. Rows that a combine reads where they
     are, because this rank sums them too, count as sent to it, with no bytes.
     """
-    workers, proxied = session.counters()
+    workers, proxied = session.regions.read_counters()
     node = session.topology.node_of[session.rank]
     peers = []
     for rank, row in enumerate(session.peer_stats.tolist()):

@@ -1,7 +1,8 @@
-"""The throughput calls of Buffer: get_dispatch_layout, dispatch, combine."""
+"""What the throughput calls of a Buffer do: layout, dispatch, combine. Their contract is in buffer.py."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -14,9 +15,7 @@ from uccl_ep.device.protocol import Device, EventHandle
 from uccl_ep.errors import refuse
 from uccl_ep.events import EventOverlap
 from uccl_ep.membership.fault_errors import dtype_code
-from uccl_ep.recorder.calls import recorded
 from uccl_ep.session.session import Session
-from uccl_ep.system.ownership import in_turn
 from uccl_ep.throughput.handle import ThroughputHandle
 from uccl_ep.throughput.launch import CountOptions, Layout, Rows, Throughput
 
@@ -48,109 +47,71 @@ def _rows_of(x: Any) -> Rows:
     return Rows(checks.aligned(data), scales)
 
 
-class ThroughputApi:
-    """What Buffer inherits; see Buffer for the letters in shapes."""
+def unpack_bias(bias: Any) -> tuple[Tensor | None, Tensor | None]:
+    """None, a tensor or a pair as a pair."""
+    if bias is None:
+        return None, None
+    if isinstance(bias, Tensor):
+        return bias, None
+    if not isinstance(bias, (tuple, list)) or len(bias) != 2:
+        refuse("bias", bias, "None, a bf16 tensor, or a pair of them")
+    first, second = bias
+    return first, second
 
-    rank: int
-    group_size: int
-    _device: Device
-    _throughput: Throughput
 
-    @property
-    def _session(self) -> Session:
-        raise AttributeError("_session")  # Buffer has it
+class ThroughputCalls:
+    """The throughput calls of a Buffer in one of its lives. Buffer documents their arguments and results.
 
-    @staticmethod
-    def _unpack_bias(bias: Any) -> tuple[Tensor | None, Tensor | None]:
-        """None, a tensor or a pair as a pair."""
-        if bias is None:
-            return None, None
-        if isinstance(bias, Tensor):
-            return bias, None
-        if not isinstance(bias, (tuple, list)) or len(bias) != 2:
-            refuse("bias", bias, "None, a bf16 tensor, or a pair of them")
-        first, second = bias
-        return first, second
+    Args:
+        throughput: queues their kernels.
+        default_config: gives the Config of a dispatch without one, for a number of ranks.
+    """
 
-    @in_turn("get_dispatch_layout")
-    @recorded("get_dispatch_layout")
+    def __init__(
+        self, session: Session, device: Device, throughput: Throughput, default_config: Callable[[int], Config]
+    ) -> None:
+        self._session, self._device, self._throughput = session, device, throughput
+        self._default_config = default_config
+        self._num_ranks = session.num_ranks
+
     @kept_until_run
     def get_dispatch_layout(
         self,
         topk_idx: Tensor,
         num_experts: int,
-        previous_event: Event | None = None,
-        async_finish: bool = False,
-        allocate_on_comm_stream: bool = False,
+        previous_event: Event | None,
+        async_finish: bool,
+        allocate_on_comm_stream: bool,
     ) -> tuple[Tensor, Tensor | None, Tensor, Tensor, Event]:
-        """Counts where this rank's tokens go.
-
-        Args:
-            topk_idx: int64 (or int32) [T, K]; -1 = not routed. On a GPU, where the host does not look at them, so is
-                any other id that names no expert.
-            num_experts: E, a multiple of N.
-
-        Returns:
-            (num_tokens_per_rank int32 [N], num_tokens_per_rdma_rank int32 [R] or None on one node,
-            num_tokens_per_expert int32 [E], is_token_in_rank bool [T, N], event).
-
-        Raises:
-            InvalidArgument: before anything is queued.
-        """
+        """Queues the kernel that counts where tokens go."""
         with self._begin(previous_event, async_finish, allocate_on_comm_stream, topk_idx=topk_idx):
             num_experts = checks.check_int("num_experts", num_experts, 1, (1 << 63) - 1)
-            if num_experts % self.group_size or num_experts > _native.MAX_EXPERTS:
-                allowed = f"a multiple of the {self.group_size} ranks, up to {_native.MAX_EXPERTS}"
+            if num_experts % self._num_ranks or num_experts > _native.MAX_EXPERTS:
+                allowed = f"a multiple of the {self._num_ranks} ranks, up to {_native.MAX_EXPERTS}"
                 refuse("num_experts", num_experts, allowed)
             ids = checks.row_ids("topk_idx", topk_idx, self._looked_at(num_experts, previous_event))
             results = self._throughput.layout(ids, num_experts)
             return *results, self._end(async_finish, (ids, *results))
 
-    @in_turn("dispatch")
-    @recorded("dispatch")
     @kept_until_run
     def dispatch(
         self,
         x: Tensor | tuple[Tensor, Tensor],
-        handle: Any = None,
-        num_tokens_per_rank: Tensor | None = None,
-        num_tokens_per_rdma_rank: Tensor | None = None,
-        is_token_in_rank: Tensor | None = None,
-        num_tokens_per_expert: Tensor | None = None,
-        topk_idx: Tensor | None = None,
-        topk_weights: Tensor | None = None,
-        expert_alignment: int = 1,
-        num_worst_tokens: int = 0,
-        config: Config | None = None,
-        previous_event: Event | None = None,
-        async_finish: bool = False,
-        allocate_on_comm_stream: bool = False,
+        handle: Any,
+        num_tokens_per_rank: Tensor | None,
+        num_tokens_per_rdma_rank: Tensor | None,
+        is_token_in_rank: Tensor | None,
+        num_tokens_per_expert: Tensor | None,
+        topk_idx: Tensor | None,
+        topk_weights: Tensor | None,
+        expert_alignment: int,
+        num_worst_tokens: int,
+        config: Config | None,
+        previous_event: Event | None,
+        async_finish: bool,
+        allocate_on_comm_stream: bool,
     ) -> tuple[Any, Tensor | None, Tensor | None, list[int] | None, ThroughputHandle | None, Event]:
-        """Sends each token once to every rank that holds one of its experts.
-
-        Args:
-            x: [T, H] with rows of a multiple of 16 bytes, or (one-byte data, scales float32 or int32 [T, S]).
-            handle: of an earlier dispatch: same routing again, without counting (a cached call).
-            num_tokens_per_rank, num_tokens_per_rdma_rank, is_token_in_rank, num_tokens_per_expert: what
-                get_dispatch_layout returned, without a handle. The kernel that counts compares them with topk_idx;
-                without topk_idx, with each other. What goes to masked ranks may be in them or not.
-            topk_idx, topk_weights: int64 [T, K], as get_dispatch_layout was given, and float32 [T, K], both or
-                neither; not with a handle.
-            expert_alignment: counts per expert are rounded up to it; rows are not.
-            num_worst_tokens: when not 0, outputs have that many rows and the call does not wait for counts; rows
-                beyond the real number have recv_topk_idx = -1. Needs topk_idx.
-            config: Config; its num_sms / 2 is the number of channels (a CPU uses fewer).
-            previous_event, async_finish, allocate_on_comm_stream: as upstream; the last needs both others.
-
-        Returns:
-            (recv_x, recv_topk_idx, recv_topk_weights, num_recv_tokens_per_expert_list, handle, event). Rows are
-            ordered by source rank, then token. recv_topk_idx [n, K] holds local experts or -1, recv_topk_weights 0
-            where it is -1. A cached call returns None for all between recv_x and event.
-
-        Raises:
-            InvalidArgument: before any row is sent. Where the layout disagrees with topk_idx, the other ranks raise
-                SettingsMismatch in the same call; with num_worst_tokens all do in every later one, until recover().
-        """
+        """Sends tokens; with a handle by its routing, else by the layout, after an exchange of counts."""
         if handle is not None:
             with self._begin(previous_event, async_finish, allocate_on_comm_stream, x=x):
                 return self._cached_dispatch(_rows_of(x), handle, topk_idx, topk_weights, async_finish)
@@ -167,7 +128,7 @@ class ThroughputApi:
         with self._begin(previous_event, async_finish, allocate_on_comm_stream, **inputs):
             rows = _rows_of(x)
             given = self._checked_layout(rows, *layout)
-            most = self.group_size * _native.MAX_TOKENS_PER_RANK
+            most = self._num_ranks * _native.MAX_TOKENS_PER_RANK
             num_worst_tokens = checks.check_int("num_worst_tokens", num_worst_tokens, 0, most)
             expert_alignment = checks.check_int("expert_alignment", expert_alignment, 1, _MAX_ALIGNMENT)
             if not isinstance(config, Config | None):
@@ -178,7 +139,7 @@ class ThroughputApi:
                 self._device.check_host_wait()
 
             shape = _row_shape(rows, 0 if ids is None else ids.shape[1])
-            num_sms = (config or type(self).get_dispatch_config(self.group_size)).num_sms  # type: ignore[attr-defined]
+            num_sms = (config or self._default_config(self._num_ranks)).num_sms
             options = CountOptions(num_sms, expert_alignment, num_worst_tokens)
             routing, compared = self._throughput.exchange_counts(shape, rows, given._replace(ids=ids), options)
             counts: list[int] = []
@@ -234,7 +195,7 @@ class ThroughputApi:
         in_rank: Tensor | None,
         per_expert: Tensor | None,
     ) -> Layout:
-        tokens, ranks, nodes = rows.x.shape[0], self.group_size, self._session.topology.num_nodes
+        tokens, ranks, nodes = rows.x.shape[0], self._num_ranks, self._session.topology.num_nodes
         if per_rank is None or in_rank is None or per_expert is None:
             refuse(
                 "num_tokens_per_rank, is_token_in_rank, num_tokens_per_expert",
@@ -255,35 +216,18 @@ class ThroughputApi:
         checks.check_vector("num_tokens_per_expert", per_expert, torch.int32, per_expert.numel())
         return Layout(per_rank, per_node, in_rank, per_expert, None)
 
-    @in_turn("combine")
-    @recorded("combine")
     @kept_until_run
     def combine(
         self,
         x: Tensor,
         handle: Any,
-        topk_weights: Tensor | None = None,
-        bias: Any = None,
-        config: Config | None = None,
-        previous_event: Event | None = None,
-        async_finish: bool = False,
-        allocate_on_comm_stream: bool = False,
+        topk_weights: Tensor | None,
+        bias: Any,
+        previous_event: Event | None,
+        async_finish: bool,
+        allocate_on_comm_stream: bool,
     ) -> tuple[Tensor, Tensor | None, Event]:
-        """Adds up, for each token, the rows that its ranks hold. Weights must have been applied to x already.
-
-        Args:
-            x: bf16 [n, H], rows as received. handle: of the dispatch; its channel count is used.
-            topk_weights: float32 [n, K] or None; summed the same way.
-            bias: bf16 [T, H], a pair of such, or None; added first.
-
-        Returns:
-            (combined_x bf16 [T, H], combined_topk_weights float32 [T, K] or None, event). fp32 sum over ascending
-            ranks, rounded once; with several nodes each node's sum is rounded to bf16 first, then nodes ascending.
-            With enable_shrink rows of other nodes' ranks are added one by one instead, each at its rank's place.
-
-        Raises:
-            InvalidArgument: before anything is sent.
-        """
+        """Sends the rows of a dispatch back, and adds up those that come."""
         with self._begin(
             previous_event, async_finish, allocate_on_comm_stream, x=x, topk_weights=topk_weights, bias=bias
         ):
@@ -296,7 +240,7 @@ class ThroughputApi:
                 topk_weights = checks.check_matrix("topk_weights", topk_weights, (torch.float32,))
                 if topk_weights.shape[0] != x.shape[0] or not 1 <= topk_weights.shape[1] <= _native.MAX_TOPK:
                     refuse("topk_weights", tuple(topk_weights.shape), f"{x.shape[0]} rows of 1 to {_native.MAX_TOPK}")
-            first, second = self._unpack_bias(bias)
+            first, second = unpack_bias(bias)
             for tensor in (first, second):
                 if tensor is None:
                     continue
@@ -305,14 +249,6 @@ class ThroughputApi:
             biases = tuple(None if b is None else checks.aligned(b) for b in (first, second))
             out, weights, keep = self._throughput.combine(x, topk_weights, (biases[0], biases[1]), routing)
             return out, weights, self._end(async_finish, keep)
-
-    def internode_dispatch(self, *args: Any, **kwargs: Any) -> Any:
-        """dispatch, which handles any number of nodes."""
-        return self.dispatch(*args, **kwargs)
-
-    def internode_combine(self, *args: Any, **kwargs: Any) -> Any:
-        """combine, which handles any number of nodes."""
-        return self.combine(*args, **kwargs)
 
     # ---- streams ---------------------------------------------------------------------------------------------------
 

@@ -15,7 +15,7 @@ from tests.uccl_ep.gpu.fake_driver import FakeDriver
 from tests.uccl_ep.gpu.worlds import install, run_gpu_ranks
 from tests.uccl_ep.ranks import case, layout_arguments, low_latency, same, throughput
 from uccl_ep import Buffer, EventHandle, ThreadGroup, reference, run_ranks
-from uccl_ep.device.kept_until_run import KeptUntilRun, kept_until_run, locals_of
+from uccl_ep.device.kept_until_run import KeptUntilRun, locals_of
 from uccl_ep.reference import ThroughputInput
 
 CASE = case(11, "uniform", num_ranks=2, num_experts=8, num_topk=2, hidden=256, max_tokens=64)
@@ -129,15 +129,6 @@ def test_broken_off_dispatch_sends_the_rows_it_was_given(
     assert same(results[1][0], wanted[1].recv_x)
     for rank in range(2):
         assert same(results[rank][1], wanted[rank].recv_x)
-
-
-def test_broken_off_is_no_matter_for_a_destroyed_buffer() -> None:
-    class Destroyed:
-        @kept_until_run
-        def call(self, given: int) -> int:
-            return given + 1
-
-    assert Destroyed().call(2) == 3
 
 
 def test_broken_off_hook_keeps_what_it_receives_into(variables: Any) -> None:

@@ -21,6 +21,7 @@ from uccl_ep.gpu.memory import GpuRegions, Parked, Shared, refuse_unmapped, swee
 from uccl_ep.group.handshake import Endpoints
 from uccl_ep.layout.regions import Placement
 from uccl_ep.session import session
+from uccl_ep.survival.life import Life
 
 ROOT = Path(__file__).resolve().parents[3]
 NOTHING = {"allocated": 0, "opened": 0, "pinned": 0}
@@ -299,14 +300,14 @@ def test_gpu_memory_a_rank_that_fails_last_ends_the_start_everywhere(
 ) -> None:
     """Even when all memory has been made and opened."""
     driver = install(monkeypatch, FakeDriver())
-    original = Buffer._prepare
+    original = Life._prepare
 
-    def prepare(self: Buffer, session: Any) -> None:
+    def prepare(self: Life, session: Any) -> None:
         original(self, session)
         if session.rank == 1:
             raise MemoryError("no room for one tensor more")
 
-    monkeypatch.setattr(Buffer, "_prepare", prepare)
+    monkeypatch.setattr(Life, "_prepare", prepare)
 
     def body(group: ThreadGroup) -> str:
         with pytest.raises(UcclEpError) as caught:

@@ -17,7 +17,7 @@ def prototypes_of_a_buffer(check: Any) -> None:
     def body(group: ThreadGroup) -> None:
         with low_latency(group, CASE.shape) as buffer:
             buffer.low_latency_dispatch(CASE.x[0], CASE.topk_idx[0], 16, 8, use_fp8=False)
-            check(buffer._low_latency.prototypes)
+            check(buffer._life.low_latency._low_latency.prototypes)
 
     run_ranks(1, body)
 

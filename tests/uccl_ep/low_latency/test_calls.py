@@ -294,7 +294,7 @@ def test_low_latency_api_zero_copy(variables: Any, transport: str, per_node: int
         rank = group.rank()
         garbage = torch.full(expert_rows(rank, c.shape).shape, torch.nan, dtype=torch.bfloat16)
         with low_latency(group, c.shape) as buffer:
-            staging = buffer._low_latency.prototypes._staging_tickets
+            staging = buffer._life.low_latency._low_latency.prototypes._staging_tickets
             seen = set()
             for _ in range(5):
                 _, _, handle, _, _ = dispatch(buffer, c)

@@ -212,7 +212,7 @@ def test_low_latency_sizes_that_do_not_fit_are_refused_with_what_would(variables
 def test_low_latency_sizes_out_of_range(variables: Any, sizes: tuple[int, int, int], words: list[str]) -> None:
     def body(group: ThreadGroup) -> None:
         with low_latency(group, CaseShape(2, 4, 1, 256, 8)) as buffer:
-            assert_refused(lambda: buffer._low_latency.set_shape(*sizes, buffer.barrier), words)
+            assert_refused(lambda: buffer._life.low_latency._low_latency.set_shape(*sizes, buffer.barrier), words)
 
     run_ranks(2, body)
 

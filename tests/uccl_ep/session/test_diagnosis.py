@@ -6,7 +6,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import torch
 
 from uccl_ep import PeerLost, TransportError, UcclEpError, _native
 from uccl_ep.group.topology import NO_NODE, Topology
@@ -20,20 +19,18 @@ NONE = 0xFFFFFFFF
 
 def witness(topology: Topology, rank: int, **words: dict[tuple[int, int], int]) -> Any:
     """A rank's witness; words by (rank, offset), 0 where nothing is said."""
-    made: Any = Diagnosis()
-    made.rank, made.num_ranks, made.topology = rank, topology.num_ranks, topology
-    made.absent = frozenset(r for r, node in enumerate(topology.node_of) if node == NO_NODE)
-    made.last_kernel, made.fault_raised, made._closed, made._known = "throughput_combine", False, False, None
+    absent = frozenset(r for r, node in enumerate(topology.node_of) if node == NO_NODE)
     control, signals = _native.ControlLayout(), _native.SignalLayout()
     control.num_ranks, control.num_channels = topology.num_ranks, 2
     signals.num_ranks, signals.num_channels, signals.max_readers = topology.num_ranks, 2, 2
-    made.plan = SimpleNamespace(control=control, signals=signals, num_channels=2)
-    made.regions = SimpleNamespace(
+    plan: Any = SimpleNamespace(control=control, signals=signals, num_channels=2)
+    regions: Any = SimpleNamespace(
         control_word=lambda r, offset: words.get("control", {}).get((r, offset), 0),
         data_word=lambda r, offset: words.get("data", {}).get((r, offset), 0),
+        read_counters=lambda: ([], [{"last_arrival_ns": 0}] * topology.num_ranks),
+        knowledge=Knowledge,
     )
-    made.counters = lambda: ([], [{"last_arrival_ns": 0}] * topology.num_ranks)
-    return made
+    return Diagnosis(rank, "verbs", absent, list("aabb"), topology, plan, regions, None, timeout_s=100.0)
 
 
 def fault(**changes: int) -> dict[str, int]:
@@ -61,14 +58,10 @@ def test_diagnosis_names_the_host_that_has_not_done_its_own_part() -> None:
     assert witness(apart, 0, data={(0, own): 5})._root_cause(fault(phase=phase, peer=3, expected=5)) == 3
 
 
-def raised(made: Any, found: dict[str, int], monkeypatch: pytest.MonkeyPatch) -> UcclEpError:
-    """What a rank's check() raises for a record."""
-    monkeypatch.setattr(_native, "read_fault", lambda address: dict(found))
-    made.regions.control = SimpleNamespace(address=0)
-    made.regions.knowledge = Knowledge
-    with pytest.raises(UcclEpError) as caught:
-        made.check()
-    return caught.value
+def raised(made: Any, found: dict[str, int]) -> UcclEpError:
+    """The error that a rank's check() raises for a record."""
+    error: UcclEpError = made.error(dict(found), "throughput_combine")
+    return error
 
 
 @pytest.mark.parametrize("kind", [PEER_LOST, TRANSPORT, BAD_ARRIVAL])
@@ -76,28 +69,28 @@ def test_diagnosis_a_network_error_is_a_lost_peer_in_the_networks_words(
     monkeypatch: pytest.MonkeyPatch, kind: int
 ) -> None:
     monkeypatch.setattr(_native, "explain_network_code", lambda family, code: f"{family} code {code}" if code else "")
-    error = raised(world(), fault(kind=kind, peer=2, seen=-5 % 2**64), monkeypatch)
+    error = raised(world(), fault(kind=kind, peer=2, seen=-5 % 2**64))
     assert isinstance(error, PeerLost) and (error.peer, error.reason) == (2, "verbs code -5")
-    quiet = raised(world(), fault(kind=kind, peer=2), monkeypatch)
+    quiet = raised(world(), fault(kind=kind, peer=2))
     assert isinstance(quiet, PeerLost) and quiet.reason == ("verbs reported status 0" if kind == TRANSPORT else None)
 
 
 def test_diagnosis_arrivals_in_a_record_of_a_loss_are_no_network_code(monkeypatch: pytest.MonkeyPatch) -> None:
     """A kernel that waited for the lost peer has put its phase and what had arrived into the record."""
     monkeypatch.setattr(_native, "explain_network_code", lambda family, code: f"code {code}")
-    error = raised(world(), fault(kind=PEER_LOST, phase=3, peer=2, seen=124, expected=125), monkeypatch)
+    error = raised(world(), fault(kind=PEER_LOST, phase=3, peer=2, seen=124, expected=125))
     assert isinstance(error, PeerLost) and (error.peer, error.reason) == (2, None)
 
 
-def test_diagnosis_a_message_no_peer_sends_is_no_loss_without_a_nic(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_diagnosis_a_message_no_peer_sends_is_no_loss_without_a_nic() -> None:
     made = world()
     made.family = "tcp"
-    error = raised(made, fault(kind=BAD_ARRIVAL, peer=2, seen=71), monkeypatch)
+    error = raised(made, fault(kind=BAD_ARRIVAL, peer=2, seen=71))
     assert isinstance(error, TransportError) and "no correct peer sends (Protocol error)" in str(error)
 
 
-def test_diagnosis_a_network_error_without_a_peer_is_no_loss(monkeypatch: pytest.MonkeyPatch) -> None:
-    error = raised(world(), fault(kind=TRANSPORT, seen=12), monkeypatch)
+def test_diagnosis_a_network_error_without_a_peer_is_no_loss() -> None:
+    error = raised(world(), fault(kind=TRANSPORT, seen=12))
     assert isinstance(error, TransportError) and "status 12" in str(error)
 
 
@@ -106,30 +99,27 @@ def test_diagnosis_words_about_one_rank_are_not_said_of_another(monkeypatch: pyt
     made = world()
     monkeypatch.setattr(_native, "explain_network_code", lambda family, code: "connection reset")
     monkeypatch.setattr(made, "_root", lambda found, waited_for: 3)
-    error = raised(made, fault(kind=PEER_LOST, peer=2, seen=104), monkeypatch)
+    error = raised(made, fault(kind=PEER_LOST, peer=2, seen=104))
     assert isinstance(error, PeerLost) and (error.peer, error.reason) == (3, None)
+
+
+def test_diagnosis_says_the_same_of_a_fault_whenever_it_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What others' words say of it changes when they go on."""
+    made, roots = world(), [3, 2]
+    monkeypatch.setattr(made, "_root", lambda found, waited_for: roots.pop(0))
+    errors = [raised(made, fault(kind=PEER_LOST, peer=2)) for _ in range(2)]
+    assert [getattr(error, "peer", None) for error in errors] == [3, 3] and roots == [2]
 
 
 def world() -> Any:
     """Rank 0 of two nodes, on a network."""
-    made = witness(Topology((0, 0, 1, 1)), 0)
-    made.__class__ = Named
-    made.family, made.agreement_service = "verbs", None
-    return made
-
-
-class Named(Diagnosis):
-    """With the names that a session has."""
-
-    @property
-    def hostnames(self) -> list[str]:
-        return list("aabb")
+    return witness(Topology((0, 0, 1, 1)), 0)
 
 
 def test_diagnosis_knows_nothing_of_absent_ranks() -> None:
     one = witness(Topology((0, NO_NODE, 1)), 0)
     assert one._root_cause(fault(phase=3, peer=1, expected=2)) == 1
-    evidence = one._evidence(fault(kind=PEER_LOST, peer=1))
+    evidence = one._evidence(fault(kind=PEER_LOST, peer=1), "throughput_combine")
     assert (evidence.kernel, evidence.expected, evidence.seen, evidence.last_seen_s) == (
         "throughput_combine",
         None,
@@ -170,7 +160,7 @@ NOTHING = Knowledge()
 
 def heard(rank: int, words: Words, known: Knowledge = NOTHING) -> Any:
     one = witness(Topology((0, 0, 1, 1)), rank)
-    one.agreement_service, one.settings = words, SimpleNamespace(timeout_s=100.0)
+    one.agreement_service = words
     one.regions.knowledge = lambda: known
     return one
 
@@ -230,15 +220,3 @@ def test_diagnosis_of_other_faults_asks_nobody() -> None:
     assert heard(0, words)._root(fault(kind=MISMATCH), 1) == 1
     assert heard(0, words)._root(fault(kind=PEER_LOST), NONE) == NONE
     assert words.told == [] and words.asked == []
-
-
-def test_diagnosis_wakes_the_proxy_before_each_kernel() -> None:
-    words = torch.zeros(64, dtype=torch.int32)  # as many as a control segment has before its tables
-    one: Any = Diagnosis()
-    one.recorder, one.regions = None, SimpleNamespace(control=SimpleNamespace(address=words.data_ptr()))
-    for times in (1, 2):
-        one.note("throughput_dispatch")
-        assert one.last_kernel == "throughput_dispatch"
-        assert sorted(words.tolist())[-2:] == [0, times]
-    one.keep_awake()
-    assert sorted(words.tolist())[-3:] == [0, 1, 2]

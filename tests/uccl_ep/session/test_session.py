@@ -6,6 +6,7 @@ import os
 import threading
 import time
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -26,6 +27,7 @@ from uccl_ep import (
 from uccl_ep.fabric.choice import FabricChoice
 from uccl_ep.fabric.config import FabricConfig
 from uccl_ep.membership.agreement_service import AgreementService
+from uccl_ep.recorder.recorder import FlightRecorder
 from uccl_ep.session import session
 from uccl_ep.session.session import Session
 from uccl_ep.settings import settings
@@ -376,3 +378,16 @@ def test_session_groups_out_of_range(variables: Any) -> None:
 
     with pytest.raises(InvalidArgument, match="a group of 4097 ranks is refused: allowed is 1 to 4096"):
         Buffer(Huge(), MIB)
+
+
+def test_session_wakes_the_proxy_before_each_kernel() -> None:
+    words = torch.zeros(64, dtype=torch.int32)  # as many as a control segment has before its tables
+    one: Any = Session.__new__(Session)
+    one.recorder = FlightRecorder(0, settings())
+    one.regions = SimpleNamespace(control=SimpleNamespace(address=words.data_ptr()))
+    for times in (1, 2):
+        one.note("throughput_dispatch")
+        assert one.last_kernel == "throughput_dispatch"
+        assert sorted(words.tolist())[-2:] == [0, times]
+    one.keep_awake()
+    assert sorted(words.tolist())[-3:] == [0, 1, 2]

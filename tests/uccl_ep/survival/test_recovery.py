@@ -16,6 +16,7 @@ from tests.end_to_end.steps import LowLatencyStep, Step, ThroughputStep
 from tests.end_to_end.world import World, as_threads
 from tests.uccl_ep.ranks import assert_refused
 from uccl_ep import Buffer, InvalidArgument, NoQuorum, PeerLost, PeerTimeout, ThreadGroup, UcclEpError
+from uccl_ep.survival import recovery
 
 RANKS, VICTIM = 4, 1
 
@@ -212,17 +213,15 @@ def test_recover_of_too_few_is_refused_unless_they_allow_it() -> None:
 def test_recover_that_failed_leaves_a_buffer_that_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     def body(group: ThreadGroup) -> None:
         buffer = make_buffer(group, [step("t", 0)], 0, slack=6)
-        make = buffer._make_session
 
-        def fail(group: Any) -> Any:
+        def fail(group: Any, terms: Any) -> Any:
             raise UcclEpError("no memory, say")
 
-        monkeypatch.setattr(buffer, "_make_session", fail, raising=False)
-        with pytest.raises(UcclEpError, match="no memory, say"):
+        with monkeypatch.context() as broken, pytest.raises(UcclEpError, match="no memory, say"):
+            broken.setattr(recovery, "Life", fail)
             buffer.recover()
         with pytest.raises(InvalidArgument, match="last recover.. failed"):
             buffer.stats()
-        monkeypatch.setattr(buffer, "_make_session", make, raising=False)
         assert buffer.recover() == [0]
         play(buffer, step("t", 3), 0)
         buffer.destroy()

@@ -240,7 +240,7 @@ def test_throughput_rings_of_one_node_stay_in_a_cpus_caches(variables: Any, rank
 
     def body(group: ThreadGroup) -> list[int]:
         with throughput(group, 256 * MIB) as buffer:
-            cut = buffer._throughput._cut
+            cut = buffer._life.throughput._throughput._cut
             rings = ranks, ranks * (ranks - 1)  # of a dispatch, and of a combine
             return [cut(2, row_bytes, n).unit_bytes for row_bytes in (14_352, 300_000) for n in rings]
 

@@ -26,8 +26,7 @@ class DefaultMasks(Wrong):
 
 
 class CleansNothing(Wrong):
-    def low_latency_clean_mask_buffer(self) -> None:
-        self._check_mask()
+    def low_latency_clean_mask_buffer(self) -> None: ...
 
 
 class Inverted(Wrong):
@@ -46,7 +45,9 @@ class Renormalises(Wrong):
 
 
 class MasksAnyway(Wrong):
-    def _check_mask(self) -> None: ...
+    def low_latency_query_mask_buffer(self, mask_status: Any) -> None:
+        if self.enable_shrink:
+            super().low_latency_query_mask_buffer(mask_status)
 
 
 WRONG: list[tuple[str, Any, str, list[str]]] = [

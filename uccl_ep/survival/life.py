@@ -1,0 +1,163 @@
+"""One life of a Buffer: what recover() makes anew, from the session up to the calls.
+
+A life is a Session: segments, proxy, handshake. The new one's memory is new on purpose: a process that was stopped,
+excluded, and wakes up still maps the old memory, and what it writes there reaches nobody.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from uccl_ep import checks
+from uccl_ep.config import Config
+from uccl_ep.device.protocol import Device
+from uccl_ep.errors import refuse
+from uccl_ep.group.group import Group
+from uccl_ep.low_latency.calls import LowLatencyCalls
+from uccl_ep.low_latency.launch import LowLatency
+from uccl_ep.session.barrier import Collective
+from uccl_ep.session.device_choice import Choice, choose_device, make_device
+from uccl_ep.session.session import Session, Start
+from uccl_ep.settings import Settings, settings
+from uccl_ep.survival.masks import Masks
+from uccl_ep.system.os_limits import naming
+from uccl_ep.throughput.calls import ThroughputCalls
+from uccl_ep.throughput.launch import Throughput
+
+
+@dataclass(frozen=True)
+class Terms:
+    """What all lives of a Buffer are made with.
+
+    Attributes:
+        budgets: num_nvl_bytes, num_rdma_bytes.
+        alike: what all ranks must have alike besides the Buffer's own arguments.
+        default_config: gives the Config of a dispatch without one, for a number of ranks.
+    """
+
+    budgets: tuple[int, int]
+    low_latency_mode: bool
+    enable_shrink: bool
+    settings: Settings
+    choice: Choice
+    alike: Mapping[str, Any]
+    default_config: Callable[[int], Config]
+
+    @staticmethod
+    def checked(
+        device: str | None,
+        budgets: tuple[int, int],
+        low_latency_mode: bool,
+        enable_shrink: bool,
+        alike: Mapping[str, Any],
+        default_config: Callable[[int], Config],
+    ) -> Terms:
+        """With the environment's settings, and the device that `device`, or else they, ask for.
+
+        Raises:
+            InvalidArgument: an argument or a UCCL_EP_* variable is out of range.
+        """
+        for name, value in zip(("num_nvl_bytes", "num_rdma_bytes"), budgets, strict=True):
+            if isinstance(value, bool) or not isinstance(value, int) or value < 0 or value % 128:
+                refuse(name, value, "a multiple of 128, 0 or more")
+        low_latency_mode = checks.check_bool("low_latency_mode", low_latency_mode)
+        enable_shrink = checks.check_bool("enable_shrink", enable_shrink)
+        if low_latency_mode and budgets[1] == 0:
+            refuse("num_rdma_bytes", 0, "the low-latency size", "Buffer.get_low_latency_rdma_size_hint gives it.")
+        environment = settings()
+        with naming("the choice of a device"):
+            choice = choose_device(device, environment.device)
+        return Terms(budgets, low_latency_mode, enable_shrink, environment, choice, alike, default_config)
+
+
+class Life:
+    """A session, the device of its kernels, and the calls on both. Made collectively by the ranks of `group`.
+
+    It knows no Buffer: a Buffer that nobody holds any more ends at once.
+
+    Attributes:
+        session, device, collective: memory and proxy; what kernels run on; the barrier of all ranks.
+        throughput, low_latency, masks: the calls.
+    """
+
+    def __init__(self, group: Group, terms: Terms) -> None:
+        self.terms = terms
+        self._open: Device | None = None
+        start = Start(terms.choice.driver, self._prepare, terms.alike)
+        modes = terms.low_latency_mode, terms.enable_shrink
+        try:
+            with naming("the start of a Buffer"):
+                self.session = Session(group, terms.budgets, *modes, terms.settings, start)
+        except BaseException:
+            self.close_device()  # this rank was ready, another one was not
+            raise
+
+    def _prepare(self, session: Session) -> None:
+        self._open = self.device = device = make_device(self.terms.choice, session)
+        self.collective = Collective(session, device)
+        low_latency, throughput = LowLatency(session, device), Throughput(session, device)
+        allowed = self.terms.low_latency_mode
+        self.low_latency = LowLatencyCalls(session, device, self.collective, low_latency, allowed)
+        self.throughput = ThroughputCalls(session, device, throughput, self.terms.default_config)
+        self.masks = Masks(session, device, low_latency, throughput)
+        device.settle()
+
+    def members(self) -> list[int]:
+        """Ranks that take part, ascending."""
+        return [rank for rank in range(self.session.num_ranks) if rank not in self.session.absent]
+
+    def memory(self, dtype: torch.dtype, size: torch.Size | None, offset: int, low_latency: bool) -> torch.Tensor:
+        """A view of this rank's raw memory, as Buffer.get_local_buffer_tensor documents it."""
+        plan = self.session.plan
+        begin = plan.low_latency_base if low_latency else plan.throughput.base
+        length = plan.low_latency_budget if low_latency else plan.throughput.bytes()
+        element = dtype.itemsize
+        wanted = length - offset if size is None else size.numel() * element
+        if offset < 0 or offset % element or wanted < 0 or offset + wanted > length:
+            refuse("size and offset", (size, offset), f"a span inside {length} bytes")
+        span = self.session.data[begin + offset : begin + offset + wanted // element * element].view(dtype)
+        return span if size is None else span.view(size)
+
+    def empty_rows(self, num_rows: int, hidden: int, dtype: torch.dtype) -> torch.Tensor:
+        """Rows where all ranks of the node reach them, if the device has such memory."""
+        shape = checks.check_int("num_rows", num_rows, 0, 1 << 40), checks.check_int("hidden", hidden, 0, 1 << 20)
+        return self.device.empty(*shape, dtype=dtype)
+
+    def set_tag(self, tag: int) -> None:
+        """The step that calls from now on belong to."""
+        self.session.context.tag = checks.check_int("tag", tag, 0, (1 << 32) - 1)
+        self.low_latency.refresh_tag()
+
+    def barrier(self) -> None:
+        """Returns when all ranks have come and everything they sent before is delivered. Collective."""
+        self.session.check()
+        self.collective.barrier()
+
+    def dump_flight_record(self, path: str) -> str:
+        """Writes the rank's record into the folder `path`, or where those of faults go; returns the file's path."""
+        recorder = self.session.recorder
+        return str(recorder.dump(self.session, Path(path) if path else None, "the program asked for it"))
+
+    def close_device(self) -> None:
+        """Ends with what is queued. Idempotent."""
+        device, self._open = self._open, None
+        if device is not None:
+            device.close()
+
+    def end(self) -> None:
+        """Ends with what is queued, stops the proxy, drops the memory.
+
+        Raises:
+            PeerTimeout, PeerLost, ...: a fault that no call has raised yet. The memory is dropped all the same.
+        """
+        try:
+            self.close_device()
+            if not self.device.host_memory and not self.session.fault_raised:
+                self.session.check()  # calls do not wait for their kernels: this is the last chance to tell
+        finally:
+            self.session.close()
