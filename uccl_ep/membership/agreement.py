@@ -224,6 +224,7 @@ class Agreement:
         """Whether to confirm now: not while a death may yet be seen that would make a quorum. Lock held."""
         if (quorum := self._quorum) is None:
             return True
+        quorum.look(absent, self._gone)  # also at those who are suspected since this step began
         self._backed = quorum.reached(self.members - absent)
         undead = [rank for rank in absent & quorum.base - quorum.dead if quorum.is_near(rank)]
         if not self._backed and undead and time.monotonic() - self._moved_at < self._grace_s:

@@ -13,8 +13,11 @@ from tests.uccl_ep.membership.test_agreement_service import SECRET, Attempt, res
 from tests.uccl_ep.membership.test_neighbours import sleeper
 from tests.uccl_ep.proxies import eventually
 from uccl_ep.errors import NoQuorum, PeerLost
+from uccl_ep.membership.agreement import Agreement
 from uccl_ep.membership.agreement_service import AgreementService
+from uccl_ep.membership.agreement_view import CONFIRMING, PROPOSING, View
 from uccl_ep.membership.neighbours import Neighbours
+from uccl_ep.membership.quorum import Quorum
 
 DEADLINE_S = 0.5  # of ranks that a cut hides
 
@@ -112,7 +115,7 @@ def test_agreement_is_counted_of_the_last_life_that_began() -> None:
         assert results([Attempt(ranks[rank], DEADLINE_S) for rank in (0, 2)]) == [[0, 2]] * 2
 
 
-def see(one: AgreementService, **processes: int) -> np.ndarray[Any, Any]:
+def see(one: Agreement, **processes: int) -> np.ndarray[Any, Any]:
     """Shows a rank the processes of others of its host; returns its words."""
     words = np.zeros(one.num_ranks, np.uint64)
     one.see(Neighbours(words, {int(rank[1:]): (pid, np.zeros(1, np.uint64)) for rank, pid in processes.items()}))
@@ -131,6 +134,24 @@ def test_agreement_counts_out_who_has_ended_also_for_ranks_of_other_hosts() -> N
         ranks[4].close()
         found = results([Attempt(ranks[rank], DEADLINE_S) for rank in (1, 3)])
         assert found == [[1, 3]] * 2  # of 1, 2, 3, 4; rank 3 has only rank 1's word for it
+
+
+def test_agreement_counts_out_who_is_suspected_in_the_step_of_the_vote() -> None:
+    """All suspects come at once, when the others have waited long: a death among them counts in the vote itself."""
+    quorum = Quorum(1, 5)
+    one = Agreement(1, 5, quorum, lambda rank, message: None)
+    with sleeper() as child:
+        see(one, r0=child.pid)
+        child.kill()
+        child.wait()
+        with one._changed:
+            one._joined = True
+            one._open_ballot(1)
+            one._moved_at -= 100
+            one._views[3] = View(1, PROPOSING, frozenset({0, 2, 4}), frozenset(), 1, 0, False, False, ())
+            one._gone |= {0, 2, 4}
+            one._step()
+        assert one._phase == CONFIRMING and one._backed and quorum.dead == {0}
 
 
 def test_agreement_waits_for_a_process_that_is_about_to_end() -> None:
