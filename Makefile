@@ -15,6 +15,8 @@ export OMP_NUM_THREADS := 1
 # one, in the order in which they stand.
 JOBS ?= $(shell expr $$(nproc 2>/dev/null || echo 1) + 1)
 PYTEST = $(BIN)/pytest -n $(JOBS) --dist worksteal
+# What `make prove` runs is left out of a whole `make test`; so is nothing of what ARGS names.
+PROVED := $(addprefix --ignore=tests/,exhaustive faults fuzz model)
 
 NATIVE_SOURCES := $(shell find proxy kernels cmake -type f \( -name '*.h' -o -name '*.cpp' -o -name '*.cmake' \))
 NATIVE_DIRS := $(shell find proxy kernels -type d)
@@ -81,9 +83,9 @@ demo: $(VENV)/.stamp-native ## train a small MoE model over 4 ranks and compare 
 	$(SAY) "uccl-ep demo"
 	@$(BIN)/uccl-ep demo $(ARGS)
 
-test: $(VENV)/.stamp-native ## native tests (wave32, wave64, wave1), Python tests and house checks
+test: $(VENV)/.stamp-native ## native tests (warps of 32, 64 and 1 lanes), Python tests, house checks; proofs are in make prove
 	$(SAY) "pytest: native tests, Python tests, house checks"
-	@$(PYTEST) $(ARGS)
+	@$(PYTEST) $(or $(ARGS),$(PROVED))
 
 quick: $(VENV)/.stamp-python ## one file's tests, without building what they do not need: make quick TEST=tests/proxy/wire/test_types.cpp
 	@test -n "$(TEST)" || { echo "make quick TEST=tests/...: which file?"; exit 2; }

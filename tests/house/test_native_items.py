@@ -95,6 +95,7 @@ def test_house_native_items(project: Path) -> None:
     assert status != 0 and "could not build the native tests" in output and "int wrong = ;" in output
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(180)  # compiles the tiny project twice
 @pytest.mark.parametrize(
     ("sanitize", "finds", "message"),
