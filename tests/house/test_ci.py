@@ -1,0 +1,34 @@
+"""The workflow on GitHub and `.ci/run` have the same sections: none is forgotten, none is made up."""
+
+from __future__ import annotations
+
+import re
+
+from tests.house.source import ROOT
+
+_FIRST = {"machine", "setup"}  # what every job of the workflow begins with
+
+
+def sections_of_script(text: str) -> list[str]:
+    return re.findall(r"^ *(?:section|extra) ([\w-]+) \d+ ", text, re.MULTILINE)
+
+
+def sections_of_workflow(text: str) -> list[str]:
+    matrix = text.split("        sections:\n", 1)[1].split("    steps:\n", 1)[0]
+    return [name for line in matrix.splitlines() for name in line.strip(" -").split()]
+
+
+def test_house_ci_workflow_runs_every_section_once() -> None:
+    script = sections_of_script((ROOT / ".ci/run").read_text(encoding="utf-8"))
+    workflow = (ROOT / ".github/workflows/ci.yml").read_text(encoding="utf-8")
+    assert sorted([*_FIRST, *sections_of_workflow(workflow)]) == sorted(script)
+    assert ".ci/run machine setup ${{ matrix.sections }}" in workflow
+
+
+def test_house_ci_reads_both_forms() -> None:
+    assert sections_of_script("section a 60 make a\n  extra b-c 9 env X=1 make\n# section d 5 no\n") == ["a", "b-c"]
+    assert sections_of_workflow("x\n        sections:\n          - a b\n          - c\n    steps:\n - d\n") == [
+        "a",
+        "b",
+        "c",
+    ]
