@@ -3,6 +3,7 @@ Native core of uccl_ep: memory segments, the proxy engine, and the kernels' CPU 
 """
 
 from collections.abc import Sequence
+import enum
 from typing import Annotated, overload
 
 import numpy
@@ -26,6 +27,210 @@ MAX_HIDDEN: int = 262144
 MAX_REGION_BYTES: int = 1099511627776
 
 MAX_WRITE_BYTES: int = 16777200
+
+class FaultKind(enum.IntEnum):
+    NONE = 0
+
+    TIMEOUT = 1
+
+    PEER_LOST = 2
+
+    RING_FULL = 3
+
+    BAD_COMMAND = 4
+
+    MISMATCH = 5
+
+    TRANSPORT = 6
+
+    BAD_ARRIVAL = 7
+
+    WITHDRAWN = 8
+
+class WaitPhase(enum.IntEnum):
+    NONE = 0
+
+    RING = 1
+
+    DISPATCH_SEND = 2
+
+    DISPATCH_RECEIVE = 3
+
+    COMBINE_SEND = 4
+
+    COMBINE_RECEIVE = 5
+
+    COUNTS = 6
+
+    BARRIER = 7
+
+    START = 8
+
+    STAGING_REUSE = 9
+
+    TEARDOWN = 10
+
+    COMPUTE_SIGNAL = 11
+
+    COMBINE_WEIGHTS = 12
+
+    COMBINE_REDUCE = 13
+
+    COMBINE_SUMS = 14
+
+class MismatchField(enum.IntEnum):
+    CHANNELS = 0
+
+    EXPERTS = 1
+
+    TOPK = 2
+
+    ROW_BYTES = 3
+
+    SCALE_BYTES = 4
+
+    HAS_IDS = 5
+
+    HAS_WEIGHTS = 6
+
+    RECEIVED_ROWS = 7
+
+    MAX_TOKENS = 8
+
+    HIDDEN = 9
+
+    ROW_FORMAT = 10
+
+    COMBINE_FORM = 11
+
+    CALL = 12
+
+    ORIGIN = 13
+
+    TAG = 14
+
+    DTYPE = 15
+
+class CallKind(enum.IntEnum):
+    NONE = 0
+
+    LOW_LATENCY_DISPATCH = 1
+
+    LOW_LATENCY_COMBINE = 2
+
+    CACHED_DISPATCH = 3
+
+    COMBINE = 4
+
+class LayoutPart(enum.IntEnum):
+    NONE = 0
+
+    LACKS_RANK = 1
+
+    NAMES_RANK = 2
+
+    TOKENS_PER_RANK = 3
+
+    TOKENS_PER_NODE = 4
+
+    TOKENS_PER_EXPERT = 5
+
+class Phase(enum.IntEnum):
+    DISPATCH = 0
+
+    COMBINE = 1
+
+    COUNTS = 2
+
+    SPARE = 3
+
+    WEIGHTS = 4
+
+    REDUCED = 5
+
+    IDENTITY = 6
+
+class ImmediateKind(enum.IntEnum):
+    ARRIVE = 1
+
+    EXPECT = 2
+
+    SEQUENCE = 3
+
+    CREDIT = 4
+
+    BARRIER = 5
+
+class EventKind(enum.IntEnum):
+    NONE = 0
+
+    POPPED = 1
+
+    POSTED = 2
+
+    COMPLETED = 3
+
+    ARRIVAL = 4
+
+    PUBLISHED = 5
+
+    STALLED = 6
+
+    FAULT = 7
+
+    PARTED = 8
+
+    BARRIER = 9
+
+class PartReason(enum.IntEnum):
+    ENDED = 0
+
+    CONNECTION = 1
+
+    GOODBYE = 2
+
+    LEFT_OUT = 3
+
+class PeerStat(enum.IntEnum):
+    ROWS_SENT = 0
+
+    BYTES_SENT = 1
+
+    ROWS_RECEIVED = 2
+
+    BYTES_RECEIVED = 3
+
+    WAIT_NS = 4
+
+class RowFormat(enum.IntEnum):
+    BF16 = 0
+
+    FP8 = 1
+
+    FP8_UE8M0 = 2
+
+    NVFP4 = 3
+
+class CombineFormat(enum.IntEnum):
+    BF16 = 0
+
+    LOGFMT = 1
+
+    FP8 = 2
+
+NO_NODE: int = 4294967295
+
+DEPARTED_LEAVING: int = 1
+
+DEPARTED_LEFT: int = 2
+
+RING_TAIL_OFFSET: int = 0
+
+RING_DONE_OFFSET: int = 64
+
+RING_HEAD_OFFSET: int = 128
+
+LAYOUT_RECORD: int = 64
 
 class Segment:
     """A memfd that other processes of this host can map."""

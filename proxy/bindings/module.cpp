@@ -15,6 +15,7 @@ NB_MODULE(_native, m) {
   m.attr("MAX_HIDDEN") = uccl::kMaxHidden;
   m.attr("MAX_REGION_BYTES") = uccl::kMaxRegionBytes;
   m.attr("MAX_WRITE_BYTES") = uccl::kMaxWriteBytes;
+  uccl::register_enums(m);
   uccl::register_memory(m);
   uccl::register_proxy(m);
   uccl::register_layouts(m);

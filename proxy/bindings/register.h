@@ -8,6 +8,7 @@ namespace uccl {
 
 void register_memory(nanobind::module_& m);
 void register_proxy(nanobind::module_& m);
+void register_enums(nanobind::module_& m);
 void register_layouts(nanobind::module_& m);
 void register_streams(nanobind::module_& m);
 void register_kernels(nanobind::module_& m);

@@ -10,7 +10,7 @@ from uccl_ep.errors import refuse
 from uccl_ep.group.topology import Topology
 
 MODES = ("low_latency", "throughput")
-FORMATS = {"bf16": 0, "fp8": 1, "fp8_ue8m0": 2, "nvfp4": 3}  # RowFormat of kernels/layout/low_latency.h
+FORMATS: dict[str, _native.RowFormat] = {form.name.lower(): form for form in _native.RowFormat}
 _SCALE_CHANNELS = 128
 _BF16_BYTES = 2
 

@@ -25,7 +25,6 @@ from uccl_ep.settings import Settings
 from uccl_ep.sizes import format_bytes, round_up
 
 _ALIGN = 256
-_LEFT = 2  # proxy/engine/departures.h
 
 
 class Shared:
@@ -297,7 +296,8 @@ class Parked:
         """Some process that has them open has neither left nor ended."""
         words = memoryview(self._control.numpy()).cast("Q")
         return any(
-            words[self._plan.control.departed(m.rank) // 8] < _LEFT and os.path.exists(f"/proc/{m.segment_pid}")
+            words[self._plan.control.departed(m.rank) // 8] < _native.DEPARTED_LEFT
+            and os.path.exists(f"/proc/{m.segment_pid}")
             for m in self._others
         )
 

@@ -6,9 +6,8 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
+from uccl_ep._native import NO_NODE as NO_NODE
 from uccl_ep.errors import refuse
-
-NO_NODE = 0xFFFFFFFF  # kNoNode of kernels/layout/topology.h
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from uccl_ep.group.topology import Topology
-from uccl_ep.layout.combine_formats import CombineFormat
+from uccl_ep.layout.combine_formats import CombineFormat, keyword_of
 from uccl_ep.settings import Settings
 
 FORMS = ("direct", "node", "auto")
@@ -58,7 +58,7 @@ def form_of_call(buffers: CombineForm, rows: CombineFormat) -> CombineForm:
         rows: how they travel.
     """
     if buffers.reduces and rows is not CombineFormat.BF16:
-        return replace(buffers, reduces=False, reason=f"{rows.keyword}: an encoded row cannot be added to")
+        return replace(buffers, reduces=False, reason=f"{keyword_of(rows)}: an encoded row cannot be added to")
     return buffers
 
 

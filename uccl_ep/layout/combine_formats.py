@@ -2,25 +2,16 @@
 
 from __future__ import annotations
 
-from enum import IntEnum
-
+from uccl_ep._native import CombineFormat as CombineFormat
 from uccl_ep.errors import refuse
 
 _FP8_UNIT = 128  # channels that share a scale
 _LOGFMT_UNIT, _MAX_LOGFMT_UNITS = 512, 64  # channels that are encoded together or not at all, and how often
 
 
-class CombineFormat(IntEnum):
-    """How rows of a combine travel: CombineFormat of kernels/layout/low_latency.h."""
-
-    BF16 = 0
-    LOGFMT = 1
-    FP8 = 2
-
-    @property
-    def keyword(self) -> str:
-        """What low_latency_combine calls it."""
-        return f"use_{self.name.lower()}"
+def keyword_of(form: CombineFormat) -> str:
+    """What low_latency_combine calls a format of rows."""
+    return f"use_{form.name.lower()}"
 
 
 def combine_format(use_logfmt: bool, use_fp8: bool, zero_copy: bool, hidden: int) -> CombineFormat:
@@ -35,7 +26,7 @@ def combine_format(use_logfmt: bool, use_fp8: bool, zero_copy: bool, hidden: int
     if form is CombineFormat.BF16:
         return form
     if zero_copy:
-        refuse("zero_copy", True, f"False with {form.keyword}=True")
+        refuse("zero_copy", True, f"False with {keyword_of(form)}=True")
     if use_fp8 and hidden % _FP8_UNIT:
         refuse("use_fp8", True, f"hidden a multiple of {_FP8_UNIT}, not {hidden}")
     if use_logfmt and (hidden % _LOGFMT_UNIT or hidden > _LOGFMT_UNIT * _MAX_LOGFMT_UNITS):

@@ -19,7 +19,6 @@ from uccl_ep.fabric.choice import GPU_MEMORY_FAMILIES
 from uccl_ep.group.handshake import Endpoints, Hello
 from uccl_ep.group.topology import Topology
 from uccl_ep.layout.plan import MemoryPlan
-from uccl_ep.membership.fault_errors import TIMEOUT
 from uccl_ep.membership.neighbours import Neighbours, Words
 from uccl_ep.membership.root_cause import Knowledge, has_ended, is_stopped
 from uccl_ep.settings import Settings
@@ -317,7 +316,11 @@ class Regions:
     def _wait_reports(self) -> dict[int, int]:
         """Of the ranks of this host whose waits have expired: whom those were for, when it is known."""
         faults = {rank: _native.read_fault(segment.address) for rank, segment in self._peer_control.items()}
-        named = {rank: fault["peer"] for rank, fault in faults.items() if fault and fault["kind"] == TIMEOUT}
+        named = {
+            rank: fault["peer"]
+            for rank, fault in faults.items()
+            if fault and fault["kind"] == _native.FaultKind.TIMEOUT
+        }
         return {rank: peer for rank, peer in named.items() if peer < self.num_ranks}
 
     def _stopped(self) -> list[int]:

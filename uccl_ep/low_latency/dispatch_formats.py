@@ -7,11 +7,12 @@ from typing import Any
 
 import torch
 
+from uccl_ep._native import RowFormat
 from uccl_ep.errors import refuse
 
 Tensor = torch.Tensor
 
-BF16, FP8, FP8_UE8M0, NVFP4 = range(4)  # RowFormat of kernels/layout/low_latency.h
+BF16, FP8, FP8_UE8M0, NVFP4 = RowFormat
 NVFP4_UNIT = 64  # channels whose NVFP4 scales fill a word
 TILE_ROWS = 128  # rows whose NVFP4 scales lie together
 

@@ -6,27 +6,36 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from uccl_ep._native import (
+    LAYOUT_RECORD,
+    CallKind,
+    CombineFormat,
+    FaultKind,
+    LayoutPart,
+    MismatchField,
+    Phase,
+    RowFormat,
+    WaitPhase,
+)
 from uccl_ep.errors import InvalidArgument, PeerLost, PeerTimeout, SettingsMismatch, TransportError, UcclEpError
 
-# FaultKind and WaitPhase of proxy/wire/control.h.
-TIMEOUT, PEER_LOST, RING_FULL, BAD_COMMAND, MISMATCH, TRANSPORT, BAD_ARRIVAL, WITHDRAWN = range(1, 9)
-_PHASES = (
-    "an unnamed phase",
-    "the command ring",
-    "dispatch (send)",
-    "dispatch (receive)",
-    "combine (send)",
-    "combine (receive)",
-    "the count exchange",
-    "a barrier",
-    "start-up",
-    "staging reuse",
-    "teardown",
-    "the compute signal of an expert",
-    "combine (weights)",
-    "combine (sums in the node)",
-    "combine (receive of sums)",
-)
+_PHASES: dict[int, str] = {
+    WaitPhase.NONE: "an unnamed phase",
+    WaitPhase.RING: "the command ring",
+    WaitPhase.DISPATCH_SEND: "dispatch (send)",
+    WaitPhase.DISPATCH_RECEIVE: "dispatch (receive)",
+    WaitPhase.COMBINE_SEND: "combine (send)",
+    WaitPhase.COMBINE_RECEIVE: "combine (receive)",
+    WaitPhase.COUNTS: "the count exchange",
+    WaitPhase.BARRIER: "a barrier",
+    WaitPhase.START: "start-up",
+    WaitPhase.STAGING_REUSE: "staging reuse",
+    WaitPhase.TEARDOWN: "teardown",
+    WaitPhase.COMPUTE_SIGNAL: "the compute signal of an expert",
+    WaitPhase.COMBINE_WEIGHTS: "combine (weights)",
+    WaitPhase.COMBINE_REDUCE: "combine (sums in the node)",
+    WaitPhase.COMBINE_SUMS: "combine (receive of sums)",
+}
 # Of a throughput row, by the number that travels with a call (ThroughputShape in proxy/wire/identity.h).
 _DTYPES = (
     "another dtype",
@@ -34,48 +43,70 @@ _DTYPES = (
     *"float8_e4m3fn float8_e5m2 float8_e4m3fnuz float8_e5m2fnuz float8_e8m0fnu float4_e2m1fn_x2".split(),
     *"complex32 complex64 complex128".split(),
 )
-_CALLS = ("no call", "low_latency_dispatch", "low_latency_combine", "dispatch with a handle", "combine")
-# MismatchField (proxy/wire/identity.h): what it is, and names of its values where numbers would not say them.
-_FIELDS: tuple[tuple[str, Sequence[str]], ...] = (
-    ("number of channels (Config.num_sms // 2)", ()),
-    ("number of experts", ()),
-    ("top-k", ()),
-    ("row bytes (hidden size times element size)", ()),
-    ("scale bytes of a row", ()),
-    ("presence of topk_idx", ()),
-    ("presence of topk_weights", ()),
-    ("rows received against num_worst_tokens", ()),
-    ("most tokens of a rank (num_max_dispatch_tokens_per_rank)", ()),
-    ("hidden size", ()),
-    ("row format (use_fp8, use_ue8m0, use_nvfp4, use_logfmt)", ()),
-    ("form of combine (UCCL_EP_LOW_LATENCY_COMBINE, or a row format that has no sums in the node)", ("direct", "node")),
-    ("call", _CALLS),
-    ("dispatch that the handle is of (counted from 1)", ()),
-    ("tag of the step (Buffer.set_call_tag)", ()),
-    ("dtype of x", _DTYPES),
-)
-# Row formats by WaitPhase: of dispatch, and (any other) of combine.
-_DISPATCH_FORMATS, _COMBINE_FORMATS = ("bf16", "fp8", "fp8 with ue8m0", "nvfp4"), ("bf16", "logfmt", "fp8")
-_ROW_FORMAT = 10
-# From here on a mismatch is about a dispatch's arguments: LayoutPart of kernels/throughput/check.h. The argument, and
-# what is wrong there, by {place}, {given} and {right} (of the first: the rank).
-_LAYOUT = 64
-_LAYOUT_PARTS = (
-    ("", ""),
-    ("is_token_in_rank", "token {place} does not go to rank {right}, and topk_idx says that it does"),
-    ("is_token_in_rank", "{given} tokens go to rank {place}, and topk_idx says {right}"),
-    ("num_tokens_per_rank", "[{place}] is {given}, and is_token_in_rank says {right}"),
-    ("num_tokens_per_rdma_rank", "[{place}] is {given}, and is_token_in_rank says {right}"),
-    ("num_tokens_per_expert", "[{place}] is {given}, and the tokens say {right}"),
-)
+_CALLS: dict[int, str] = {
+    CallKind.NONE: "no call",
+    CallKind.LOW_LATENCY_DISPATCH: "low_latency_dispatch",
+    CallKind.LOW_LATENCY_COMBINE: "low_latency_combine",
+    CallKind.CACHED_DISPATCH: "dispatch with a handle",
+    CallKind.COMBINE: "combine",
+}
+_FORMS = {0: "direct", 1: "node"}
+# The words for a field that ranks disagree in, and names of its values where numbers would not say them.
+_FIELDS: dict[int, tuple[str, Mapping[int, str]]] = {
+    MismatchField.CHANNELS: ("number of channels (Config.num_sms // 2)", {}),
+    MismatchField.EXPERTS: ("number of experts", {}),
+    MismatchField.TOPK: ("top-k", {}),
+    MismatchField.ROW_BYTES: ("row bytes (hidden size times element size)", {}),
+    MismatchField.SCALE_BYTES: ("scale bytes of a row", {}),
+    MismatchField.HAS_IDS: ("presence of topk_idx", {}),
+    MismatchField.HAS_WEIGHTS: ("presence of topk_weights", {}),
+    MismatchField.RECEIVED_ROWS: ("rows received against num_worst_tokens", {}),
+    MismatchField.MAX_TOKENS: ("most tokens of a rank (num_max_dispatch_tokens_per_rank)", {}),
+    MismatchField.HIDDEN: ("hidden size", {}),
+    MismatchField.ROW_FORMAT: ("row format (use_fp8, use_ue8m0, use_nvfp4, use_logfmt)", {}),
+    MismatchField.COMBINE_FORM: (
+        "form of combine (UCCL_EP_LOW_LATENCY_COMBINE, or a row format that has no sums in the node)",
+        _FORMS,
+    ),
+    MismatchField.CALL: ("call", _CALLS),
+    MismatchField.ORIGIN: ("dispatch that the handle is of (counted from 1)", {}),
+    MismatchField.TAG: ("tag of the step (Buffer.set_call_tag)", {}),
+    MismatchField.DTYPE: ("dtype of x", dict(enumerate(_DTYPES))),
+}
+# A dispatch and a combine have different formats of rows.
+_DISPATCH_FORMATS: dict[int, str] = {
+    RowFormat.BF16: "bf16",
+    RowFormat.FP8: "fp8",
+    RowFormat.FP8_UE8M0: "fp8 with ue8m0",
+    RowFormat.NVFP4: "nvfp4",
+}
+_COMBINE_FORMATS: dict[int, str] = {form: form.name.lower() for form in CombineFormat}
+# What of a dispatch's layout is wrong: the argument, and the words, by {place}, {given} and {right} (of the first: the
+# rank).
+_LAYOUT_PARTS: dict[int, tuple[str, str]] = {
+    LayoutPart.LACKS_RANK: (
+        "is_token_in_rank",
+        "token {place} does not go to rank {right}, and topk_idx says that it does",
+    ),
+    LayoutPart.NAMES_RANK: ("is_token_in_rank", "{given} tokens go to rank {place}, and topk_idx says {right}"),
+    LayoutPart.TOKENS_PER_RANK: ("num_tokens_per_rank", "[{place}] is {given}, and is_token_in_rank says {right}"),
+    LayoutPart.TOKENS_PER_NODE: ("num_tokens_per_rdma_rank", "[{place}] is {given}, and is_token_in_rank says {right}"),
+    LayoutPart.TOKENS_PER_EXPERT: ("num_tokens_per_expert", "[{place}] is {given}, and the tokens say {right}"),
+}
 _NONE = 0xFFFFFFFF
-DISPATCH_RECEIVE = 3  # WaitPhase
-BARRIER = 7  # WaitPhase
-COMPUTE_SIGNAL = 11  # WaitPhase
-# The Phase (proxy/wire/immediate.h) whose progress word tells of a WaitPhase; barriers have that of kSpare.
-_PROGRESS = {3: 0, 5: 1, 6: 2, BARRIER: 3, 12: 4, 13: 1, 14: 5}
-FLAGS = {3: 0, 6: 2}  # of these, the ones whose rows are read at the source's host
-_RECEIVING = (3, 5)
+# The Phase whose progress word tells how far a wait has come; barriers have that of SPARE.
+PROGRESS: dict[int, Phase] = {
+    WaitPhase.DISPATCH_RECEIVE: Phase.DISPATCH,
+    WaitPhase.COMBINE_RECEIVE: Phase.COMBINE,
+    WaitPhase.COUNTS: Phase.COUNTS,
+    WaitPhase.BARRIER: Phase.SPARE,
+    WaitPhase.COMBINE_WEIGHTS: Phase.WEIGHTS,
+    WaitPhase.COMBINE_REDUCE: Phase.COMBINE,
+    WaitPhase.COMBINE_SUMS: Phase.REDUCED,
+}
+# Of these, the ones whose rows are read at the source's landing rank.
+FLAGS: dict[int, Phase] = {WaitPhase.DISPATCH_RECEIVE: Phase.DISPATCH, WaitPhase.COUNTS: Phase.COUNTS}
+_RECEIVING = (WaitPhase.DISPATCH_RECEIVE, WaitPhase.COMBINE_RECEIVE)
 # Last kernel that was queued: what a rank was in when a loss ended no wait of its own.
 _KERNELS = {
     "low_latency_dispatch_send": "dispatch",
@@ -121,7 +152,7 @@ class LayoutFault(NamedTuple):
     @classmethod
     def of(cls, fault: Mapping[str, int]) -> LayoutFault:
         """What a record says, where no host waited for the kernel."""
-        return cls(fault["channel"] - _LAYOUT, fault["seen"] >> 32, fault["expected"], fault["seen"] & _NONE)
+        return cls(fault["channel"] - LAYOUT_RECORD, fault["seen"] >> 32, fault["expected"], fault["seen"] & _NONE)
 
 
 def arrivals_of(fault: Mapping[str, int], progress: Callable[[int], int] | None) -> tuple[int | None, int | None]:
@@ -139,22 +170,22 @@ def arrivals_of(fault: Mapping[str, int], progress: Callable[[int], int] | None)
     phase = fault["phase"]
     if phase in _RECEIVING and fault["channel"] != _NONE:
         return fault["expected"], fault["seen"]
-    if phase not in _PROGRESS:
+    if phase not in PROGRESS:
         return None, None
     if progress is None:
         return 1, 0
-    word = progress(_PROGRESS[phase])
+    word = progress(PROGRESS[phase])
     return word >> 32 or None, word & 0xFFFFFFFF
 
 
 def code_of(fault: Mapping[str, int]) -> int:
-    """The family's code in a record of PEER_LOST or TRANSPORT: an int that travelled as 64 bits without a sign."""
+    """The family's code in a record of a lost peer or of the transport: an int that travelled as 64 unsigned bits."""
     return fault["seen"] - (1 << 64) if fault["seen"] >> 63 else fault["seen"]
 
 
 def phase_name(phase: int) -> str:
     """The words for a WaitPhase."""
-    return _PHASES[phase] if phase < len(_PHASES) else f"phase {phase}"
+    return _PHASES.get(phase, f"phase {phase}")
 
 
 def dtype_code(dtype: object) -> int:
@@ -166,10 +197,10 @@ def dtype_code(dtype: object) -> int:
 def _difference(fault: Mapping[str, int]) -> tuple[str, str, str]:
     """(what, this rank's value, the peer's) of a mismatch."""
     field = fault["channel"]
-    what, names = _FIELDS[field] if field < len(_FIELDS) else (f"field {field}", ())
-    if field == _ROW_FORMAT:
-        names = _DISPATCH_FORMATS if fault["phase"] == DISPATCH_RECEIVE else _COMBINE_FORMATS
-    here, there = (names[value] if value < len(names) else str(value) for value in (fault["expected"], fault["seen"]))
+    what, names = _FIELDS.get(field, (f"field {field}", {}))
+    if field == MismatchField.ROW_FORMAT:
+        names = _DISPATCH_FORMATS if fault["phase"] == WaitPhase.DISPATCH_RECEIVE else _COMBINE_FORMATS
+    here, there = (names.get(value, str(value)) for value in (fault["expected"], fault["seen"]))
     return what, here, there
 
 
@@ -196,25 +227,25 @@ def error_of(
     who = f"rank {peer} (host {host})" if peer is not None else "an unknown rank"
     phase = phase_name(fault["phase"])
     kind = fault["kind"]
-    if kind == PEER_LOST and peer == rank:
+    if kind == FaultKind.PEER_LOST and peer == rank:
         return TransportError(f"rank {rank} (host {host}): its proxy process has ended")
-    if kind == TIMEOUT and fault["phase"] == COMPUTE_SIGNAL:
+    if kind == FaultKind.TIMEOUT and fault["phase"] == WaitPhase.COMPUTE_SIGNAL:
         return UcclEpError(
             f"rank {rank}: low_latency_combine with overlap=True waited {fault['waited_ns'] / 1e9:.1f} s for the "
             f"signal of local expert {fault['channel']}: expected {fault['expected']}, seen {fault['seen']}. "
             "Who computes its rows must store it, and must be able to run beside the combine."
         )
-    if kind == TIMEOUT and peer == rank:
+    if kind == FaultKind.TIMEOUT and peer == rank:
         return TransportError(
             f"rank {rank} (host {host}): its own half of {phase} did not come within {fault['waited_ns'] / 1e9:.1f} s: "
             "was this process, or its proxy process, stopped?"
         )
-    if kind in (TIMEOUT, PEER_LOST):
+    if kind in (FaultKind.TIMEOUT, FaultKind.PEER_LOST):
         if evidence is None:
-            known = kind == TIMEOUT
+            known = kind == FaultKind.TIMEOUT
             last_seen_s = fault["last_seen_ns"] / 1e9 or None
             evidence = Evidence("", fault["expected"] if known else None, fault["seen"] if known else None, last_seen_s)
-        error = PeerTimeout if kind == TIMEOUT else PeerLost
+        error = PeerTimeout if kind == FaultKind.TIMEOUT else PeerLost
         return error(
             rank=rank,
             peer=peer,
@@ -226,26 +257,28 @@ def error_of(
             last_seen_s=evidence.last_seen_s,
             reason=evidence.network or None,
         )
-    if kind == WITHDRAWN:
+    if kind == FaultKind.WITHDRAWN:
         reason = "it has given up this call itself, before its rows were read where they lie; its own error says why"
         return PeerLost(rank=rank, peer=peer, host=host, phase=phase, reason=reason)
-    if kind == MISMATCH and _LAYOUT < fault["channel"] < _NONE:
+    if kind == FaultKind.MISMATCH and LAYOUT_RECORD < fault["channel"] < _NONE:
         return layout_error(LayoutFault.of(fault), rank, fault["peer"], hostnames)
-    if kind == MISMATCH:
+    if kind == FaultKind.MISMATCH:
         what, here, there = _difference(fault)
         return SettingsMismatch(f"rank {rank} and {who} disagree in {phase}: {what} is {here} here and {there} there")
-    if kind == RING_FULL:
+    if kind == FaultKind.RING_FULL:
         return UcclEpError(
             f"rank {rank}: a command ring towards {who} stayed full until the deadline "
             f"({fault['waited_ns'] / 1e9:.1f} s): the proxy does not get rid of its writes"
         )
-    if kind == BAD_COMMAND:
+    if kind == FaultKind.BAD_COMMAND:
         return UcclEpError(
             f"rank {rank}: a command for {who} was refused (reason {fault['seen']}): a defect, please report"
         )
-    if kind == BAD_ARRIVAL and fault["phase"]:
+    if kind == FaultKind.BAD_ARRIVAL and fault["phase"]:
         return _of_a_word(fault, rank, who)
-    words = "the network reported an error" if kind == TRANSPORT else "a message came that no correct peer sends"
+    words = (
+        "the network reported an error" if kind == FaultKind.TRANSPORT else "a message came that no correct peer sends"
+    )
     if evidence is not None and evidence.network:
         words += f" ({evidence.network})"
     return TransportError(f"rank {rank}: {words}, from {who} in {phase} (status {code_of(fault)})")
@@ -253,7 +286,7 @@ def error_of(
 
 def layout_error(what: LayoutFault, rank: int, source: int, hostnames: Sequence[str]) -> UcclEpError:
     """Of a dispatch that rank `source` refused: it hears what is wrong, the others from whom."""
-    known = 0 < what.part < len(_LAYOUT_PARTS) and source < len(hostnames)
+    known = what.part in _LAYOUT_PARTS and source < len(hostnames)
     argument, words = _LAYOUT_PARTS[what.part] if known else ("layout", "")
     if source != rank or not known:
         who = f"rank {source}" + (f" (host {hostnames[source]})" if known else "")

@@ -12,9 +12,10 @@ from collections.abc import Iterable, Mapping
 import numpy as np
 from numpy.typing import NDArray
 
+from uccl_ep._native import DEPARTED_LEFT
 from uccl_ep.membership.root_cause import has_ended, start_of
 
-_LEFT, _VOTED_AGAINST = 2, 3  # of the words `departed`; proxy/engine/departures.h
+_VOTED_AGAINST = 3  # of the words `departed`, beside those of proxy/engine/departures.h
 
 Words = NDArray[np.uint64]
 
@@ -40,7 +41,7 @@ class Neighbours:
 
     def has_left(self, rank: int) -> bool:
         """It has ended this life in good order."""
-        return int(self._own[rank]) == _LEFT
+        return int(self._own[rank]) == DEPARTED_LEFT
 
     def has_voted_against(self, rank: int) -> bool:
         """It has voted for a group that this rank is not in."""

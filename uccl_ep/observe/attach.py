@@ -178,7 +178,7 @@ class Attached:
         self.stats = self._map("stats", stats_bytes) if "stats" in page.segments else None
         self.signals = _native.SignalLayout()
         self.signals.num_ranks, self.signals.num_channels = page.num_ranks, page.num_channels
-        flags_bytes = self.signals.flag(NUM_PHASES, 0)
+        flags_bytes = self.signals.flag(len(_native.Phase), 0)
         self.data = self._map("data", flags_bytes) if "data" in page.segments else None
 
     @property
@@ -199,10 +199,6 @@ class Attached:
         finally:
             os.close(fd)
         return np.frombuffer(mapped, dtype=np.uint64)  # the map lives as long as the array
-
-
-NUM_PHASES = 7
-"""Of proxy/wire/immediate.h: dispatch, combine, counts, spare, weights, sums."""
 
 
 def attach(found: Sequence[Found]) -> tuple[list[Attached], list[str]]:

@@ -10,14 +10,12 @@ import numpy as np
 import numpy.typing as npt
 
 from uccl_ep import _native
-from uccl_ep.observe.attach import NUM_PHASES, Attached
+from uccl_ep._native import Phase
+from uccl_ep.observe.attach import Attached
 
 Row = npt.NDArray[np.int64]
 
-DISPATCH, COMBINE, COUNTS, SPARE, WEIGHTS, SUMS, IDENTITY = range(NUM_PHASES)
-"""Phases (proxy/wire/immediate.h). Flags number the calls of all but SPARE, whose words tell of barriers."""
-
-KERNEL_FIELDS = ("rows_sent", "bytes_sent", "rows_received", "bytes_received", "wait_ns")
+KERNEL_FIELDS = tuple(stat.name.lower() for stat in _native.PeerStat)
 """Of kernels, by peer (kernels/layout/rank_context.h)."""
 
 PROXY_FIELDS = (
@@ -34,7 +32,8 @@ PROXY_FIELDS = (
 )
 """Of the proxy, by peer (proxy/engine/counters.h); in_flight, in_flight_bytes and parked are as they are now."""
 
-_RING_HEADER = {"tail": 0, "done": 64, "head": 128}  # proxy/ring/layout.h
+
+_RING_OFFSETS = (_native.RING_DONE_OFFSET, _native.RING_TAIL_OFFSET, _native.RING_HEAD_OFFSET)
 
 
 @dataclass(frozen=True)
@@ -91,7 +90,7 @@ def take(rank: Attached) -> Sample:
     if rank.stats is not None:
         table = rank.stats.view(np.int64).reshape(ranks, _native.PEER_STATS).copy()
         columns |= {name: table[:, i] for i, name in enumerate(KERNEL_FIELDS)}
-    progress = rank.control[layout.progress(0, 0) // 8 :][: NUM_PHASES * ranks].reshape(NUM_PHASES, ranks).copy()
+    progress = rank.control[layout.progress(0, 0) // 8 :][: len(Phase) * ranks].reshape(len(Phase), ranks).copy()
     return Sample(
         rank=page.rank,
         time_ns=time.monotonic_ns(),
@@ -109,7 +108,7 @@ def take(rank: Attached) -> Sample:
 
 
 def _table(words: npt.NDArray[np.uint64], ranks: int) -> Row:
-    table: Row = words[: NUM_PHASES * ranks].view(np.int64).reshape(NUM_PHASES, ranks).copy()
+    table: Row = words[: len(Phase) * ranks].view(np.int64).reshape(len(Phase), ranks).copy()
     return table
 
 
@@ -118,6 +117,6 @@ def _rings(rank: Attached) -> tuple[Ring, ...]:
     rings = []
     for i in range(rank.page.num_rings):
         # In this order, so that no difference is below zero.
-        done, tail, head = (int(rank.rings[i * stride + _RING_HEADER[name] // 8]) for name in ("done", "tail", "head"))
+        done, tail, head = (int(rank.rings[i * stride + offset // 8]) for offset in _RING_OFFSETS)
         rings.append(Ring(max(head - tail, 0) if rank.page.device == "cpu" else None, tail - done))
     return tuple(rings)

@@ -38,9 +38,10 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from uccl_ep._native import Phase
 from uccl_ep.errors import InvalidArgument
 from uccl_ep.group.topology import NO_NODE, Topology
-from uccl_ep.observe.sample import COMBINE, COUNTS, DISPATCH, SPARE, SUMS, WEIGHTS, Row, Sample
+from uccl_ep.observe.sample import Row, Sample
 
 Matrix = npt.NDArray[np.float64]
 Mask = npt.NDArray[np.bool_]
@@ -52,7 +53,7 @@ SHARE = 0.05
 MOMENT = 0.005
 """Seconds; the same."""
 LATE, SLOW_LINK = "late", "slow link"
-_REDUCED = (WEIGHTS, SUMS)  # phases of combines that are reduced in the node
+_REDUCED = (Phase.WEIGHTS, Phase.REDUCED)  # phases of combines that are reduced in the node
 _MOST_NAMED = 8
 
 
@@ -135,7 +136,9 @@ class _View:
         self.present = self.node_of != NO_NODE
         ends = zip(*pairs.values(), strict=True)
         tables = [[t for s in end for t in (s.flags, s.own_flags) if t is not None] for end in ends]
-        self.calls = [np.max([table[:SPARE] for table in end], axis=0) for end in tables]  # that anybody knows of
+        self.calls = [
+            np.max([table[: Phase.SPARE] for table in end], axis=0) for end in tables
+        ]  # that anybody knows of
         self.summed = [max(int(table[list(_REDUCED)].max()) for table in end) for end in tables]  # of its combines
         self._busy = {end: self._arriving(end) for end in pairs}
 
@@ -160,18 +163,18 @@ class _View:
 
     def _seen(self, rank: int, end: int) -> Row:
         """int64 [3, ranks]: the last call of each that has arrived where `rank` reads it; -1 where that is not seen."""
-        seen = np.full((SPARE, self.ranks), -1, dtype=np.int64)
+        seen = np.full((Phase.SPARE, self.ranks), -1, dtype=np.int64)
         local = self.node_of == self.node_of[rank]
         mine, at = self.pairs[rank][end], self.read_at(rank)
         # Rows of a combine go to whom they belong; those of one that was reduced in the node come from hosts alone.
-        sums = np.where(self._sums_for(rank), mine.flags[SUMS], self.summed[end])
-        seen[COMBINE, ~local] = (mine.flags[COMBINE] + sums)[~local]
+        sums = np.where(self._sums_for(rank), mine.flags[Phase.REDUCED], self.summed[end])
+        seen[Phase.COMBINE, ~local] = (mine.flags[Phase.COMBINE] + sums)[~local]
         if mine.own_flags is not None:
-            seen[COMBINE, local] = mine.own_flags[COMBINE, local]
+            seen[Phase.COMBINE, local] = mine.own_flags[Phase.COMBINE, local]
         for host in set(at.tolist()) & set(self.pairs):
             there, table = self.pairs[host][end], self.pairs[host][end].own_flags
             sources = (at == host) & ~local
-            for phase in (DISPATCH, COUNTS):
+            for phase in (Phase.DISPATCH, Phase.COUNTS):
                 seen[phase, sources] = there.flags[phase, sources]
                 if local[host] and table is not None:
                     seen[phase, host] = table[phase, host]
@@ -224,7 +227,7 @@ class _View:
         seconds = (after.peers["arriving_ns"] - before.peers["arriving_ns"]) / 1e9
         same = (before.due == after.due) & (before.flags == after.flags)
         half_here = same & (np.maximum(before.arrived, after.arrived) < after.due)  # announced, and not wholly come
-        seconds[half_here[[DISPATCH, COMBINE, COUNTS, *_REDUCED]].any(axis=0)] = self.seconds
+        seconds[half_here[[Phase.DISPATCH, Phase.COMBINE, Phase.COUNTS, *_REDUCED]].any(axis=0)] = self.seconds
         return np.clip(seconds, 0.0, self.seconds)
 
     def _sending(self, source: int, end: int) -> float:
@@ -239,7 +242,7 @@ def _absent_in_barrier(before: Sample, after: Sample) -> Mask:
     """Of whom the same barrier of the proxies had not heard, at both ends."""
     if before.workers["barriers"] != after.workers["barriers"]:
         return np.zeros(before.due.shape[1], dtype=bool)
-    absent = [(end.due[SPARE] == 1) & (end.arrived[SPARE] == 0) for end in (before, after)]
+    absent = [(end.due[Phase.SPARE] == 1) & (end.arrived[Phase.SPARE] == 0) for end in (before, after)]
     return np.asarray(absent[0] & absent[1])
 
 

@@ -10,8 +10,8 @@ from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
 from uccl_ep import _native
+from uccl_ep._native import Phase
 from uccl_ep.recorder.calls import Call
-from uccl_ep.recorder.events import PHASES
 from uccl_ep.recorder.record import Record, WorkerEvents
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ def _words(session: Session, offset: Any) -> list[list[int]]:
     """A word of the own control segment for each phase and rank."""
     ranks = range(session.num_ranks)
     return [
-        [session.regions.control_word(session.rank, offset(phase, r)) for r in ranks] for phase in range(len(PHASES))
+        [session.regions.control_word(session.rank, offset(phase, r)) for r in ranks] for phase in range(len(Phase))
     ]
 
 

@@ -3,35 +3,27 @@ them."""
 
 from __future__ import annotations
 
-from enum import IntEnum
-
 import numpy as np
 import numpy.typing as npt
+
+from uccl_ep._native import ImmediateKind, PartReason, Phase
 
 DTYPE = np.dtype([("ns", "<u8"), ("kind", "<u4"), ("peer", "<u4"), ("key", "<u8"), ("value", "<u8")])
 NOBODY = 0xFFFFFFFF
 Events = npt.NDArray[np.void]
 
 
-class Kind(IntEnum):
-    """EventKind; what peer, key and value mean is told there."""
-
-    POPPED = 1
-    POSTED = 2
-    COMPLETED = 3
-    ARRIVAL = 4
-    PUBLISHED = 5
-    STALLED = 6
-    FAULT = 7
-    PARTED = 8
-    BARRIER = 9
-
-
-# PartReason
-ENDED, CONNECTION, GOODBYE, LEFT_OUT = range(4)
-# ImmediateKind
-ARRIVE, EXPECT, SEQUENCE, CREDIT, ROUND = range(1, 6)
-PHASES = ("dispatch", "combine", "counts", "what was read", "weights", "sums")
+ENDED, CONNECTION, GOODBYE, LEFT_OUT = PartReason
+ARRIVE, EXPECT, SEQUENCE, CREDIT, ROUND = ImmediateKind
+_PHASES: dict[int, str] = {
+    Phase.DISPATCH: "dispatch",
+    Phase.COMBINE: "combine",
+    Phase.COUNTS: "counts",
+    Phase.SPARE: "what was read",
+    Phase.WEIGHTS: "weights",
+    Phase.REDUCED: "sums",
+    Phase.IDENTITY: "identities",
+}
 EPOCH_BITS = 14  # of the key of an arrival or announcement; the phase is above them
 STREAM = 1 << 32
 """In the key of a PUBLISHED event: it is a stream's tail, and the low bits are the stream's key."""
@@ -49,7 +41,7 @@ def immediate(word: int) -> tuple[int, int, int]:
 
 def phase_words(phase: int) -> str:
     """The name of a Phase."""
-    return PHASES[phase] if phase < len(PHASES) else f"phase {phase}"
+    return _PHASES.get(phase, f"phase {phase}")
 
 
 def words_of_key(kind: int, key: int) -> str:
@@ -57,12 +49,13 @@ def words_of_key(kind: int, key: int) -> str:
     if kind in (ARRIVE, EXPECT):
         return f"{phase_words(key >> EPOCH_BITS & 7)} {key & (1 << EPOCH_BITS) - 1}"
     if kind in (SEQUENCE, CREDIT):
-        return f"{PHASES[key >> 16 & 1]} stream {key >> 10 & 63}, chunk {key & 1023}"
+        return f"{phase_words(key >> 16 & 1)} stream {key >> 10 & 63}, chunk {key & 1023}"
     return f"barrier {key & 0xFFFF}" if kind == ROUND else f"message of kind {kind}"
 
 
 def words_of(word: int) -> str:
     """An immediate in words: what kind of message, and of what."""
     kind, _, key = immediate(word)
-    what = {ARRIVE: "rows of ", EXPECT: "announcement of ", CREDIT: "credit of "}.get(kind, "")
+    texts: dict[int, str] = {ARRIVE: "rows of ", EXPECT: "announcement of ", CREDIT: "credit of "}
+    what = texts.get(kind, "")
     return what + words_of_key(kind, key)

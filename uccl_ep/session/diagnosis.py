@@ -7,26 +7,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from uccl_ep import _native
+from uccl_ep._native import FaultKind, Phase, WaitPhase
 from uccl_ep.errors import UcclEpError
 from uccl_ep.fabric.facts import NIC_FAMILIES
 from uccl_ep.group.topology import Topology
 from uccl_ep.layout.plan import MemoryPlan
 from uccl_ep.layout.regions import Regions
 from uccl_ep.membership.agreement_service import AgreementService
-from uccl_ep.membership.fault_errors import (
-    BAD_ARRIVAL,
-    BARRIER,
-    FLAGS,
-    PEER_LOST,
-    TIMEOUT,
-    TRANSPORT,
-    WITHDRAWN,
-    Evidence,
-    arrivals_of,
-    code_of,
-    error_of,
-    phase_name,
-)
+from uccl_ep.membership.fault_errors import FLAGS, Evidence, arrivals_of, code_of, error_of, phase_name
 from uccl_ep.membership.root_cause import Knowledge, root_of
 
 _GRACE_OF_TIMEOUT, _LEAST_GRACE_S, _MOST_GRACE_S = 0.05, 0.5, 2.0  # for the word of who waits for somebody in turn
@@ -65,12 +53,14 @@ class Diagnosis:
         """
         if self._known is None:  # what others' words say changes when a peer that was given up goes on
             words, about = self._network_words(fault), fault["peer"]
-            broken = (TRANSPORT, BAD_ARRIVAL) if self.family in NIC_FAMILIES else (TRANSPORT,)
+            broken = (
+                (FaultKind.TRANSPORT, FaultKind.BAD_ARRIVAL) if self.family in NIC_FAMILIES else (FaultKind.TRANSPORT,)
+            )
             if fault["kind"] in broken and about < self.num_ranks:
-                fault["kind"] = PEER_LOST  # the NIC has given its connection up: for this rank it is gone
+                fault["kind"] = FaultKind.PEER_LOST  # the NIC has given its connection up: for this rank it is gone
             fault["peer"] = self._root(fault, self._root_cause(fault))
-            if fault["kind"] == WITHDRAWN and fault["peer"] != about:
-                fault["kind"] = PEER_LOST  # it has given up for the loss of that one
+            if fault["kind"] == FaultKind.WITHDRAWN and fault["peer"] != about:
+                fault["kind"] = FaultKind.PEER_LOST  # it has given up for the loss of that one
             evidence = self._evidence(fault, last_kernel)
             self._known = fault, replace(evidence, network=words if fault["peer"] == about else "")
         if self.agreement_service is not None and self.agreement_service.excluded_by is not None:
@@ -79,18 +69,20 @@ class Diagnosis:
 
     def _network_words(self, fault: Mapping[str, int]) -> str:
         """What the network's own code in a record means."""
-        if fault["kind"] not in (PEER_LOST, TRANSPORT, BAD_ARRIVAL):
+        if fault["kind"] not in (FaultKind.PEER_LOST, FaultKind.TRANSPORT, FaultKind.BAD_ARRIVAL):
             return ""
-        if fault["kind"] == PEER_LOST and fault["phase"] != 0:
+        if fault["kind"] == FaultKind.PEER_LOST and fault["phase"] != 0:
             return ""  # a kernel that waited for this peer has put arrivals where the network's code was (wait.h)
         words = _native.explain_network_code(self.family, code_of(fault))
-        return words or (f"{self.family} reported status {code_of(fault)}" if fault["kind"] == TRANSPORT else "")
+        return words or (
+            f"{self.family} reported status {code_of(fault)}" if fault["kind"] == FaultKind.TRANSPORT else ""
+        )
 
     def _root(self, fault: Mapping[str, int], waited_for: int) -> int:
         """The root cause of a wait or a loss. Rank `waited_for` may itself have waited for a third one, or have left
         because it lost one; it reports that to all, and this rank waits a moment for the report."""
-        lost = fault["kind"] in (PEER_LOST, WITHDRAWN)
-        if not (lost or fault["kind"] == TIMEOUT) or (lost and waited_for >= self.num_ranks):
+        lost = fault["kind"] in (FaultKind.PEER_LOST, FaultKind.WITHDRAWN)
+        if not (lost or fault["kind"] == FaultKind.TIMEOUT) or (lost and waited_for >= self.num_ranks):
             return waited_for
         if lost:
             seen = {} if waited_for == self.rank else self._ask(waited_for, waited_for, fault["phase"])
@@ -132,10 +124,12 @@ class Diagnosis:
     def _root_cause(self, fault: Mapping[str, int]) -> int:
         """The rank that a fault record is about; a kernel knows only which word it waited for."""
         peer, phase = fault["peer"], fault["phase"]
-        if phase == BARRIER and peer >= self.num_ranks:  # remote ranks meet in the proxy, which noted who has come
-            words = [self._word(self.rank, self.plan.control.progress(3, r)) for r in range(self.num_ranks)]
+        if (
+            phase == WaitPhase.BARRIER and peer >= self.num_ranks
+        ):  # remote ranks meet in the proxy, which noted who has come
+            words = [self._word(self.rank, self.plan.control.progress(Phase.SPARE, r)) for r in range(self.num_ranks)]
             return words.index(1 << 32) if 1 << 32 in words else peer
-        if fault["kind"] == TIMEOUT and phase in FLAGS and peer < self.num_ranks and peer not in self.absent:
+        if fault["kind"] == FaultKind.TIMEOUT and phase in FLAGS and peer < self.num_ranks and peer not in self.absent:
             # Rows of a remote rank come in at its host here. When that has not even done its own part, it is the one.
             host = self.topology.read_at(peer, self.rank)
             offset = self.plan.signals.flag(FLAGS[phase], host)
@@ -151,7 +145,7 @@ class Diagnosis:
             return Evidence(last_kernel)
         host = self.topology.read_at(peer, self.rank)
         # Rows of a dispatch, and their counts, arrive at the host; everything else at the rank that waits.
-        at = {0: host, 2: host}
+        at = {Phase.DISPATCH: host, Phase.COUNTS: host}
         progress = None if host == peer else lambda p: self._word(at.get(p, self.rank), control.progress(p, peer))
         last_ns = max(
             self.regions.read_counters()[1][peer]["last_arrival_ns"], self._word(host, control.flag_time(peer))

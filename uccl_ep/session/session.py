@@ -32,7 +32,6 @@ from uccl_ep.layout.combine_form import CombineForm
 from uccl_ep.layout.plan import MemoryBill, MemoryPlan
 from uccl_ep.layout.regions import Peer, Regions, choose_placement
 from uccl_ep.membership.agreement_service import AgreementService
-from uccl_ep.membership.fault_errors import PEER_LOST
 from uccl_ep.membership.secret import KeyPair, deal
 from uccl_ep.observe.publish import publish
 from uccl_ep.plan.fill import Agreed
@@ -55,7 +54,6 @@ _WORDS_S = 0.5  # what a rank whose start-up failed gives the others to say why 
 _SHARED = (
     "ranks_per_node transport proxy_threads rings provider queue_pairs low_latency_combine low_latency_topk".split()
 )  # settings that all ranks must have alike
-_LEAVING, _LEFT = 1, 2  # proxy/engine/departures.h
 
 
 @dataclass(frozen=True)
@@ -426,7 +424,7 @@ class Session(NoCopies):
             self._closed = True
         orderly = not self._lost_its_proxy()
         if orderly:
-            self._say(_LEAVING)  # before anyone can see this process's proxy end
+            self._say(_native.DEPARTED_LEAVING)  # before anyone can see this process's proxy end
         if self._guard is not None:
             self._guard.stop()
         if self._proxy is not None:
@@ -435,7 +433,7 @@ class Session(NoCopies):
             self.regions.release_peers()
         finally:
             if orderly:
-                self._say(_LEFT)
+                self._say(_native.DEPARTED_LEFT)
             self.recorder.close(self)
             for name in ("_published", "_proxy", "_guard", "context"):
                 self.__dict__.pop(name, None)
@@ -445,7 +443,7 @@ class Session(NoCopies):
         """What this rank owed others went with its proxy: a goodbye would hide that from who has not noticed yet."""
         control = getattr(self.regions, "control", None)
         fault = None if control is None else _native.read_fault(control.address)
-        return fault is not None and fault["kind"] == PEER_LOST and fault["peer"] == self.rank
+        return fault is not None and fault["kind"] == _native.FaultKind.PEER_LOST and fault["peer"] == self.rank
 
     def _say(self, goodbye: int) -> None:
         """Writes this rank's `departed` word where ranks of this host look for it."""

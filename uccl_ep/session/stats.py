@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from uccl_ep._native import PeerStat
 from uccl_ep.session.session import Session
-
-_FIELDS = ("rows_sent", "bytes_sent", "rows_received", "bytes_received", "wait_ns")  # kernels/layout/rank_context.h
 
 
 def collect_stats(session: Session) -> dict[str, Any]:
@@ -39,7 +38,7 @@ def collect_stats(session: Session) -> dict[str, Any]:
                 "host": session.hostnames[rank],
                 "node_local": local,
                 "via": "load/store" if local else "absent" if rank in session.absent else session.family,
-                **dict(zip(_FIELDS, row, strict=True)),
+                **{stat.name.lower(): row[stat] for stat in PeerStat},
                 **{name: proxied[rank][name] for name in ("writes", "write_bytes", "arrivals", "stalls")},
             }
         )

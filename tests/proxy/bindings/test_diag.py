@@ -11,7 +11,8 @@ import pytest
 
 from tests.uccl_ep.proxies import Half, connect, eventually
 from uccl_ep import TransportError, _native
-from uccl_ep.recorder.events import Kind, decode
+from uccl_ep._native import EventKind
+from uccl_ep.recorder.events import decode
 from uccl_ep.session.proxy_link import ProcessProxy, ProxyConfig, ThreadProxy
 
 CAPACITY = 64
@@ -26,7 +27,7 @@ def barrier_rounds(segment: _native.Segment) -> list[tuple[int, int]]:
     """(0 entered or 1 over, round) of each barrier event."""
     first, written, traced, data = _native.read_events(segment.address, CAPACITY, 0)
     assert written - first == len(data) // _native.EVENT_BYTES and traced is True
-    return [(key, value) for _, kind, _, key, value in decode(data).tolist() if kind == Kind.BARRIER]
+    return [(key, value) for _, kind, _, key, value in decode(data).tolist() if kind == EventKind.BARRIER]
 
 
 @pytest.mark.parametrize("kind", KINDS)

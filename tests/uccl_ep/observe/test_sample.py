@@ -12,8 +12,9 @@ import numpy as np
 from tests.uccl_ep.observe.samples import running
 from tests.uccl_ep.observe.test_attach import Rank
 from uccl_ep import _native
+from uccl_ep._native import Phase
 from uccl_ep.observe.attach import Attached
-from uccl_ep.observe.sample import COMBINE, DISPATCH, KERNEL_FIELDS, Ring, take
+from uccl_ep.observe.sample import KERNEL_FIELDS, Ring, take
 
 
 def put(segment: Any, offset: int, *values: int) -> None:
@@ -36,19 +37,19 @@ def test_sample_reads_words_where_the_proxy_writes_them() -> None:
     control, rings = rank.segments["control"], rank.segments["rings"]
     attached = Attached(rank.found())
     layout = attached.layout
-    put(control, layout.flag(COMBINE, 2), 2**40)
-    put(control, layout.progress(DISPATCH, 1), 100 << 32 | 60)
+    put(control, layout.flag(Phase.COMBINE, 2), 2**40)
+    put(control, layout.progress(Phase.DISPATCH, 1), 100 << 32 | 60)
     put(control, layout.excluded(2), 1)
     put(rings, _native.ring_bytes(64), 10)  # the second ring's tail, done and head
     put(rings, _native.ring_bytes(64) + 64, 7)
     put(rings, _native.ring_bytes(64) + 128, 15)
     found = take(attached)
-    assert found.flags[COMBINE].tolist() == [0, 0, 2**40] and found.flags.sum() == 2**40
-    assert found.due[DISPATCH].tolist() == [0, 100, 0] and found.arrived[DISPATCH].tolist() == [0, 60, 0]
+    assert found.flags[Phase.COMBINE].tolist() == [0, 0, 2**40] and found.flags.sum() == 2**40
+    assert found.due[Phase.DISPATCH].tolist() == [0, 100, 0] and found.arrived[Phase.DISPATCH].tolist() == [0, 60, 0]
     assert found.excluded.tolist() == [False, False, True]
     assert found.rings == (Ring(0, 0), Ring(5, 3))
-    put(control, layout.flag(COMBINE, 2), 2**40 + 1)
-    assert found.flags[COMBINE, 2] == 2**40  # a sample does not change
+    put(control, layout.flag(Phase.COMBINE, 2), 2**40 + 1)
+    assert found.flags[Phase.COMBINE, 2] == 2**40  # a sample does not change
 
 
 def test_sample_where_producers_count_in_a_gpu() -> None:
@@ -98,7 +99,7 @@ def test_sample_says_what_stats_say(variables: Any) -> None:
             assert seen[rank].peers[name].tolist() == [peer[name] for peer in said["peers"]]
         writes = np.array([peer["writes"] for peer in said["peers"]])
         assert (seen[rank].peers["writes"] <= writes).all()
-        assert seen[rank].own_flags[DISPATCH, rank] >= 1
+        assert seen[rank].own_flags[Phase.DISPATCH, rank] >= 1
         remote = [r for r in range(4) if r // 2 != rank // 2]
-        assert all(seen[rank].flags[COMBINE, r] >= 1 for r in remote)
+        assert all(seen[rank].flags[Phase.COMBINE, r] >= 1 for r in remote)
         assert seen[rank].peers["sending_ns"][remote].sum() > 0

@@ -15,8 +15,8 @@ import pytest
 from tests.uccl_ep.observe.samples import SECOND, quiet_second, running, sample
 from tests.uccl_ep.ranks import case, expert_rows, low_latency
 from uccl_ep import InvalidArgument, ThreadGroup, run_ranks
+from uccl_ep._native import Phase
 from uccl_ep.group.topology import Topology, split_into_nodes
-from uccl_ep.observe.sample import COMBINE, COUNTS, DISPATCH, SPARE, SUMS, WEIGHTS
 from uccl_ep.observe.waits import LATE, SLOW_LINK, Pair, Waits, _View, as_json, find_waits, story
 from uccl_ep.observe.watch import Watcher
 
@@ -29,13 +29,13 @@ def wait(pairs: dict[int, Pair], rank: int, peer: int, ms: float) -> None:
     pairs[rank][1].peers["wait_ns"][peer] += int(ms * MS)
 
 
-def calls(pairs: dict[int, Pair], topology: Topology, rank: int, number: int, phase: int = DISPATCH) -> None:
+def calls(pairs: dict[int, Pair], topology: Topology, rank: int, number: int, phase: int = Phase.DISPATCH) -> None:
     """All who can see it see that a rank has made `number` calls, at both ends of the interval."""
     for at, pair in pairs.items():
         for end in pair:
             if topology.node_of[at] != topology.node_of[rank]:
                 end.flags[phase, rank] = number
-            elif end.own_flags is not None and (at == rank) != (phase == COMBINE):
+            elif end.own_flags is not None and (at == rank) != (phase == Phase.COMBINE):
                 end.own_flags[phase, rank] = number
 
 
@@ -166,7 +166,7 @@ def test_waits_for_all_links_of_a_rank_are_that_ranks(direction: str) -> None:
 
 def test_waits_that_no_kernel_has_ended_yet_are_seen_by_calls() -> None:
     """A hang: everybody has dispatched for the 42nd time but rank 1, and nobody's counter moves."""
-    for phase in (DISPATCH, COMBINE, COUNTS):
+    for phase in (Phase.DISPATCH, Phase.COMBINE, Phase.COUNTS):
         for topology in (TWO_NODES, FOUR_NODES):
             pairs = quiet_second(topology)
             for r in range(4):
@@ -195,10 +195,10 @@ def combines(pairs: dict[int, Pair], topology: Topology, direct: int, reduced: i
         for end in pair:
             for rank in range(topology.num_ranks):
                 if topology.node_of[at] == topology.node_of[rank]:
-                    end.own_flags[COMBINE, rank] = direct + reduced  # type: ignore[index]
+                    end.own_flags[Phase.COMBINE, rank] = direct + reduced  # type: ignore[index]
                 else:
-                    end.flags[COMBINE, rank] = direct
-                    end.flags[[WEIGHTS, SUMS], rank] = reduced if rank in hosts else 0
+                    end.flags[Phase.COMBINE, rank] = direct
+                    end.flags[[Phase.WEIGHTS, Phase.REDUCED], rank] = reduced if rank in hosts else 0
 
 
 def test_waits_for_sums_of_a_node() -> None:
@@ -207,11 +207,14 @@ def test_waits_for_sums_of_a_node() -> None:
     found = find_waits(pairs, TWO_NODES)
     assert found.suspects == () and found.waited.sum() == 0  # nobody is behind who has nothing to send
     for end in pairs[0]:
-        end.flags[SUMS, 2] = 4
+        end.flags[Phase.REDUCED, 2] = 4
     found = find_waits(pairs, TWO_NODES)
     assert first(found) == (2, LATE, None) and found.waited[0].tolist() == [0, 0, 1, 0]
     for end in pairs[0]:
-        end.flags[SUMS, 2], end.flags[COMBINE, 3] = 5, 2  # now a direct call of a rank that never sums for rank 0
+        end.flags[Phase.REDUCED, 2], end.flags[Phase.COMBINE, 3] = (
+            5,
+            2,
+        )  # now a direct call of a rank that never sums for rank 0
     assert find_waits(pairs, TWO_NODES).waited[0].tolist() == [0, 0, 0, 1]
 
 
@@ -223,8 +226,8 @@ def test_waits_in_a_barrier_between_nodes() -> None:
     pairs = quiet_second(FOUR_NODES)
     for r in (0, 1, 3):
         for end in pairs[r]:
-            end.due[SPARE, [0, 1, 2, 3]] = 1
-            end.arrived[SPARE, [0, 1, 3]] = 1
+            end.due[Phase.SPARE, [0, 1, 2, 3]] = 1
+            end.arrived[Phase.SPARE, [0, 1, 3]] = 1
     found = find_waits(pairs, FOUR_NODES)
     assert first(found) == (2, LATE, None) and len(found.suspects) == 1
     for r in (0, 1, 3):  # by the end it was another barrier
@@ -238,9 +241,9 @@ def test_waits_for_bytes_that_are_stuck_on_their_way(how: str) -> None:
     for r in range(4):
         calls(pairs, FOUR_NODES, r, 7)
     for end in pairs[0]:  # of call 7 of rank 2, 60 of 100 writes have come to rank 0
-        end.flags[DISPATCH, 2] = 6
+        end.flags[Phase.DISPATCH, 2] = 6
         if how == "announced":
-            end.due[DISPATCH, 2], end.arrived[DISPATCH, 2] = 100, 60
+            end.due[Phase.DISPATCH, 2], end.arrived[Phase.DISPATCH, 2] = 100, 60
     if how == "posted":
         for end in pairs[2]:
             end.peers["in_flight"][0] = 40

@@ -6,8 +6,9 @@ from typing import Any
 
 import numpy as np
 
+from uccl_ep._native import EventKind
 from uccl_ep.recorder.calls import Call
-from uccl_ep.recorder.events import DTYPE, EXPECT, Kind
+from uccl_ep.recorder.events import DTYPE, EXPECT
 from uccl_ep.recorder.record import Record, WorkerEvents
 
 SECOND = 1_000_000_000
@@ -29,7 +30,7 @@ def announcement(source: int, phase: int, epoch: int) -> int:
     return word(EXPECT, source, phase << 14 | epoch)
 
 
-def event(ns: int, kind: Kind, peer: int = NONE, key: int = 0, value: int = 0) -> Event:
+def event(ns: int, kind: EventKind, peer: int = NONE, key: int = 0, value: int = 0) -> Event:
     """One event."""
     return ns, int(kind), peer, key, value
 
@@ -96,7 +97,7 @@ def timed_out(rank: int, peer: int, at_s: float = 99.5, **changes: Any) -> Recor
         "reason": "a call raised PeerTimeout",
         "fault": fault(TIMEOUT, peer),
         "calls": [Call("low_latency_dispatch", 7, begin, shapes=[[16, 256]])],
-        "workers": [worker(event(int(at_s * SECOND), Kind.FAULT, peer, DISPATCH_RECEIVE << 32 | TIMEOUT))],
+        "workers": [worker(event(int(at_s * SECOND), EventKind.FAULT, peer, DISPATCH_RECEIVE << 32 | TIMEOUT))],
     }
     return record(rank, **{**values, **changes})
 
@@ -107,7 +108,7 @@ def bereaved(rank: int, peer: int, at_s: float = 99.0, **changes: Any) -> Record
         "error": f"PeerLost: rank {peer} lost",
         "blamed": peer,
         "fault": fault(PEER_LOST, peer, 0, 0.0),
-        "workers": [worker(event(int(at_s * SECOND), Kind.PARTED, peer, 1, 104))],
+        "workers": [worker(event(int(at_s * SECOND), EventKind.PARTED, peer, 1, 104))],
         "calls": [Call("combine", 3, int((at_s - 0.25) * SECOND))],
     }
     return record(rank, **{**values, **changes})

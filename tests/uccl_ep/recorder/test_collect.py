@@ -6,9 +6,9 @@ from pathlib import Path
 
 from tests.uccl_ep.recorder.records import worker
 from uccl_ep import Buffer, ThreadGroup, run_ranks
+from uccl_ep._native import Phase
 from uccl_ep.recorder.calls import Call
 from uccl_ep.recorder.collect import collect
-from uccl_ep.recorder.events import PHASES
 from uccl_ep.recorder.record import Record, pack, unpack
 
 
@@ -35,7 +35,7 @@ def test_recorder_collect_reads_what_the_rank_knows(variables: object, tmp_path:
         assert (record.rank, record.num_ranks, record.node_of, record.reason) == (rank, 3, [0, 1, 2], "a reason")
         assert len(record.counters) == 2 and sum(c["barriers"] for c in record.counters) == 1
         assert len(record.peers) == len(record.kernels) == len(record.hostnames) == 3
-        assert [len(row) for row in record.progress] == [len(row) for row in record.flags] == [3] * len(PHASES)
+        assert [len(row) for row in record.progress] == [len(row) for row in record.flags] == [3] * len(Phase)
         assert record.settings["proxy_threads"] == 2 and {"python", "torch", "kernel", "uccl-ep"} == set(
             record.versions
         )

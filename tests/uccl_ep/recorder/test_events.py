@@ -8,7 +8,8 @@ import pytest
 
 from tests.uccl_ep.recorder.records import word
 from uccl_ep import _native
-from uccl_ep.recorder.events import ARRIVE, CREDIT, DTYPE, EXPECT, ROUND, SEQUENCE, Kind, decode, immediate, words_of
+from uccl_ep._native import EventKind
+from uccl_ep.recorder.events import ARRIVE, CREDIT, DTYPE, EXPECT, ROUND, SEQUENCE, decode, immediate, words_of
 
 
 def test_recorder_events_are_as_large_as_the_native_ones() -> None:
@@ -18,7 +19,7 @@ def test_recorder_events_are_as_large_as_the_native_ones() -> None:
 def test_recorder_events_decode_whole_events_only() -> None:
     data = struct.pack("<QIIQQ", 11, 5, 3, 2**63, 7) * 3
     events = decode(data + b"half")
-    assert len(events) == 3 and events.tolist() == [(11, Kind.PUBLISHED, 3, 2**63, 7)] * 3
+    assert len(events) == 3 and events.tolist() == [(11, EventKind.PUBLISHED, 3, 2**63, 7)] * 3
     assert len(decode(b"")) == 0
 
 

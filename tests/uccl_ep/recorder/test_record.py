@@ -10,14 +10,14 @@ import pytest
 
 from tests.uccl_ep.recorder.records import WALL, event, record, timed_out, worker
 from uccl_ep import InvalidArgument
+from uccl_ep._native import EventKind
 from uccl_ep.recorder.calls import Call
-from uccl_ep.recorder.events import Kind
 from uccl_ep.recorder.record import pack, read, read_all, unpack, write
 
 
 def test_recorder_record_comes_back(tmp_path: Path) -> None:
     call = Call("combine", 3, 5, 9, [[2, 3], []], "PeerLost", [(6, "throughput_combine")])
-    original = timed_out(2, 1, calls=[call], workers=[worker(event(1, Kind.FAULT, 1)), worker(traced=True)])
+    original = timed_out(2, 1, calls=[call], workers=[worker(event(1, EventKind.FAULT, 1)), worker(traced=True)])
     path = write(original, tmp_path / "new" / "folder")
     assert path.name == "1234abcd-rank2.uccl-ep" and path.stat().st_mode & 0o077 == 0
     assert read(path) == original

@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from uccl_ep import Buffer, PeerTimeout, ThreadGroup, UcclEpError, run_ranks
-from uccl_ep.recorder.events import Kind
+from uccl_ep._native import EventKind
 from uccl_ep.recorder.record import SUFFIX, read, read_all
 from uccl_ep.recorder.recorder import attach, default_folder, prune
 from uccl_ep.tools.explain.chrome import trace_of
@@ -62,7 +62,7 @@ def test_recorder_fault_leaves_a_record(variables: Variables, tmp_path: Path) ->
     assert record.calls[-1].name == "barrier" and record.calls[-1].number == 3 and record.calls[-1].end_ns == 0
     assert [name for _, name in record.calls[-1].kernels] == ["rank_barrier"]
     kinds = {kind for _, kind, *_ in record.workers[0].events.tolist()}
-    assert {Kind.BARRIER, Kind.ARRIVAL, Kind.FAULT} <= kinds
+    assert {EventKind.BARRIER, EventKind.ARRIVAL, EventKind.FAULT} <= kinds
     story = read_story([record])
     assert story.root_cause == 1 and story.waits[0].phase == "a barrier" and story.ranks[0].open
 
@@ -117,9 +117,9 @@ def test_recorder_trace_has_every_command(variables: Variables, tmp_path: Path) 
     assert [r.rank for r in records] == [0, 1]
     for record, writes in zip(records, commands, strict=True):
         events = [row for worker in record.workers for row in worker.events.tolist()]
-        counted = {kind: sum(row[1] == kind for row in events) for kind in Kind}
-        assert counted[Kind.POPPED] == counted[Kind.POSTED] == counted[Kind.COMPLETED] >= writes > 0
-        assert counted[Kind.ARRIVAL] > 0 and counted[Kind.PUBLISHED] >= 2
+        counted = {kind: sum(row[1] == kind for row in events) for kind in EventKind}
+        assert counted[EventKind.POPPED] == counted[EventKind.POSTED] == counted[EventKind.COMPLETED] >= writes > 0
+        assert counted[EventKind.ARRIVAL] > 0 and counted[EventKind.PUBLISHED] >= 2
         names = [call.name for call in record.calls]
         assert names[:3] == ["low_latency_dispatch", "low_latency_dispatch (receive)", "low_latency_combine"]
         assert record.calls[0].shapes == [[4, 128], [4, 2]] and all(call.end_ns for call in record.calls)

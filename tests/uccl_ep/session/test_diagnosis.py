@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from uccl_ep import PeerLost, TransportError, UcclEpError, _native
+from uccl_ep._native import FaultKind, WaitPhase
 from uccl_ep.group.topology import NO_NODE, Topology
-from uccl_ep.membership.fault_errors import BAD_ARRIVAL, BARRIER, MISMATCH, PEER_LOST, TIMEOUT, TRANSPORT
 from uccl_ep.membership.root_cause import Knowledge
 from uccl_ep.membership.wait_reports import WaitReport
 from uccl_ep.session.diagnosis import Diagnosis
@@ -34,7 +34,7 @@ def witness(topology: Topology, rank: int, **words: dict[tuple[int, int], int]) 
 
 
 def fault(**changes: int) -> dict[str, int]:
-    blank = {"kind": TIMEOUT, "phase": 0, "peer": NONE, "channel": NONE, "expected": 0, "seen": 0}
+    blank = {"kind": FaultKind.TIMEOUT, "phase": 0, "peer": NONE, "channel": NONE, "expected": 0, "seen": 0}
     return {**blank, "last_seen_ns": 0, "waited_ns": 0, **changes}
 
 
@@ -42,9 +42,9 @@ def test_diagnosis_names_who_is_missing_at_a_barrier() -> None:
     two = Topology((0, 0, 1, 1))
     layout = witness(two, 0).plan.control
     one = witness(two, 0, control={(0, layout.progress(3, 2)): 1 << 32 | 1, (0, layout.progress(3, 3)): 1 << 32})
-    assert one._root_cause(fault(phase=BARRIER)) == 3
-    assert witness(two, 0)._root_cause(fault(phase=BARRIER)) == NONE  # nobody was noted
-    assert one._root_cause(fault(phase=BARRIER, peer=1)) == 1  # a rank of the node
+    assert one._root_cause(fault(phase=WaitPhase.BARRIER)) == 3
+    assert witness(two, 0)._root_cause(fault(phase=WaitPhase.BARRIER)) == NONE  # nobody was noted
+    assert one._root_cause(fault(phase=WaitPhase.BARRIER, peer=1)) == 1  # a rank of the node
 
 
 def test_diagnosis_names_the_host_that_has_not_done_its_own_part() -> None:
@@ -64,7 +64,7 @@ def raised(made: Any, found: dict[str, int]) -> UcclEpError:
     return error
 
 
-@pytest.mark.parametrize("kind", [PEER_LOST, TRANSPORT, BAD_ARRIVAL])
+@pytest.mark.parametrize("kind", [FaultKind.PEER_LOST, FaultKind.TRANSPORT, FaultKind.BAD_ARRIVAL])
 def test_diagnosis_a_network_error_is_a_lost_peer_in_the_networks_words(
     monkeypatch: pytest.MonkeyPatch, kind: int
 ) -> None:
@@ -72,25 +72,27 @@ def test_diagnosis_a_network_error_is_a_lost_peer_in_the_networks_words(
     error = raised(world(), fault(kind=kind, peer=2, seen=-5 % 2**64))
     assert isinstance(error, PeerLost) and (error.peer, error.reason) == (2, "verbs code -5")
     quiet = raised(world(), fault(kind=kind, peer=2))
-    assert isinstance(quiet, PeerLost) and quiet.reason == ("verbs reported status 0" if kind == TRANSPORT else None)
+    assert isinstance(quiet, PeerLost) and quiet.reason == (
+        "verbs reported status 0" if kind == FaultKind.TRANSPORT else None
+    )
 
 
 def test_diagnosis_arrivals_in_a_record_of_a_loss_are_no_network_code(monkeypatch: pytest.MonkeyPatch) -> None:
     """A kernel that waited for the lost peer has put its phase and what had arrived into the record."""
     monkeypatch.setattr(_native, "explain_network_code", lambda family, code: f"code {code}")
-    error = raised(world(), fault(kind=PEER_LOST, phase=3, peer=2, seen=124, expected=125))
+    error = raised(world(), fault(kind=FaultKind.PEER_LOST, phase=3, peer=2, seen=124, expected=125))
     assert isinstance(error, PeerLost) and (error.peer, error.reason) == (2, None)
 
 
 def test_diagnosis_a_message_no_peer_sends_is_no_loss_without_a_nic() -> None:
     made = world()
     made.family = "tcp"
-    error = raised(made, fault(kind=BAD_ARRIVAL, peer=2, seen=71))
+    error = raised(made, fault(kind=FaultKind.BAD_ARRIVAL, peer=2, seen=71))
     assert isinstance(error, TransportError) and "no correct peer sends (Protocol error)" in str(error)
 
 
 def test_diagnosis_a_network_error_without_a_peer_is_no_loss() -> None:
-    error = raised(world(), fault(kind=TRANSPORT, seen=12))
+    error = raised(world(), fault(kind=FaultKind.TRANSPORT, seen=12))
     assert isinstance(error, TransportError) and "status 12" in str(error)
 
 
@@ -99,7 +101,7 @@ def test_diagnosis_words_about_one_rank_are_not_said_of_another(monkeypatch: pyt
     made = world()
     monkeypatch.setattr(_native, "explain_network_code", lambda family, code: "connection reset")
     monkeypatch.setattr(made, "_root", lambda found, waited_for: 3)
-    error = raised(made, fault(kind=PEER_LOST, peer=2, seen=104))
+    error = raised(made, fault(kind=FaultKind.PEER_LOST, peer=2, seen=104))
     assert isinstance(error, PeerLost) and (error.peer, error.reason) == (3, None)
 
 
@@ -107,7 +109,7 @@ def test_diagnosis_says_the_same_of_a_fault_whenever_it_is_asked(monkeypatch: py
     """What others' words say of it changes when they go on."""
     made, roots = world(), [3, 2]
     monkeypatch.setattr(made, "_root", lambda found, waited_for: roots.pop(0))
-    errors = [raised(made, fault(kind=PEER_LOST, peer=2)) for _ in range(2)]
+    errors = [raised(made, fault(kind=FaultKind.PEER_LOST, peer=2)) for _ in range(2)]
     assert [getattr(error, "peer", None) for error in errors] == [3, 3] and roots == [2]
 
 
@@ -119,7 +121,7 @@ def world() -> Any:
 def test_diagnosis_knows_nothing_of_absent_ranks() -> None:
     one = witness(Topology((0, NO_NODE, 1)), 0)
     assert one._root_cause(fault(phase=3, peer=1, expected=2)) == 1
-    evidence = one._evidence(fault(kind=PEER_LOST, peer=1), "throughput_combine")
+    evidence = one._evidence(fault(kind=FaultKind.PEER_LOST, peer=1), "throughput_combine")
     assert (evidence.kernel, evidence.expected, evidence.seen, evidence.last_seen_s) == (
         "throughput_combine",
         None,
@@ -197,26 +199,31 @@ def test_diagnosis_whose_own_half_did_not_come_names_the_rank_of_another_host_th
 
 def test_diagnosis_of_a_loss_asks_the_lost_rank_for_its_reason() -> None:
     words = Words(r1=2)
-    assert heard(0, words)._root(fault(kind=PEER_LOST), 1) == 2  # it left because it had lost rank 2
+    assert heard(0, words)._root(fault(kind=FaultKind.PEER_LOST), 1) == 2  # it left because it had lost rank 2
     assert (words.told, words.asked) == ([1], [1])
-    assert heard(0, Words(r3=2))._root(fault(kind=PEER_LOST), 1) == 1  # it said nothing: it is the one
-    assert heard(0, Words(r0=0))._root(fault(kind=PEER_LOST), 0) == 0  # its own proxy
+    assert heard(0, Words(r3=2))._root(fault(kind=FaultKind.PEER_LOST), 1) == 1  # it said nothing: it is the one
+    assert heard(0, Words(r0=0))._root(fault(kind=FaultKind.PEER_LOST), 0) == 0  # its own proxy
 
 
 def test_diagnosis_that_all_others_wait_for_does_not_name_itself() -> None:
     assert heard(0, Words(r1=0, r2=0))._root(fault(phase=3), 1) == 1
-    assert heard(0, Words(r1=0))._root(fault(kind=PEER_LOST), 1) == 1
+    assert heard(0, Words(r1=0))._root(fault(kind=FaultKind.PEER_LOST), 1) == 1
     assert heard(0, Words(r1=0), Knowledge(stopped=[0]))._root(fault(phase=3), 1) == 0  # its own proxy is stopped
 
 
 def test_diagnosis_that_does_not_know_whom_it_waited_for() -> None:
     words = Words()
-    assert heard(0, words)._root(fault(phase=BARRIER), NONE) == NONE and (words.told, words.asked) == ([-1], [None])
-    assert heard(0, Words(), Knowledge(stopped=[0]))._root(fault(phase=BARRIER), NONE) == 0  # its own proxy is stopped
+    assert heard(0, words)._root(fault(phase=WaitPhase.BARRIER), NONE) == NONE and (words.told, words.asked) == (
+        [-1],
+        [None],
+    )
+    assert (
+        heard(0, Words(), Knowledge(stopped=[0]))._root(fault(phase=WaitPhase.BARRIER), NONE) == 0
+    )  # its own proxy is stopped
 
 
 def test_diagnosis_of_other_faults_asks_nobody() -> None:
     words = Words(r1=2)
-    assert heard(0, words)._root(fault(kind=MISMATCH), 1) == 1
-    assert heard(0, words)._root(fault(kind=PEER_LOST), NONE) == NONE
+    assert heard(0, words)._root(fault(kind=FaultKind.MISMATCH), 1) == 1
+    assert heard(0, words)._root(fault(kind=FaultKind.PEER_LOST), NONE) == NONE
     assert words.told == [] and words.asked == []

@@ -8,8 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from uccl_ep._native import EventKind
 from uccl_ep.membership.fault_errors import phase_name
-from uccl_ep.recorder.events import NOBODY, SEQUENCE, STREAM, Kind, words_of, words_of_key
+from uccl_ep.recorder.events import NOBODY, SEQUENCE, STREAM, words_of, words_of_key
 from uccl_ep.recorder.record import Record, WorkerEvents
 from uccl_ep.tools.explain.clock import Clocks
 from uccl_ep.tools.explain.story import phase_of_flag
@@ -72,20 +73,20 @@ def _worker(record: Record, index: int, worker: WorkerEvents) -> Iterator[Row]:
     popped: dict[int, tuple[int, int]] = {}  # by token: when, immediate
     posted: dict[int, tuple[int, str]] = {}
     for ns, kind, peer, key, value in worker.events.tolist():
-        if kind == Kind.POPPED:
+        if kind == EventKind.POPPED:
             popped[value] = (ns, key & 0xFFFFFFFF)
             if not worker.traced:
                 yield _slice(base + _RING, f"{words_of(key & 0xFFFFFFFF)} to {peer}", ns, ns + _MARK_NS)
-        elif kind == Kind.POSTED:
+        elif kind == EventKind.POSTED:
             word = key & 0xFFFFFFFF
             name = f"{words_of(word)} to {peer}"
             begin = popped.pop(value, (ns, word))[0]
             yield _slice(base + _RING, name, begin, ns, bytes=key >> 32, ring=value >> 48, ticket=value & (1 << 48) - 1)
             posted[value] = (ns, name)
-        elif kind == Kind.COMPLETED and value in posted:
+        elif kind == EventKind.COMPLETED and value in posted:
             begin, name = posted.pop(value)
             yield from _flight(base + _NETWORK, name, (begin, ns), f"{record.rank}.{index}.{value}")
-        elif kind == Kind.ARRIVAL:
+        elif kind == EventKind.ARRIVAL:
             yield _slice(base + _ARRIVALS, f"{words_of(key & 0xFFFFFFFF)} from {peer}", ns, ns + _MARK_NS)
         else:
             yield from _rare(base, ns, kind, (peer, key, value))
@@ -99,19 +100,19 @@ def _flight(tid: int, name: str, span: tuple[int, int], identity: str) -> Iterat
 
 def _rare(base: int, ns: int, kind: int, what: tuple[int, int, int]) -> Iterator[Row]:
     peer, key, value = what
-    if kind == Kind.PUBLISHED:
+    if kind == EventKind.PUBLISHED:
         stream = words_of_key(SEQUENCE, key & 0x1FFFF).partition(",")[0]
         name = f"{stream}: {value} chunks" if key & STREAM else f"{phase_of_flag(key)} {value}"
         yield _slice(base + _FLAGS, f"{name} from {peer}", ns, ns + _MARK_NS)
         return
     who = "" if peer == NOBODY else f" {peer}"
-    if kind == Kind.STALLED:
+    if kind == EventKind.STALLED:
         name = f"ring {key} waits for room to{who}"
-    elif kind == Kind.FAULT:
+    elif kind == EventKind.FAULT:
         name = f"fault in {phase_name(key >> 32)}, rank{who}"
-    elif kind == Kind.PARTED:
+    elif kind == EventKind.PARTED:
         name = f"parted with{who}"
-    elif kind == Kind.BARRIER:
+    elif kind == EventKind.BARRIER:
         name = f"barrier {value} {'over' if key else 'entered'}"
     else:
         return

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from uccl_ep.recorder.events import EXPECT, SEQUENCE, Kind, immediate
+from uccl_ep._native import EventKind
+from uccl_ep.recorder.events import EXPECT, SEQUENCE, immediate
 from uccl_ep.recorder.record import Record
 
 
@@ -99,7 +100,7 @@ def _sent(record: Record) -> dict[tuple[int, int], int]:
     popped, posted = _Unique(), _Unique()
     for worker in record.workers:
         events = worker.events
-        for kind, unique in ((Kind.POPPED, popped), (Kind.POSTED, posted)):
+        for kind, unique in ((EventKind.POPPED, popped), (EventKind.POSTED, posted)):
             chosen = events[events["kind"] == kind]
             for ns, _, peer, key, _ in chosen.tolist():
                 unique.add((peer, key & 0xFFFFFFFF), ns)
@@ -110,7 +111,7 @@ def _received(record: Record, source: int) -> dict[int, int]:
     unique = _Unique()
     for worker in record.workers:
         events = worker.events
-        chosen = events[(events["kind"] == Kind.ARRIVAL) & (events["peer"] == np.uint32(source))]
+        chosen = events[(events["kind"] == EventKind.ARRIVAL) & (events["peer"] == np.uint32(source))]
         for ns, _, _, key, _ in chosen.tolist():
             unique.add((source, key), ns)
     return {message: ns for (_, message), ns in unique.times().items()}

@@ -12,7 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from uccl_ep.membership.fault_errors import PEER_LOST, TIMEOUT, phase_name
+from uccl_ep._native import EventKind, FaultKind, WaitPhase
+from uccl_ep.membership.fault_errors import PROGRESS, phase_name
 from uccl_ep.recorder.calls import Call
 from uccl_ep.recorder.events import (
     CONNECTION,
@@ -21,7 +22,6 @@ from uccl_ep.recorder.events import (
     EXPECT,
     GOODBYE,
     NOBODY,
-    Kind,
     immediate,
     phase_words,
     words_of_key,
@@ -30,7 +30,7 @@ from uccl_ep.recorder.record import Record
 from uccl_ep.tools.explain.clock import Clocks
 
 # The Phase (proxy/wire/immediate.h) whose rows a WaitPhase (proxy/wire/control.h) is for.
-_ROWS_OF = {3: 0, 5: 1, 6: 2, 12: 4, 13: 1, 14: 5}
+_ROWS_OF = {wait: phase for wait, phase in PROGRESS.items() if wait != WaitPhase.BARRIER}
 
 
 @dataclass
@@ -158,12 +158,12 @@ class _Reading:
         parted = {
             peer: ns
             for ns, kind, peer, key, _ in reversed(_events(record))
-            if kind == Kind.FAULT or (kind == Kind.PARTED and key in (ENDED, CONNECTION))
+            if kind == EventKind.FAULT or (kind == EventKind.PARTED and key in (ENDED, CONNECTION))
         }
         lost = {peer for peer in record.masked if peer in parted}  # with enable_shrink a loss is no fault
         if record.error.startswith("PeerLost"):
             lost.add(record.blamed)  # whoever else has left has left because of that one
-        elif record.fault.get("kind") == PEER_LOST:
+        elif record.fault.get("kind") == FaultKind.PEER_LOST:
             lost.add(record.fault["peer"])
         others = [peer for peer in lost if 0 <= peer < record.num_ranks and peer != record.rank]
         return {peer: self.clocks.common(record, parted.get(peer, record.written_ns)) for peer in others}
@@ -191,7 +191,7 @@ class _Reading:
             key
             for r in self.records.values()
             for _, kind, peer, key, _ in _events(r)
-            if kind == Kind.PARTED and peer == rank
+            if kind == EventKind.PARTED and peer == rank
         ]
         return GOODBYE in partings
 
@@ -201,14 +201,14 @@ class _Reading:
         """When a rank's fault was there, on the common clock."""
         if not record.fault:
             return None
-        seen = [ns for ns, kind, *_ in _events(record) if kind == Kind.FAULT]
+        seen = [ns for ns, kind, *_ in _events(record) if kind == EventKind.FAULT]
         return self.clocks.common(record, min(seen, default=record.written_ns))  # written as the error is raised
 
     def _waits(self) -> list[Waiting]:
         waits = []
         for record in self.records.values():
             fault, at_ns = record.fault, self._fault_ns(record)
-            if at_ns is None or fault["kind"] != TIMEOUT:
+            if at_ns is None or fault["kind"] != FaultKind.TIMEOUT:
                 continue
             peer = record.blamed if record.blamed >= 0 else fault["peer"]
             since = self.seconds(at_ns - fault["waited_ns"])
@@ -229,7 +229,7 @@ class _Reading:
             return None
         last = ""
         for ns, kind, peer, key, _ in _events(record):
-            if kind == Kind.POPPED and peer == receiver:
+            if kind == EventKind.POPPED and peer == receiver:
                 of, _, about = immediate(key & 0xFFFFFFFF)
                 if of == EXPECT and about >> EPOCH_BITS & 7 == phase:
                     last = f"{words_of_key(of, about)} {_when(self.seconds(self.clocks.common(record, ns)))}"
@@ -265,7 +265,7 @@ class _Reading:
 
 def _events(record: Record) -> list[tuple[int, int, int, int, int]]:
     """(ns, kind, peer, key, value) of all workers, in order of time; * commands of a trace are left out."""
-    merged = [w.events[~np.isin(w.events["kind"], (Kind.POSTED, Kind.COMPLETED))] for w in record.workers]
+    merged = [w.events[~np.isin(w.events["kind"], (EventKind.POSTED, EventKind.COMPLETED))] for w in record.workers]
     rows = [row for events in merged for row in events.tolist()]
     return sorted(rows, key=lambda row: row[0])
 

@@ -6,8 +6,9 @@ import json
 from typing import Any
 
 from tests.uccl_ep.recorder.records import SECOND, announcement, event, record, word, worker
+from uccl_ep._native import EventKind
 from uccl_ep.recorder.calls import Call
-from uccl_ep.recorder.events import ARRIVE, EXPECT, SEQUENCE, STREAM, Kind
+from uccl_ep.recorder.events import ARRIVE, EXPECT, SEQUENCE, STREAM
 from uccl_ep.tools.explain.chrome import trace_of
 
 ROWS_KEY = 1 << 14 | 9  # combine 9
@@ -27,17 +28,17 @@ def traced() -> dict[str, Any]:
     token = 1 << 48 | 5
     message = 4096 << 32 | word(ARRIVE, 0, ROWS_KEY)
     events = worker(
-        event(SECOND, Kind.POPPED, 1, message, token),
-        event(SECOND + 1_000, Kind.POSTED, 1, message, token),
-        event(SECOND + 9_000, Kind.COMPLETED, 1, 4096 << 32, token),
-        event(SECOND + 9_500, Kind.COMPLETED, 1, 4096 << 32, token + 1),  # of a command before the first one here
-        event(SECOND + 10_000, Kind.ARRIVAL, 1, word(EXPECT, 1, 4)),
-        event(SECOND + 10_500, Kind.PUBLISHED, 1, 0, 4),
-        event(SECOND + 10_600, Kind.PUBLISHED, 1, STREAM | 1 << 16 | 3 << 10 | 7, 1031),
-        event(SECOND + 11_000, Kind.STALLED, 1, 1, 6),
-        event(SECOND + 12_000, Kind.BARRIER, key=1, value=3),
-        event(SECOND + 13_000, Kind.PARTED, 1),
-        event(SECOND + 14_000, Kind.FAULT, 1, 3 << 32 | 2),
+        event(SECOND, EventKind.POPPED, 1, message, token),
+        event(SECOND + 1_000, EventKind.POSTED, 1, message, token),
+        event(SECOND + 9_000, EventKind.COMPLETED, 1, 4096 << 32, token),
+        event(SECOND + 9_500, EventKind.COMPLETED, 1, 4096 << 32, token + 1),  # of a command before the first one here
+        event(SECOND + 10_000, EventKind.ARRIVAL, 1, word(EXPECT, 1, 4)),
+        event(SECOND + 10_500, EventKind.PUBLISHED, 1, 0, 4),
+        event(SECOND + 10_600, EventKind.PUBLISHED, 1, STREAM | 1 << 16 | 3 << 10 | 7, 1031),
+        event(SECOND + 11_000, EventKind.STALLED, 1, 1, 6),
+        event(SECOND + 12_000, EventKind.BARRIER, key=1, value=3),
+        event(SECOND + 13_000, EventKind.PARTED, 1),
+        event(SECOND + 14_000, EventKind.FAULT, 1, 3 << 32 | 2),
         traced=True,
     )
     kernels = [(SECOND - 4_000, "low_latency_combine_send"), (SECOND - 1_000, "low_latency_combine_recv")]
@@ -74,7 +75,7 @@ def test_recorder_chrome_rows_and_lengths() -> None:
 
 
 def test_recorder_chrome_records_of_faults_can_be_drawn() -> None:
-    burst = worker(event(SECOND, Kind.POPPED, 1, 64 << 32 | word(SEQUENCE, 0, 2 << 10 | 1), 7))
+    burst = worker(event(SECOND, EventKind.POPPED, 1, 64 << 32 | word(SEQUENCE, 0, 2 << 10 | 1), 7))
     trace = trace_of(
         [record(0, 2, workers=[burst, worker()], calls=[Call("dispatch", 1, SECOND)], written_ns=3 * SECOND)]
     )
@@ -87,12 +88,12 @@ def test_recorder_chrome_records_of_faults_can_be_drawn() -> None:
 def test_recorder_chrome_ranks_of_other_hosts_are_on_the_same_clock() -> None:
     lead = 500 * SECOND
     near = worker(
-        event(SECOND, Kind.POPPED, 1, announcement(0, 0, 1)),
-        event(SECOND + 9_000, Kind.ARRIVAL, 1, announcement(1, 0, 1)),
+        event(SECOND, EventKind.POPPED, 1, announcement(0, 0, 1)),
+        event(SECOND + 9_000, EventKind.ARRIVAL, 1, announcement(1, 0, 1)),
     )
     far = worker(
-        event(SECOND + lead + 3_000, Kind.ARRIVAL, 0, announcement(0, 0, 1)),
-        event(SECOND + lead + 6_000, Kind.POPPED, 0, announcement(1, 0, 1)),
+        event(SECOND + lead + 3_000, EventKind.ARRIVAL, 0, announcement(0, 0, 1)),
+        event(SECOND + lead + 6_000, EventKind.POPPED, 0, announcement(1, 0, 1)),
     )
     trace = trace_of([record(0, 2, workers=[near]), record(1, 2, host="b", host_id="2", workers=[far])])
     assert [row["ts"] for row in rows(trace, "proxy 0 arrivals", 1)] == [3.0]

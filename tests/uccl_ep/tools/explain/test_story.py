@@ -15,8 +15,9 @@ from tests.uccl_ep.recorder.records import (
     timed_out,
     worker,
 )
+from uccl_ep._native import EventKind
 from uccl_ep.recorder.calls import Call
-from uccl_ep.recorder.events import CONNECTION, ENDED, GOODBYE, LEFT_OUT, Kind
+from uccl_ep.recorder.events import CONNECTION, ENDED, GOODBYE, LEFT_OUT
 from uccl_ep.tools.explain.story import read_story, tell
 
 
@@ -67,10 +68,10 @@ def test_recorder_story_tells_unannounced_from_undelivered() -> None:
     progress[0][2] = [5, 3]
     waits = timed_out(0, 2, progress=progress)
     sent = worker(
-        event(97 * SECOND, Kind.POPPED, 0, 32 << 32 | announcement(2, 0, 6)),
-        event(98 * SECOND, Kind.POPPED, 0, 32 << 32 | announcement(2, 0, 7), 1),
-        event(99 * SECOND, Kind.POPPED, 1, 32 << 32 | announcement(2, 0, 8), 2),  # to another rank
-        event(99 * SECOND, Kind.POPPED, 0, 32 << 32 | announcement(2, 1, 8), 3),  # of another phase
+        event(97 * SECOND, EventKind.POPPED, 0, 32 << 32 | announcement(2, 0, 6)),
+        event(98 * SECOND, EventKind.POPPED, 0, 32 << 32 | announcement(2, 0, 7), 1),
+        event(99 * SECOND, EventKind.POPPED, 1, 32 << 32 | announcement(2, 0, 8), 2),  # to another rank
+        event(99 * SECOND, EventKind.POPPED, 0, 32 << 32 | announcement(2, 1, 8), 3),  # of another phase
     )
     (wait,) = read_story([waits, record(2, workers=[sent])]).waits
     assert (wait.expected, wait.seen, wait.announced) == (5, 3, "dispatch 7 at T-1.500 s")
@@ -85,10 +86,10 @@ def test_recorder_story_tells_unannounced_from_undelivered() -> None:
 def test_recorder_story_masks_and_goodbyes() -> None:
     """With enable_shrink a loss is no fault; a goodbye and a mask of a rank that lives are no loss."""
     parted = worker(
-        event(97 * SECOND, Kind.PARTED, 1, LEFT_OUT),
-        event(98 * SECOND, Kind.PARTED, 2, CONNECTION, 104),
-        event(99 * SECOND, Kind.PARTED, 2, ENDED),
-        event(99 * SECOND, Kind.PARTED, 3, GOODBYE),
+        event(97 * SECOND, EventKind.PARTED, 1, LEFT_OUT),
+        event(98 * SECOND, EventKind.PARTED, 2, CONNECTION, 104),
+        event(99 * SECOND, EventKind.PARTED, 2, ENDED),
+        event(99 * SECOND, EventKind.PARTED, 3, GOODBYE),
     )
     story = read_story([record(0, masked=[1, 2], workers=[parted])])
     assert [(loss.rank, loss.at) for loss in story.lost] == [(2, WALL - 2.0)]
@@ -96,13 +97,15 @@ def test_recorder_story_masks_and_goodbyes() -> None:
 
 
 def test_recorder_story_who_left_for_a_loss_is_not_lost() -> None:
-    leaving = worker(event(99 * SECOND, Kind.PARTED, 1, CONNECTION), event(98 * SECOND, Kind.PARTED, 2, CONNECTION))
+    leaving = worker(
+        event(99 * SECOND, EventKind.PARTED, 1, CONNECTION), event(98 * SECOND, EventKind.PARTED, 2, CONNECTION)
+    )
     story = read_story([bereaved(0, 2, workers=[leaving], fault=fault(2, 1, 0))])
     assert [loss.rank for loss in story.lost] == [2]
 
 
 def test_recorder_story_who_left_too_early_had_said_goodbye() -> None:
-    left = worker(event(98 * SECOND, Kind.PARTED, 2, GOODBYE), event(99 * SECOND, Kind.FAULT, 2, 2))
+    left = worker(event(98 * SECOND, EventKind.PARTED, 2, GOODBYE), event(99 * SECOND, EventKind.FAULT, 2, 2))
     story = read_story([bereaved(0, 2, workers=[left])])
     assert [(loss.rank, loss.at, loss.goodbye) for loss in story.lost] == [(2, WALL - 1.0, True)]
     told = "Rank 2 (host alpha) had said goodbye; it was missed at T+0.000 s, by rank 0."

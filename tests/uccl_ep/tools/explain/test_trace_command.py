@@ -9,8 +9,9 @@ from typer.testing import CliRunner
 
 from tests.uccl_ep.recorder.records import SECOND, event, record, word, worker
 from uccl_ep import InvalidArgument
+from uccl_ep._native import EventKind
 from uccl_ep.cli import app
-from uccl_ep.recorder.events import ARRIVE, Kind
+from uccl_ep.recorder.events import ARRIVE
 from uccl_ep.recorder.record import write
 
 runner = CliRunner()
@@ -18,7 +19,7 @@ runner = CliRunner()
 
 def test_recorder_trace_writes_a_file(tmp_path: Path) -> None:
     for rank in range(2):
-        arrival = event(SECOND, Kind.ARRIVAL, 1 - rank, word(ARRIVE, 1 - rank, 3))
+        arrival = event(SECOND, EventKind.ARRIVAL, 1 - rank, word(ARRIVE, 1 - rank, 3))
         write(record(rank, 2, workers=[worker(arrival, traced=True)]), tmp_path / "steps")
     out = tmp_path / "trace.json"
     done = runner.invoke(app, ["trace", str(tmp_path / "steps"), "-o", str(out)])
