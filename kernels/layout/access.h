@@ -74,8 +74,8 @@ DEV bool wait_or_mask(const RankContext& c, const WaitContext& wait, const WaitS
   if (*absent) return true;
   WaitContext bounded = wait;
   if (c.shrink) bounded.fault = nullptr;  // expiry is not a fault then
-  // What every rank should have sent by the deadline is late after it, whomever else this call waited for before. The
-  // next chunk of a stream may only have become possible then.
+  // Every rank should have sent a flag by the call's deadline, so a wait for a flag that begins after it has no more
+  // time. The next chunk of a stream may only have become possible then, so that wait has the whole timeout.
   if (site.channel == kNoChannel) bounded.renewed_ns = 0;
   const bool ok = wait_until(bounded, site, load, [&](u64 seen) { return done(seen) || masked(c, site.peer); });
   if (ok) {

@@ -182,8 +182,8 @@ DEV bool wait_for_reuse(const RankContext& c, const Turn& turn, const LowLatency
                         u32* shared_ok) {
   const u64 epoch = turn.epoch;
   if (epoch <= 2) return true;
-  // Others wait for what this half is about to send, some of them since before it began. It gives up a rank that does
-  // not come early enough for them not to give up this one in its stead.
+  // Other ranks wait for what this half is about to send, and some of them began to wait before it did. So it gives up a
+  // rank that does not come a little earlier than they would: otherwise they would give up this rank instead.
   WaitContext patience = turn.wait;
   if (c.shrink && patience.deadline_ns != ~0ull) patience.deadline_ns -= c.timeout_ns / kSendersGiveUpEarly;
   if (simt::tid() == 0) simt::st_release_gpu(shared_ok, 1u);

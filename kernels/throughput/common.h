@@ -117,14 +117,14 @@ DEV u64 dispatch_head(const RankContext& c, u32 cell, u32 channel, u32* peer) {
   return slowest_head(c, t.rank, own, peer);
 }
 
-// Who a wait for a reader of rows for `source` on this node is about: its landing rank, which with a cell a rank is
-// this one, and then stops reading only when the source is masked.
+// The rank that a wait for a reader of `source`'s rows on this node names: the source's landing rank here. With a cell a
+// rank that is this rank itself, which stops reading only when the source is masked; then the source is named.
 DEV u32 combine_peer(const RankContext& c, u32 source) {
   return c.shrink ? source : c.topology.landing_rank(source, c.topology.cell);
 }
 
-// One lane: waits until `head()` lets chunk number `site.expected` be written. `*absent`: site.peer, of which head()
-// may make another, is masked and will not let it.
+// One lane: waits until `head()` lets chunk number `site.expected` be written. head() may name another rank in
+// site.peer. `*absent` says that this rank is masked, so that the chunk will never be read.
 template <class Head>
 DEV bool wait_for_slot(const RankContext& c, const WaitContext& wait, const WaitSite& site, const StreamGeometry& g,
                        Head head, bool* absent) {

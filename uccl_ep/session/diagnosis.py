@@ -1,4 +1,4 @@
-"""What is said of a rank's fault: whom it is about, and what is known of that rank."""
+"""The diagnosis of a rank's fault: which rank is the root cause, and what is known of that rank."""
 
 from __future__ import annotations
 
@@ -17,13 +17,17 @@ from uccl_ep.membership.agreement_service import AgreementService
 from uccl_ep.membership.fault_errors import FLAGS, Evidence, arrivals_of, code_of, error_of, phase_name
 from uccl_ep.membership.root_cause import Knowledge, root_of
 
-_GRACE_OF_TIMEOUT, _LEAST_GRACE_S, _MOST_GRACE_S = 0.05, 0.5, 2.0  # for the word of who waits for somebody in turn
-_PATIENCE_OF_TIMEOUT, _LEAST_PATIENCE_S, _MOST_PATIENCE_S = 0.1, 2.0, 5.0  # the same, of one that says it is alive
+_GRACE_OF_TIMEOUT, _LEAST_GRACE_S, _MOST_GRACE_S = 0.05, 0.5, 2.0  # how long to wait for wait reports
+_PATIENCE_OF_TIMEOUT, _LEAST_PATIENCE_S, _MOST_PATIENCE_S = (
+    0.1,
+    2.0,
+    5.0,
+)  # the same, of a rank that has answered that it is alive
 
 
 @dataclass
 class Diagnosis:
-    """Says of a rank's fault record whom it is about, and what is known of that rank.
+    """Finds the root cause of a rank's fault, and what is known of it.
 
     Attributes:
         family, absent, hostnames, topology, plan, regions, agreement_service: the session's.
@@ -51,24 +55,26 @@ class Diagnosis:
             fault: as _native.read_fault gives it.
             last_kernel: that was queued.
         """
-        if self._known is None:  # what others' words say changes when a peer that was given up goes on
+        if self._known is None:  # wait reports change when a peer that was given up goes on
             words, about = self._network_words(fault), fault["peer"]
             broken = (
                 (FaultKind.TRANSPORT, FaultKind.BAD_ARRIVAL) if self.family in NIC_FAMILIES else (FaultKind.TRANSPORT,)
             )
             if fault["kind"] in broken and about < self.num_ranks:
-                fault["kind"] = FaultKind.PEER_LOST  # the NIC has given its connection up: for this rank it is gone
+                fault["kind"] = (
+                    FaultKind.PEER_LOST
+                )  # the NIC has given up the connection: for this rank the peer is gone
             fault["peer"] = self._root(fault, self._root_cause(fault))
             if fault["kind"] == FaultKind.WITHDRAWN and fault["peer"] != about:
-                fault["kind"] = FaultKind.PEER_LOST  # it has given up for the loss of that one
+                fault["kind"] = FaultKind.PEER_LOST  # the peer has given up because it lost that rank
             evidence = self._evidence(fault, last_kernel)
             self._known = fault, replace(evidence, network=words if fault["peer"] == about else "")
         if self.agreement_service is not None and self.agreement_service.excluded_by is not None:
-            return self.agreement_service.exclusion()  # whatever else it has lost: all others have lost this one
+            return self.agreement_service.exclusion()  # whatever this rank has lost: all others have lost this rank
         return error_of(self._known[0], self.rank, self.hostnames, self._known[1])
 
     def _network_words(self, fault: Mapping[str, int]) -> str:
-        """What the network's own code in a record means."""
+        """The network's own error code in words; empty if the record has none."""
         if fault["kind"] not in (FaultKind.PEER_LOST, FaultKind.TRANSPORT, FaultKind.BAD_ARRIVAL):
             return ""
         if fault["kind"] == FaultKind.PEER_LOST and fault["phase"] != 0:
@@ -89,7 +95,7 @@ class Diagnosis:
             root = root_of(self.rank, waited_for, Knowledge(seen)) if waited_for in seen else waited_for
         else:
             known = self.regions.knowledge()
-            # Another rank than itself, if it can be; and who is stopped is what all waits are for, also of others.
+            # Prefers another rank to itself. A stopped rank is the root cause of all waits, whosever they are.
             seen_here = waited_for == self.rank or (known.stopped and self.rank not in known.stopped)
             mine = root_of(self.rank, waited_for, known) if seen_here else waited_for
             seen = self._ask(None, mine, fault["phase"])
@@ -130,12 +136,12 @@ class Diagnosis:
             words = [self._word(self.rank, self.plan.control.progress(Phase.SPARE, r)) for r in range(self.num_ranks)]
             return words.index(1 << 32) if 1 << 32 in words else peer
         if fault["kind"] == FaultKind.TIMEOUT and phase in FLAGS and peer < self.num_ranks and peer not in self.absent:
-            # Rows of a remote rank come in at its host here. When that has not even done its own part, it is the one.
-            host = self.topology.read_at(peer, self.rank)
-            offset = self.plan.signals.flag(FLAGS[phase], host)
-            own = self.regions.data_word(host, offset)
+            # Rows of a remote rank land at its landing rank here. If that has not done its own part, it is the cause.
+            landing = self.topology.read_at(peer, self.rank)
+            offset = self.plan.signals.flag(FLAGS[phase], landing)
+            own = self.regions.data_word(landing, offset)
             if fault["channel"] >= self.plan.num_channels and own < fault["expected"]:
-                return host
+                return landing
         return peer
 
     def _evidence(self, fault: Mapping[str, int], last_kernel: str) -> Evidence:
@@ -143,12 +149,12 @@ class Diagnosis:
         peer, control = fault["peer"], self.plan.control
         if peer >= self.num_ranks or peer in self.absent:
             return Evidence(last_kernel)
-        host = self.topology.read_at(peer, self.rank)
-        # Rows of a dispatch, and their counts, arrive at the host; everything else at the rank that waits.
-        at = {Phase.DISPATCH: host, Phase.COUNTS: host}
-        progress = None if host == peer else lambda p: self._word(at.get(p, self.rank), control.progress(p, peer))
+        landing = self.topology.read_at(peer, self.rank)
+        # Rows of a dispatch and their counts arrive at the landing rank; all else arrives at the rank that waits.
+        at = {Phase.DISPATCH: landing, Phase.COUNTS: landing}
+        progress = None if landing == peer else lambda p: self._word(at.get(p, self.rank), control.progress(p, peer))
         last_ns = max(
-            self.regions.read_counters()[1][peer]["last_arrival_ns"], self._word(host, control.flag_time(peer))
+            self.regions.read_counters()[1][peer]["last_arrival_ns"], self._word(landing, control.flag_time(peer))
         )
         last_seen_s = (time.monotonic_ns() - last_ns) / 1e9 if last_ns else None
         return Evidence(last_kernel, *arrivals_of(fault, progress), last_seen_s)

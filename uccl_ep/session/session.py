@@ -1,4 +1,4 @@
-"""One rank's share of a Buffer's life: handshake, segments, proxy, peers' memory, faults, goodbye."""
+"""A rank's session: it meets the other ranks, makes its memory and its proxy, reports faults, and says goodbye."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
     from uccl_ep.gpu.driver import Driver
 
 _DRAIN_S = 2.0
-_WORDS_S = 0.5  # what a rank whose start-up failed gives the others to say why theirs did
+_WORDS_S = 0.5  # how long a rank whose start-up failed waits for the other ranks to say why theirs did
 _SHARED = (
     "ranks_per_node transport proxy_threads rings provider queue_pairs low_latency_combine low_latency_topk".split()
 )  # settings that all ranks must have alike
@@ -72,7 +72,7 @@ class Start:
 
 
 class Session(NoCopies):
-    """Everything of a rank that is not an operation. Made collectively by all ranks of the group, or, from a
+    """All of a rank but its calls. The ranks of the group make their sessions together, or, from a
     SurvivorGroup, by those that are left of it.
 
     Attributes:
@@ -99,14 +99,14 @@ class Session(NoCopies):
         self._proxy: ProxyLink | None = None
         self._guard: _native.ProxyGuard | None = None
         self._closed = False
-        self._closing = threading.Lock()  # a call of the agreement service comes on its thread
+        self._closing = threading.Lock()  # the agreement service calls on a thread of its own
         self.absent: frozenset[int] = getattr(group, "absent", frozenset())
         self.agreement_service: AgreementService | None = getattr(group, "agreement_service", None)
         self._owns_roll_call = self.agreement_service is None
         self.shrink, self.fault_raised = shrink, False
         self.notes: list[tuple[str, str]] = []
         self.combine_form: CombineForm | None = None
-        self.last_kernel = ""  # of those queued; for reports
+        self.last_kernel = ""  # the one queued last; for reports
         self.recorder: FlightRecorder = FlightRecorder(self.rank, settings, kind_of(start.driver) == "cuda")
         shared = {
             "num_nvl_bytes": budgets[0],
@@ -140,13 +140,13 @@ class Session(NoCopies):
             self._connect(group, shrink)
             self._owns_roll_call = True
         except BaseException:
-            self.close()  # whatever was made by then: nothing stays behind a failed start
+            self.close()  # a failed start leaves nothing behind
             raise
 
     # ---- start -------------------------------------------------------------------------------------------------
 
     def _connect(self, group: Group, shrink: bool) -> None:
-        """The last two exchanges. A rank that fails says so in the next one, and every rank raises the same."""
+        """Makes the last two exchanges. A rank that fails says so in the next one, and all raise the same error."""
         error, endpoints = "", None
         try:
             self._make_segments()
@@ -165,7 +165,7 @@ class Session(NoCopies):
             self._meet(all_endpoints, shrink)
             self._diagnosis = self._diagnose()
             self._prepare(self)
-            self._prepare = Start.prepare  # it may hold who holds this session
+            self._prepare = Start.prepare  # it may hold an object that holds this session
         except Exception as failure:
             ready = Ready(self.rank, in_words(failure))
             if self.agreement_service is not None:  # the group may be what broke
@@ -176,7 +176,7 @@ class Session(NoCopies):
             raise self._with_others_words(loss) from loss
 
     def _with_others_words(self, loss: PeerLost) -> PeerLost:
-        """A loss at start-up, and why others have failed: they may have gone for the loss of yet another rank."""
+        """The error of a loss at start-up. If other ranks have left because they lost a third one, it names that."""
         words = {} if self.agreement_service is None else self.agreement_service.wait_reports(None, _WORDS_S)
         said = "".join(f"; rank {rank} had said: {word.reason}" for rank, word in sorted(words.items()))
         return PeerLost(rank=self.rank, peer=loss.peer, phase=f"{loss.phase}{said}") if said else loss
@@ -226,7 +226,7 @@ class Session(NoCopies):
             show_start(agreed, self.bill, where)
 
     def show(self, *choices: tuple[str, str]) -> None:
-        """Prints (choice, why) once, where all is to be explained."""
+        """Prints each (choice, why) once, with UCCL_EP_EXPLAIN=1."""
         if self.settings.explain and self.rank == self._present[0].rank:
             explain(choices, sys.stderr)
 
@@ -329,25 +329,25 @@ class Session(NoCopies):
             PeerTimeout, PeerLost, SettingsMismatch, TransportError, UcclEpError: see uccl_ep.membership.fault_errors.
         """
         if self._closed:
-            return  # an event outlived the buffer; what it waited for has ended
+            return  # an event outlived its Buffer; what it waited for has ended
         fault = _native.read_fault(self.regions.control.address)
         if fault is not None:
             self.fault_raised = True
             raise self.recorder.noted(self, self._diagnosis.error(fault, self.last_kernel))
 
     def note(self, kernel: str) -> None:
-        """A kernel is about to be queued: wakes the proxy, and remembers it for reports."""
+        """Wakes the proxy for a kernel that is about to be queued, and remembers the kernel for reports."""
         _native.ring_doorbell(self.regions.control.address)
         self.last_kernel = kernel
         self.recorder.calls.note(kernel)
 
     def keep_awake(self) -> None:
-        """Kernels will also run that nobody says are queued, in graphs that are replayed."""
+        """Keeps the proxy from sleeping: a replayed graph runs kernels that no call announces."""
         _native.keep_awake(self.regions.control.address)
 
     @property
     def life(self) -> int:
-        """A number that all ranks of this Buffer have alike in this life of it."""
+        """A number of this life of the Buffer, the same on all of its ranks."""
         return self._present[0].session
 
     def queue_pairs(self) -> list[dict[str, int]]:
@@ -370,7 +370,7 @@ class Session(NoCopies):
         return self.regions.mask
 
     def leave_out(self, rank: int, out: bool) -> None:
-        """Masks a rank, or takes the mask away: for kernels and for the proxy."""
+        """Masks a rank for the kernels and for the proxy, or takes the mask away."""
         self.mask[rank] = int(out)
         _native.exclude_peer(self.regions.control.address, self.plan.control, rank, out)
 
@@ -388,22 +388,22 @@ class Session(NoCopies):
         return self.regions.zero_copy(num_bytes)
 
     def rings_idle(self) -> bool:
-        """Every command of this rank so far is complete at its receiver. Of a CPU's kernels only."""
+        """Whether every command of this rank so far is complete at its receiver. Of CPU kernels only."""
         return _native.rings_idle(self.regions.rings.address, self.regions.num_rings, self.settings.ring_capacity)
 
     def hear_call(self, suspects: list[int], teller: int) -> None:
-        """Another rank calls the roll: what this one is doing ends with the loss that it has not noticed yet."""
+        """Another rank has called for agreement: this rank's call ends with the loss that it has not noticed."""
         with self._closing:
             if not self._closed:
                 _native.report_lost_peer(self.regions.control.address, suspects[0])
 
     def release_roll_call(self) -> AgreementService | None:
-        """The agreement service, which from now on is the caller's to close."""
+        """Hands the agreement service over: from now on the caller closes it."""
         self._owns_roll_call = False
         return self.agreement_service
 
     def keep_roll_call(self) -> None:
-        """Takes it back: close() closes it."""
+        """Takes the agreement service back: close() closes it."""
         self._owns_roll_call = True
 
     @property
@@ -440,7 +440,7 @@ class Session(NoCopies):
             self.regions.close()
 
     def _lost_its_proxy(self) -> bool:
-        """What this rank owed others went with its proxy: a goodbye would hide that from who has not noticed yet."""
+        """Whether this rank's proxy has died with writes that it owed; a goodbye would hide that from the others."""
         control = getattr(self.regions, "control", None)
         fault = None if control is None else _native.read_fault(control.address)
         return fault is not None and fault["kind"] == _native.FaultKind.PEER_LOST and fault["peer"] == self.rank

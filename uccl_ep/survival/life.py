@@ -57,7 +57,7 @@ class Terms:
         alike: Mapping[str, Any],
         default_config: Callable[[int], Config],
     ) -> Terms:
-        """With the environment's settings, and the device that `device`, or else they, ask for.
+        """The terms that the environment's settings give. `device` chooses the device; without it the settings do.
 
         Raises:
             InvalidArgument: an argument or a UCCL_EP_* variable is out of range.
@@ -94,7 +94,7 @@ class Life:
             with naming("the start of a Buffer"):
                 self.session = Session(group, terms.budgets, *modes, terms.settings, start)
         except BaseException:
-            self.close_device()  # this rank was ready, another one was not
+            self.close_device()  # this rank was ready, and another one was not
             raise
 
     def _prepare(self, session: Session) -> None:
@@ -129,12 +129,12 @@ class Life:
         return self.device.empty(*shape, dtype=dtype)
 
     def set_tag(self, tag: int) -> None:
-        """The step that calls from now on belong to."""
+        """Sets the step that the following calls belong to."""
         self.session.context.tag = checks.check_int("tag", tag, 0, (1 << 32) - 1)
         self.low_latency.refresh_tag()
 
     def barrier(self) -> None:
-        """Returns when all ranks have come and everything they sent before is delivered. Collective."""
+        """Waits until all ranks have come and everything that they sent before is delivered. Collective."""
         self.session.check()
         self.collective.barrier()
 
@@ -144,7 +144,7 @@ class Life:
         return str(recorder.dump(self.session, Path(path) if path else None, "the program asked for it"))
 
     def close_device(self) -> None:
-        """Ends with what is queued. Idempotent."""
+        """Closes the device when its queued kernels have run. Idempotent."""
         device, self._open = self._open, None
         if device is not None:
             device.close()

@@ -1,4 +1,4 @@
-"""What Buffer.recover does: from one life to the next, with the ranks that are left or with those of a new group."""
+"""Buffer.recover: from one life to the next, with the ranks that are left or with those of a new group."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _log = logging.getLogger("uccl_ep")
 
 @dataclass(frozen=True)
 class RecoveryReport:
-    """What one recover() came to.
+    """The result of one recover().
 
     Attributes:
         lost, joined: ranks that were members before and are not now, and the other way round.
@@ -112,7 +112,7 @@ class Recovery:
             raise
 
     def _try(self, agreement_service: AgreementService) -> tuple[Life, None] | tuple[None, UcclEpError]:
-        """A start with the ranks that were agreed on; an error when one of them was lost meanwhile, or it failed."""
+        """Starts a life with the ranks that were agreed on. Returns an error if one of them was lost or failed."""
         try:
             survivors = SurvivorGroup(agreement_service, self._session.hosts, self._deadline_s)
             return Life(survivors, self._life.terms), None
@@ -120,7 +120,7 @@ class Recovery:
             return None, error
 
     def report(self, life: Life) -> RecoveryReport:
-        """What it came to, with `life` the next one; logged as well."""
+        """Logs and returns the report of this recover(); `life` is the next one."""
         before, members = set(self._life.members()), life.members()
         lost, joined = tuple(sorted(before - set(members))), tuple(sorted(set(members) - before))
         seconds = time.monotonic() - self._begin
