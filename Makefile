@@ -137,6 +137,7 @@ lint: $(VENV)/.stamp-native ## ruff, mypy --strict, the import contract, clang-f
 	$(BIN)/ruff check . || status=1; \
 	$(BIN)/ruff format --check . || status=1; \
 	$(BIN)/mypy --strict uccl_ep || status=1; \
+	$(BIN)/mypy --strict --implicit-reexport --explicit-package-bases tests bench || status=1; \
 	$(BIN)/lint-imports --no-cache || status=1; \
 	$(BIN)/clang-format --dry-run -Werror $(CHECKED_CPP) || status=1; \
 	$(BIN)/pytest -q tests/house $(ARGS) || status=1; \

@@ -114,7 +114,7 @@ def _expected(step: Step, ranks: int, ranks_per_node: int | None) -> LowLatencyE
 def without_torn(step: AnyStep) -> AnyStep:
     """The step as it comes out where the loss is noticed before anything of the lost rank is taken in."""
     if isinstance(step, ThroughputStep):
-        return replace(step, masked=(step.torn,), apart=True, torn=-1)
+        return replace(step, masked=(step.torn,), apart=True, torn=-1)  # type: ignore[call-arg]
     return replace(step, masked=(step.torn,), torn=-1)
 
 
@@ -192,7 +192,7 @@ def _throughput(step: ThroughputStep, ranks: int, ranks_per_node: int | None) ->
     for rank in range(ranks):
         x, scales = rows_of(step, case, rank, 0)
         choices = (all_ids[rank], case.topk_weights[rank]) if step.with_topk else (None, None)
-        inputs.append(reference.ThroughputInput(x, layouts[rank].is_token_in_rank, *choices, scales))
+        inputs.append(reference.ThroughputInput(x, layouts[rank].is_token_in_rank, *choices, scales))  # type: ignore[call-arg]
     worst = ranks * step.max_tokens if step.worst and step.with_topk else 0
     received = reference.throughput_dispatch(inputs, experts, step.alignment, worst)
     outputs, bias = [], []

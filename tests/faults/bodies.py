@@ -32,7 +32,7 @@ class Fault:
 def fault_of(error: UcclEpError) -> Fault:
     details = ()
     if isinstance(error, (PeerLost, PeerTimeout)):
-        details = (error.peer, error.phase, error.expected, error.seen)
+        details = (error.peer, error.phase, error.expected, error.seen)  # type: ignore[assignment]
     return Fault(time.monotonic(), type(error).__name__, str(error), *details)
 
 

@@ -26,7 +26,7 @@ def test_runner_versions_are_pinned() -> None:
         assert all("==" in requirement for requirement in one.requirements), one
         module = Path(runner.__file__).parent / (one.driver.replace(".", "/") + ".py")
         assert module.is_file(), module
-    newer = found[0].key(), Integrator(*[*vars(found[0]).values()][:2], "999", *[*vars(found[0]).values()][3:]).key()
+    newer = found[0].key(), Integrator(*[*vars(found[0]).values()][:2], "999", *[*vars(found[0]).values()][3:]).key()  # type: ignore[call-arg]
     assert newer[0] != newer[1]  # another pin, another environment
 
 

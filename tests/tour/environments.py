@@ -43,7 +43,7 @@ def run(command: list[str], limit_s: float, **environment: str) -> str:
             timeout=limit_s,
         )
     except subprocess.TimeoutExpired as error:
-        raise NotInstalled(f"{' '.join(command)}: not done within {limit_s:.0f} s\n{error.stdout or ''}") from None
+        raise NotInstalled(f"{' '.join(command)}: not done within {limit_s:.0f} s\n{error.stdout or ''}") from None  # type: ignore[str-bytes-safe]
     if done.returncode:
         raise NotInstalled(f"{' '.join(command)}: ended with status {done.returncode}\n{done.stdout}")
     return done.stdout

@@ -145,4 +145,4 @@ def test_the_demos_verdict_is_the_exit_status(monkeypatch: pytest.MonkeyPatch, s
 
     monkeypatch.setattr(demo_run, "run_demo", verdict)
     assert run_main(monkeypatch, "demo", "--ranks", "8", "--fp8", "--topk", "2") == status
-    assert (seen[0].ranks, seen[0].fp8, seen[0].topk) == (8, True, 2)
+    assert (seen[0].ranks, seen[0].fp8, seen[0].topk) == (8, True, 2)  # type: ignore[attr-defined]

@@ -55,7 +55,7 @@ class HostGpu(FakeDriver):
 
     def record(self, stream: Any) -> Any:
         event = super().record(stream)
-        event.pending, stream.pending = getattr(stream, "pending", []), []
+        event.pending, stream.pending = getattr(stream, "pending", []), []  # type: ignore[attr-defined]
         return event
 
     def _produce(self, args: bytes, warps: int) -> None:

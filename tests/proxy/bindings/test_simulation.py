@@ -47,6 +47,6 @@ def test_answers_hold_every_rank() -> None:
     for seed in range(6):
         got = _native.simulation_answers(seed, 0)
         assert len(got["ranks"]) == len(got["node_of"])
-        for one in got["ranks"]:
+        for one in got["ranks"]:  # type: ignore[attr-defined]
             assert len(one["topk_idx"]) == 8 * one["num_tokens"] * one["topk"]
             assert len(one["x"]) == 2 * one["num_tokens"] * got["hidden"]

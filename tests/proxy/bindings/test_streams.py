@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from typing import Any
 
 import pytest
 
@@ -16,7 +17,7 @@ from uccl_ep.settings import Settings
 def test_streams_and_events_are_of_their_process() -> None:
     device = CpuDevice(Settings(), lambda: None)
     with Gate(device):
-        held = {"stream": device.comm_stream, "event": device.comm_stream.record()}
+        held: dict[str, Any] = {"stream": device.comm_stream, "event": device.comm_stream.record()}
 
         def child() -> None:
             for call in (

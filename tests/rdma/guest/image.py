@@ -162,7 +162,7 @@ def _first_files(modules: Path) -> Iterable[tuple[str, bytes | str]]:
         yield f"bin/{applet}", "busybox"
     names = []
     texts = [(modules / name).read_text() for name in ("modules.dep", "modules.builtin")]
-    for file in module_files(*texts, FIRST_MODULES):
+    for file in module_files(*texts, FIRST_MODULES):  # type: ignore[call-arg]
         data = (modules / file).read_bytes()
         name = f"{_module_name(file)}.ko"
         yield f"modules/{name}", _decompress(_XZ, data) if file.endswith(".xz") else data

@@ -80,7 +80,7 @@ class Address:
             nics.append(Nic(device, text, mtu, base, key, keys, pairs, port, layer, kind, lid))
         if reader.data:
             raise ValueError(f"{len(reader.data)} bytes behind the address")
-        return cls(*head[3:10], spans, tuple(nics), head[11])
+        return cls(*head[3:10], spans, tuple(nics), head[11])  # type: ignore[call-arg]
 
 
 class _Reader:

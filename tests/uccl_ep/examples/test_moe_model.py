@@ -16,7 +16,7 @@ from uccl_ep.examples.moe_model import config_of, set_mode, spread
 def model_of(num_experts: int) -> Any:
     """A dense layer, then one with experts, shaped as transformers has them."""
     experts = torch.nn.Module()
-    experts.num_experts = num_experts
+    experts.num_experts = num_experts  # type: ignore[assignment]
     experts.gate_up_proj = torch.nn.Parameter(torch.arange(num_experts * 6.0).view(num_experts, 2, 3))
     experts.down_proj = torch.nn.Parameter(-torch.arange(num_experts * 3.0).view(num_experts, 3, 1))
     layers = [SimpleNamespace(mlp=torch.nn.Linear(1, 1)), SimpleNamespace(mlp=SimpleNamespace(experts=experts))]

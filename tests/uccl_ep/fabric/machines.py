@@ -215,7 +215,7 @@ def dgx_h100() -> Recorded:
         )
         made.gpus.append(Gpu(f"{way}/{root + 2:02x}:02.0/{card:02x}:00.0", i // 4))
     for n, (bus, number) in enumerate(((0x29, 1), (0x29, 2), (0xAA, 7), (0xAA, 8))):
-        gids = roce(f"eth{n}", f"10.9.{n}.5")
+        gids = roce(f"eth{n}", f"10.9.{n}.5")  # type: ignore[assignment]
         way = f"0000:{bus - 1:02x}/{bus - 1:02x}:01.0/{bus:02x}:00.{n % 2}"
         made.nics.append(Nic(f"mlx5_{number}", way, n // 2, layer="Ethernet", rate="200 Gb/sec (4X HDR)", gids=gids))
         made.mtus[f"eth{n}"] = 9000

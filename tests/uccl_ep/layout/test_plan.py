@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 
 from tests.uccl_ep.ranks import MIB
 from uccl_ep import InvalidArgument, _native, run_ranks
-from uccl_ep.group.topology import split_into_nodes
-from uccl_ep.layout import plan as memory
+from uccl_ep.group.topology import Topology, split_into_nodes
 from uccl_ep.layout.plan import MemoryPlan, assumed_topology, low_latency_layout, low_latency_size_hint, memory_bill
 from uccl_ep.sizes import format_bytes, upstream_low_latency_size_hint
 
@@ -23,7 +22,7 @@ def _no_launcher(variables: object, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name, raising=False)
 
 
-def nodes(ranks: int, per_node: int = 0) -> memory.Topology:
+def nodes(ranks: int, per_node: int = 0) -> Topology:
     return split_into_nodes(["h"] * ranks, per_node, _native.MAX_RANKS_PER_NODE)
 
 

@@ -173,12 +173,12 @@ def test_regions_results_and_zero_copy_rows_are_seen_by_the_node(same_process: b
     one.place(tables, [0, 1])
     assert one.arena is not None and two.arena is not None
     for table, written in ((one.arenas, two.arena.numpy()), (one.zero_copy_rows, two.zero_copy(1)[0].numpy())):
-        mine, others, *sizes = (ctypes.c_uint64 * 4).from_address(table)
+        mine, others, *sizes = (ctypes.c_uint64 * 4).from_address(table)  # type: ignore[assignment]
         assert sizes == [written.size, written.size]
         assert (others == written.ctypes.data) == same_process  # mapped once in a process
         written[100:104] = 7, 8, 9, 10
         assert ctypes.string_at(others + 100, 4) == bytes([7, 8, 9, 10])
-        assert ctypes.string_at(mine + 100, 4) == bytes(4)
+        assert ctypes.string_at(mine + 100, 4) == bytes(4)  # type: ignore[operator]
     one.close()
     assert one.arena is None and (one.arenas, one.zero_copy_rows) == (0, 0)
     two.close()

@@ -146,7 +146,7 @@ def test_throughput_rows_of_changing_size_share_the_memory(variables: Any) -> No
                 x, *_, handle, _ = buffer.dispatch(c.x[rank], config=Config(2 + 2 * (turn % 3)), **layout)
                 combined, _, _ = buffer.combine(x, handle)
                 out.append((x, combined))
-        return out
+        return out  # type: ignore[return-value]
 
     results = run_ranks(ranks, body)
     for turn, c in enumerate(cases):
