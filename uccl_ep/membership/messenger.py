@@ -20,16 +20,16 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 import msgpack
 
+from uccl_ep.membership.connections import MAX_QUEUED_FRAMES as MAX_QUEUED_FRAMES
+from uccl_ep.membership.connections import Incoming, Outgoing, SentFrames
 from uccl_ep.membership.proof import COUNT, MAC, NONCE, RANK, Talk, compare, keyed, seal
 from uccl_ep.system.os_limits import naming
 
 MAX_FRAME_BYTES = (1 << 20) + (1 << 12)  # a handshake blob and its envelope
-MAX_QUEUED_FRAMES = 256  # to one peer that does not read: states repeat what older ones said; sent ones, as many again
 _MAX_STRANGERS = 64  # connections without a hello at one time; the oldest gives way
 _HELLO_S = 5.0
 _LENGTH, _HELLO, _ANSWER = 4, RANK + NONCE + MAC, COUNT + MAC
@@ -37,47 +37,6 @@ _LINGER_S = 0.3  # what close() gives messages that are still queued: a rank may
 _PAUSE_S = 0.05  # before a connection that ended without the peer's proof is made again: a crowd may have pushed it out
 
 Message = dict[str, Any]
-
-
-@dataclass
-class _Incoming:
-    sock: socket.socket
-    nonce: bytes
-    since: float
-    rank: int = -1  # until its hello
-    key: bytes = b""
-    received: bytearray = field(default_factory=bytearray)
-
-
-@dataclass
-class _Outgoing:
-    rank: int
-    sock: socket.socket
-    nonce: bytes
-    received: bytearray = field(default_factory=bytearray)  # the peer's nonce, then its answer
-    connected: bool = False
-    key: bytes = b""  # once the peer has proven itself
-    unsent: bytearray = field(default_factory=bytearray)
-    number: int = 0  # of the next frame
-
-
-class _Sent:
-    """The last frames that a peer was sent, over all connections: it may not have got them."""
-
-    def __init__(self) -> None:
-        self.end = 0  # frames so far
-        self._last: deque[bytes] = deque(maxlen=MAX_QUEUED_FRAMES)
-
-    def add(self, body: bytes) -> None:
-        self._last.append(body)
-        self.end += 1
-
-    def since(self, number: int) -> list[bytes]:
-        """The frames from that number on. Raises OSError when they are kept no longer."""
-        missing = self.end - number
-        if not 0 <= missing <= len(self._last):
-            raise OSError(f"{missing} frames are missing")
-        return list(self._last)[len(self._last) - missing :]
 
 
 class Messenger:
@@ -115,9 +74,9 @@ class Messenger:
         self._addresses: dict[int, tuple[str, int]] = {}
         self._queues: dict[int, deque[bytes]] = {}
         self._lock = threading.Lock()
-        self._incoming: dict[socket.socket, _Incoming] = {}
-        self._outgoing: dict[int, _Outgoing] = {}
-        self._sent: dict[int, _Sent] = {}
+        self._incoming: dict[socket.socket, Incoming] = {}
+        self._outgoing: dict[int, Outgoing] = {}
+        self._sent: dict[int, SentFrames] = {}
         self._taken: dict[int, int] = {}  # frames of each peer so far
         self._again: dict[int, float] = {}  # ranks whose connection was lost, and when to make it anew
         with naming("socketpair for the agreement service"):
@@ -212,7 +171,7 @@ class Messenger:
         strangers = [c for c in self._incoming.values() if c.rank < 0]
         if len(strangers) >= _MAX_STRANGERS:
             self._drop_stranger(strangers[0])
-        connection = _Incoming(sock, secrets.token_bytes(NONCE), time.monotonic())
+        connection = Incoming(sock, secrets.token_bytes(NONCE), time.monotonic())
         self._incoming[sock] = connection
         self._selector.register(sock, selectors.EVENT_READ, self._read)
         try:
@@ -225,11 +184,11 @@ class Messenger:
         for connection in [c for c in self._incoming.values() if c.rank < 0 and now - c.since > _HELLO_S]:
             self._drop_stranger(connection)
 
-    def _drop_stranger(self, connection: _Incoming) -> None:
+    def _drop_stranger(self, connection: Incoming) -> None:
         self.strangers += 1
         self._drop(connection)
 
-    def _drop(self, connection: _Incoming) -> None:
+    def _drop(self, connection: Incoming) -> None:
         self._selector.unregister(connection.sock)
         connection.sock.close()
         del self._incoming[connection.sock]
@@ -255,7 +214,7 @@ class Messenger:
         except (ValueError, TypeError, KeyError):
             self._drop_stranger(connection)
 
-    def _take(self, connection: _Incoming) -> bool:
+    def _take(self, connection: Incoming) -> bool:
         """Takes a hello or a frame off what was received; False when there is no whole one. Raises ValueError."""
         received = connection.received
         if connection.rank < 0:
@@ -285,7 +244,7 @@ class Messenger:
         self._on_message(connection.rank, message)
         return True
 
-    def _welcome(self, connection: _Incoming, hello: bytes) -> None:
+    def _welcome(self, connection: Incoming, hello: bytes) -> None:
         """Checks a hello and answers it. Raises ValueError."""
         rank = int.from_bytes(hello[:RANK], "little")
         talk = Talk(self._key, rank, self.rank, hello[RANK : RANK + NONCE], connection.nonce)
@@ -322,12 +281,12 @@ class Messenger:
             return  # no descriptor is left: tried again with what is sent next
         sock.setblocking(False)
         error = sock.connect_ex(address)  # else: what came of it is read when the socket becomes writable
-        self._outgoing[rank] = out = _Outgoing(rank, sock, secrets.token_bytes(NONCE))
+        self._outgoing[rank] = out = Outgoing(rank, sock, secrets.token_bytes(NONCE))
         self._selector.register(sock, selectors.EVENT_WRITE, lambda _, mask: self._advance(out, mask))
         if error not in (0, errno.EINPROGRESS):
             self._lose(out, gone=True)
 
-    def _advance(self, out: _Outgoing, mask: int) -> None:
+    def _advance(self, out: Outgoing, mask: int) -> None:
         if not out.connected:
             if out.sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) != 0:
                 self._lose(out, gone=True)
@@ -356,7 +315,7 @@ class Messenger:
         if out.key:
             self._fill(out)
 
-    def _greet(self, out: _Outgoing) -> None:
+    def _greet(self, out: Outgoing) -> None:
         """Says who this is, or checks who answers. Raises ValueError."""
         nonce, answer = bytes(out.received[:NONCE]), bytes(out.received[NONCE:])
         talk = Talk(self._key, self.rank, out.rank, out.nonce, nonce)
@@ -367,17 +326,17 @@ class Messenger:
         taken = answer[:COUNT]
         compare(talk.proof(b"acceptor", taken), answer[COUNT:])
         number = int.from_bytes(taken, "little")
-        missing = self._sent.setdefault(out.rank, _Sent()).since(number)
+        missing = self._sent.setdefault(out.rank, SentFrames()).since(number)
         out.key, out.number = talk.proof(b"frames"), number
         for body in missing:
             self._put(out, body)
 
     @staticmethod
-    def _put(out: _Outgoing, body: bytes) -> None:
+    def _put(out: Outgoing, body: bytes) -> None:
         out.unsent += len(body).to_bytes(_LENGTH, "little") + seal(out.key, out.number, body) + body
         out.number += 1
 
-    def _fill(self, out: _Outgoing) -> None:
+    def _fill(self, out: Outgoing) -> None:
         with self._lock:
             queue = self._queues.get(out.rank, deque())
             while queue and len(out.unsent) < MAX_FRAME_BYTES:
@@ -386,13 +345,13 @@ class Messenger:
                 self._put(out, body)
         self._watch(out)
 
-    def _watch(self, out: _Outgoing) -> None:
+    def _watch(self, out: Outgoing) -> None:
         wanted = selectors.EVENT_READ | (selectors.EVENT_WRITE if out.unsent else 0)
         key = self._selector.get_key(out.sock)
         if key.events != wanted:
             self._selector.modify(out.sock, wanted, key.data)
 
-    def _lose(self, out: _Outgoing, gone: bool) -> None:
+    def _lose(self, out: Outgoing, gone: bool) -> None:
         self._selector.unregister(out.sock)
         out.sock.close()
         del self._outgoing[out.rank]
