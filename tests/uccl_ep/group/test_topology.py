@@ -80,7 +80,7 @@ def test_members_and_sizes_of_a_given_topology() -> None:
     assert (topology.fan, topology.num_landing_slots) == (2, 6)
 
 
-def test_host_of_is_the_rank_on_the_same_rail() -> None:
+def test_landing_rank_is_the_rank_on_the_same_rail() -> None:
     topology = Topology((0, 1, 1, 0, 2, 1))
     assert [topology.landing_rank(source, 0) for source in range(6)] == [0, 0, 3, 3, 0, 0]
     assert [topology.landing_rank(source, 1) for source in range(6)] == [1, 1, 2, 2, 1, 5]

@@ -56,7 +56,7 @@ def ends(*given: End) -> Iterator[None]:
             end.board.close()
 
 
-def test_switchboard_delivers_in_order_both_ways() -> None:
+def test_messenger_delivers_in_order_both_ways() -> None:
     a, b = End(0), End(1)
     with ends(a, b):
         for i in range(200):
@@ -69,7 +69,7 @@ def test_switchboard_delivers_in_order_both_ways() -> None:
         assert (a.board.strangers, b.board.strangers, a.gone, b.gone) == (0, 0, [], [])
 
 
-def test_switchboard_carries_its_largest_message_and_refuses_a_larger() -> None:
+def test_messenger_carries_its_largest_message_and_refuses_a_larger() -> None:
     a, b = End(0), End(1)
     with ends(a, b):
         blob = b"y" * (MAX_FRAME_BYTES - 16)
@@ -79,7 +79,7 @@ def test_switchboard_carries_its_largest_message_and_refuses_a_larger() -> None:
             a.board.send(1, {"b": b"y" * MAX_FRAME_BYTES})
 
 
-def test_switchboard_tells_of_a_rank_that_has_ended() -> None:
+def test_messenger_tells_of_a_rank_that_has_ended() -> None:
     a, b, c = End(0), End(1), End(2)
     with ends(a, b, c):
         a.board.send(1, {})
@@ -92,7 +92,7 @@ def test_switchboard_tells_of_a_rank_that_has_ended() -> None:
         assert eventually(lambda: c.heard)
 
 
-def test_switchboard_of_another_secret_is_a_stranger() -> None:
+def test_messenger_of_another_secret_is_counted_out() -> None:
     a, b = End(0), End(1, secret=b"another" * 4)
     with ends(a, b):
         b.board.send(0, {"i": 1})
@@ -157,7 +157,7 @@ HOSTILE: dict[str, Callable[[bytes], bytes]] = {
 
 
 @pytest.mark.parametrize("what", HOSTILE)
-def test_switchboard_drops_and_counts_hostile_bytes(what: str) -> None:
+def test_messenger_drops_and_counts_hostile_bytes(what: str) -> None:
     end = End(0)
     with ends(end):
         sock, nonce = dial(end)
@@ -178,7 +178,7 @@ def test_switchboard_drops_and_counts_hostile_bytes(what: str) -> None:
         sock.close()
 
 
-def test_switchboard_a_rank_that_comes_anew_takes_its_own_place() -> None:
+def test_messenger_a_rank_that_comes_anew_takes_its_own_place() -> None:
     end = End(0)
     with ends(end):
         (first, nonce), (second, other) = dial(end), dial(end)
@@ -190,7 +190,7 @@ def test_switchboard_a_rank_that_comes_anew_takes_its_own_place() -> None:
         second.close()
 
 
-def test_switchboard_drops_who_says_what_no_rank_says() -> None:
+def test_messenger_drops_who_says_what_no_rank_says() -> None:
     end = End(0, bad=True)
     with ends(end):
         sock, nonce = dial(end)
@@ -227,7 +227,7 @@ CHANGES: list[Callable[[bytes, bytes], bytes]] = [
 ]
 
 
-def test_switchboard_forged_replayed_and_reordered_frames_end_nothing() -> None:
+def test_messenger_forged_replayed_and_reordered_frames_end_nothing() -> None:
     """Somebody changes what he hands on: every change is counted, nothing is lost, nobody has gone."""
     a, b = End(0), End(1)
     between = Between(a)
@@ -252,7 +252,7 @@ def test_switchboard_forged_replayed_and_reordered_frames_end_nothing() -> None:
         own.close()
 
 
-def test_switchboard_who_connects_asks_for_proof_too() -> None:
+def test_messenger_who_connects_asks_for_proof_too() -> None:
     """Who listens in a rank's place and lacks the secret hears no message, is counted, and makes nobody gone."""
     end = End(1)
     with ends(end), socket.create_server(("127.0.0.1", 0)) as server:
@@ -275,7 +275,7 @@ def test_switchboard_who_connects_asks_for_proof_too() -> None:
         assert end.gone == []
 
 
-def test_switchboard_a_recorded_connection_is_of_no_use() -> None:
+def test_messenger_a_recorded_connection_is_of_no_use() -> None:
     a, b = End(0), End(1)
     with ends(a, b):
         sock, nonce = dial(a)
@@ -289,7 +289,7 @@ def test_switchboard_a_recorded_connection_is_of_no_use() -> None:
         assert eventually(lambda: a.heard == [(1, {"i": 7})] * 2)
 
 
-def test_switchboard_gives_silent_strangers_no_room(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_messenger_gives_silent_strangers_no_room(monkeypatch: pytest.MonkeyPatch) -> None:
     end, peer = End(0), End(1)
     with ends(end, peer):
         crowd = [dial(end)[0] for _ in range(messenger._MAX_STRANGERS + 8)]
@@ -304,7 +304,7 @@ def test_switchboard_gives_silent_strangers_no_room(monkeypatch: pytest.MonkeyPa
         assert is_dropped(sock)  # has said nothing in time
 
 
-def test_switchboard_leaves_no_thread_and_no_socket() -> None:
+def test_messenger_leaves_no_thread_and_no_socket() -> None:
     before = set(threading.enumerate())
     a, b = End(0), End(1)
     with ends(a, b):
@@ -317,7 +317,7 @@ def test_switchboard_leaves_no_thread_and_no_socket() -> None:
     a.board.send(1, {})  # without effect
 
 
-def test_switchboard_last_words_arrive_though_close_follows_at_once() -> None:
+def test_messenger_last_words_arrive_though_close_follows_at_once() -> None:
     for _ in range(20):
         a, b = End(0), End(1)
         with ends(a, b):
@@ -327,7 +327,7 @@ def test_switchboard_last_words_arrive_though_close_follows_at_once() -> None:
             assert eventually(lambda heard=b.heard: len(heard) == 5)
 
 
-def test_switchboard_close_waits_for_nobody_who_does_not_read() -> None:
+def test_messenger_close_waits_for_nobody_who_does_not_read() -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         a = End(0)
         a.board.meet({1: silent.getsockname()[:2]})

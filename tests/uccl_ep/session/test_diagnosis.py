@@ -17,7 +17,7 @@ from uccl_ep.session.diagnosis import Diagnosis
 NONE = 0xFFFFFFFF
 
 
-def witness(topology: Topology, rank: int, **words: dict[tuple[int, int], int]) -> Any:
+def diagnosis_of(topology: Topology, rank: int, **words: dict[tuple[int, int], int]) -> Any:
     """A rank's witness; words by (rank, offset), 0 where nothing is said."""
     absent = frozenset(r for r, node in enumerate(topology.node_of) if node == NO_NODE)
     control, signals = _native.ControlLayout(), _native.SignalLayout()
@@ -40,22 +40,22 @@ def fault(**changes: int) -> dict[str, int]:
 
 def test_diagnosis_names_who_is_missing_at_a_barrier() -> None:
     two = Topology((0, 0, 1, 1))
-    layout = witness(two, 0).plan.control
-    one = witness(two, 0, control={(0, layout.progress(3, 2)): 1 << 32 | 1, (0, layout.progress(3, 3)): 1 << 32})
+    layout = diagnosis_of(two, 0).plan.control
+    one = diagnosis_of(two, 0, control={(0, layout.progress(3, 2)): 1 << 32 | 1, (0, layout.progress(3, 3)): 1 << 32})
     assert one._root_cause(fault(phase=WaitPhase.BARRIER)) == 3
-    assert witness(two, 0)._root_cause(fault(phase=WaitPhase.BARRIER)) == NONE  # nobody was noted
+    assert diagnosis_of(two, 0)._root_cause(fault(phase=WaitPhase.BARRIER)) == NONE  # nobody was noted
     assert one._root_cause(fault(phase=WaitPhase.BARRIER, peer=1)) == 1  # a rank of the node
 
 
 def test_diagnosis_names_the_host_that_has_not_done_its_own_part() -> None:
     two = Topology((0, 0, 1, 1))
     phase = 3  # dispatch (receive): rows of rank 3 come in at rank 1
-    flag = witness(two, 0).plan.signals.flag(0, 1)
-    assert witness(two, 0)._root_cause(fault(phase=phase, peer=3, expected=5)) == 1
-    assert witness(two, 0, data={(1, flag): 5})._root_cause(fault(phase=phase, peer=3, expected=5)) == 3
+    flag = diagnosis_of(two, 0).plan.signals.flag(0, 1)
+    assert diagnosis_of(two, 0)._root_cause(fault(phase=phase, peer=3, expected=5)) == 1
+    assert diagnosis_of(two, 0, data={(1, flag): 5})._root_cause(fault(phase=phase, peer=3, expected=5)) == 3
     apart = Topology((0, 0, 1, 1), apart=True)  # they come in here, and this rank has done its part
-    own = witness(apart, 0).plan.signals.flag(0, 0)
-    assert witness(apart, 0, data={(0, own): 5})._root_cause(fault(phase=phase, peer=3, expected=5)) == 3
+    own = diagnosis_of(apart, 0).plan.signals.flag(0, 0)
+    assert diagnosis_of(apart, 0, data={(0, own): 5})._root_cause(fault(phase=phase, peer=3, expected=5)) == 3
 
 
 def raised(made: Any, found: dict[str, int]) -> UcclEpError:
@@ -115,11 +115,11 @@ def test_diagnosis_says_the_same_of_a_fault_whenever_it_is_asked(monkeypatch: py
 
 def world() -> Any:
     """Rank 0 of two nodes, on a network."""
-    return witness(Topology((0, 0, 1, 1)), 0)
+    return diagnosis_of(Topology((0, 0, 1, 1)), 0)
 
 
 def test_diagnosis_knows_nothing_of_absent_ranks() -> None:
-    one = witness(Topology((0, NO_NODE, 1)), 0)
+    one = diagnosis_of(Topology((0, NO_NODE, 1)), 0)
     assert one._root_cause(fault(phase=3, peer=1, expected=2)) == 1
     evidence = one._evidence(fault(kind=FaultKind.PEER_LOST, peer=1), "throughput_combine")
     assert (evidence.kernel, evidence.expected, evidence.seen, evidence.last_seen_s) == (
@@ -161,7 +161,7 @@ NOTHING = Knowledge()
 
 
 def heard(rank: int, words: Words, known: Knowledge = NOTHING) -> Any:
-    one = witness(Topology((0, 0, 1, 1)), rank)
+    one = diagnosis_of(Topology((0, 0, 1, 1)), rank)
     one.agreement_service = words
     one.regions.knowledge = lambda: known
     return one
