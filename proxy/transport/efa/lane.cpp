@@ -54,14 +54,11 @@ u32 EfaLane::count_pieces(const Peer& peer, const EfaPath& path, const RemoteSpa
   return pieces;
 }
 
-std::size_t EfaLane::post(std::span<const WriteRequest> requests) {
+std::size_t EfaLane::take(std::span<const WriteRequest> requests) {
   std::size_t n = 0;
   for (; n < requests.size(); ++n) {
     const WriteRequest& r = requests[n];
-    int code = 0;
-    const PeerBook::Verdict verdict = book_.judge(r, &code);
-    if (verdict == PeerBook::Verdict::kRefuse) refuse(r.peer, code);
-    if (verdict != PeerBook::Verdict::kPost) continue;
+    if (!book_.is_open(r.peer)) continue;
     Peer& p = peers_[r.peer];
     if (p.open == settings_.max_in_flight || free_.size() <= kControls) break;
     const u32 path = least_outstanding(p);
@@ -311,15 +308,9 @@ std::size_t EfaLane::poll_events(std::span<PeerEvent> out) {
   return receives_drained_ ? book_.take_events(out) : 0;
 }
 
-void EfaLane::refuse(u32 peer, int code) {
-  ++counters_.refused;
-  if (peer >= peers_.size()) return;
-  if (book_.fail(peer, PeerFault::kProtocol, code) && !peers_[peer].paths.empty()) part(peer, EPROTO);
-}
-
-void EfaLane::part(u32 peer, u32 code) {
+void EfaLane::part(u32 peer, u32 farewell) {
   peers_[peer].leaving = true;
-  peers_[peer].farewell_code = code;
+  peers_[peer].farewell_code = farewell;
   say_farewells(peer);
   flush();
 }
@@ -328,12 +319,6 @@ void EfaLane::part(u32 peer, u32 code) {
 void EfaLane::say_farewells(u32 peer) {
   Peer& p = peers_[peer];
   if (p.outstanding == 0 && !p.farewell_sent) p.farewell_sent = send_control(peer, 0, kEfaFarewell | p.farewell_code);
-}
-
-void EfaLane::close_peer(u32 peer) {
-  if (peer >= peers_.size()) return;
-  if (book_.is_open(peer)) part(peer, 0);
-  book_.close(peer);
 }
 
 bool EfaLane::all_quiet() const {

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "transport/efa/library.h"
-#include "transport/peer_book.h"
+#include "transport/judging_lane.h"
 #include "transport/verbs/address.h"
 #include "transport/verbs/memory.h"
 #include "transport/verbs/queue_pair.h"
@@ -35,7 +35,7 @@ struct EfaPath {
 inline constexpr u32 kEfaGreeting = 1u << 16;  // the sender's proof lies in the greeting area
 inline constexpr u32 kEfaFarewell = 2u << 16;  // | code
 
-class EfaLane final : public Lane {
+class EfaLane final : public JudgingLane {
  public:
   // Control path; throws std::runtime_error. Says in `notes` which features the device granted.
   EfaLane(const TransportSettings& settings, const std::vector<std::unique_ptr<VerbsNic>>& nics,
@@ -43,13 +43,10 @@ class EfaLane final : public Lane {
           const efadv::Functions& functions, std::vector<Note>& notes);
   ~EfaLane() override;
 
-  std::size_t post(std::span<const WriteRequest> requests) override;
   void flush() override;
   std::size_t poll_completions(std::span<u64> wr_ids) override;
   std::size_t poll_arrivals(std::span<Arrival> out) override;
   std::size_t poll_events(std::span<PeerEvent> out) override;
-  void close_peer(u32 peer) override;
-  const LaneCounters& counters() const override { return counters_; }
 
   // Control path.
   u32 queue_pair_number(u32 nic) const { return rails_[nic]->pair->number(); }
@@ -108,6 +105,7 @@ class EfaLane final : public Lane {
   void make_queue_pair(Rail& rail, const efadv::Functions& functions, std::vector<Note>& notes) const;
   void to_ready(ibv::Qp* qp, const VerbsNic& nic, u32 qkey, bool rnr_retries) const;
   // lane.cpp
+  std::size_t take(std::span<const WriteRequest> requests) override;
   const RemoteSpan* find_span(const Peer& peer, const WriteRequest& r) const;
   u32 count_pieces(const Peer& peer, const EfaPath& path, const RemoteSpan& span, const WriteRequest& r) const;
   Cut cut(const Peer& peer, const EfaPath& path, const RemoteSpan& span, const WriteRequest& r, u64 at) const;
@@ -124,16 +122,13 @@ class EfaLane final : public Lane {
   void complete(const Completion& c);
   bool arrive(const Completion& c, u32 nic, Arrival* out);
   void refill(Rail& rail, bool now);
-  void refuse(u32 peer, int code);
-  void part(u32 peer, u32 code);
+  void part(u32 peer, u32 farewell) override;
   void say_farewells(u32 peer);
   void leave();
 
   const TransportSettings settings_;
   const std::vector<std::unique_ptr<VerbsMemory>>& memories_;
   const std::vector<EfaDevice>& devices_;
-  PeerBook book_;
-  LaneCounters counters_;
   std::vector<std::unique_ptr<Rail>> rails_;
   std::vector<Peer> peers_;
   std::map<std::pair<u32, u64>, u32> sources_;  // (our NIC, their handle and queue pair) -> peer; fixed once connected

@@ -32,10 +32,10 @@ EfaLane::Rail::Rail(const VerbsNic& on, const RailShape& shape)
 EfaLane::EfaLane(const TransportSettings& settings, const std::vector<std::unique_ptr<VerbsNic>>& nics,
                  const std::vector<std::unique_ptr<VerbsMemory>>& memories, const std::vector<EfaDevice>& devices,
                  const efadv::Functions& functions, std::vector<Note>& notes)
-    : settings_(settings),
+    : JudgingLane(settings.num_ranks),
+      settings_(settings),
       memories_(memories),
       devices_(devices),
-      book_(settings.num_ranks),
       peers_(settings.num_ranks),
       blank_(kBatch) {
   for (u32 i = 0; i + 1 < kBatch; ++i) blank_[i].next = &blank_[i + 1];

@@ -31,12 +31,12 @@ VerbsLane::VerbsLane(const TransportSettings& settings, const VerbsTuning& tunin
                      const std::vector<std::unique_ptr<VerbsNic>>& nics,
                      const std::vector<std::unique_ptr<VerbsMemory>>& memories, bool hears_events,
                      std::vector<Note>& notes)
-    : settings_(settings),
+    : JudgingLane(settings.num_ranks),
+      settings_(settings),
       tuning_(tuning),
       nics_(nics),
       memories_(memories),
       hears_events_(hears_events),
-      book_(settings.num_ranks),
       place_of_(settings.num_ranks, kNowhere),
       peers_(settings.num_ranks),
       staged_(kStaged),
@@ -98,14 +98,11 @@ void VerbsLane::open_peer(u32 peer, const VerbsAddress& address, std::vector<u32
   book_.open(peer);
 }
 
-std::size_t VerbsLane::post(std::span<const WriteRequest> requests) {
+std::size_t VerbsLane::take(std::span<const WriteRequest> requests) {
   std::size_t n = 0;
   for (; n < requests.size(); ++n) {
     const WriteRequest& r = requests[n];
-    int code = 0;
-    const PeerBook::Verdict verdict = book_.judge(r, &code);
-    if (verdict == PeerBook::Verdict::kRefuse) refuse(r.peer, code);
-    if (verdict != PeerBook::Verdict::kPost) continue;
+    if (!book_.is_open(r.peer)) continue;
     Peer& p = peers_[r.peer];
     if (p.open == settings_.max_in_flight) break;
     VerbsQueue& q = least_outstanding(p);
