@@ -8,9 +8,8 @@
 
 #include "transport/efa/library.h"
 #include "transport/judging_lane.h"
-#include "transport/verbs/address.h"
-#include "transport/verbs/memory.h"
 #include "transport/verbs/queue_pair.h"
+#include "transport/verbs/remote_spans.h"
 
 namespace uccl {
 
@@ -60,14 +59,9 @@ class EfaLane final : public JudgingLane {
   void poll_greetings();
 
  private:
-  struct RemoteSpan {
-    u64 offset, bytes, base;
-    u32 first_chunk;
-  };
   struct Peer {
     std::vector<EfaPath> paths;
-    std::vector<RemoteSpan> spans;
-    u64 chunk_bytes = 0;
+    RemoteSpans spans;
     u32 open = 0;         // requests taken whose wr_ids have not been handed out
     u32 outstanding = 0;  // work requests on their way
     u32 greetings_done = 0, greetings_heard = 0, farewell_code = 0;
@@ -93,10 +87,6 @@ class EfaLane final : public JudgingLane {
     u32 path = 0, left = 0;
     Kind kind = Kind::kLast;
   };
-  struct Cut {
-    u64 bytes;
-    u32 lkey;
-  };
   static constexpr u32 kBatch = 64;
   static constexpr u32 kControls = 64;  // requests beyond the in-flight bounds: greetings, farewells
 
@@ -106,14 +96,12 @@ class EfaLane final : public JudgingLane {
   void to_ready(ibv::Qp* qp, const VerbsNic& nic, u32 qkey, bool rnr_retries) const;
   // lane.cpp
   std::size_t take(std::span<const WriteRequest> requests) override;
-  const RemoteSpan* find_span(const Peer& peer, const WriteRequest& r) const;
-  u32 count_pieces(const Peer& peer, const EfaPath& path, const RemoteSpan& span, const WriteRequest& r) const;
-  Cut cut(const Peer& peer, const EfaPath& path, const RemoteSpan& span, const WriteRequest& r, u64 at) const;
+  Route route_of(const WriteRequest& r, u32 path) const;
   u32 least_outstanding(const Peer& peer) const;
-  void start_request(u32 index, const RemoteSpan* span);
+  void start_request(u32 index, const Route& route);
   void succeed(u32 index, Kind kind);
   void release(u32 index) { free_.push_back(index); }
-  void emit_piece(u32 index, u64 at, const RemoteSpan* span, bool last);
+  void emit_piece(u32 index, const Route& route, bool last);
   ibv::QpEx* begin(u32 index, Kind kind, const EfaPath& path);
   bool send_control(u32 peer, u32 path, u32 immediate);
   void report_farewells();

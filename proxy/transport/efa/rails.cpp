@@ -129,12 +129,7 @@ void EfaLane::to_ready(ibv::Qp* qp, const VerbsNic& nic, u32 qkey, bool rnr_retr
 
 void EfaLane::add_peer(u32 peer, const VerbsAddress& address, std::vector<EfaPath> paths) {
   Peer& p = peers_[peer];
-  p.chunk_bytes = address.chunk_bytes;
-  u32 first_chunk = 0;
-  for (const VerbsSpanAddress& s : address.spans) {
-    p.spans.push_back({s.offset, s.bytes, s.base, first_chunk});
-    first_chunk += static_cast<u32>(num_chunks(s.bytes, address.chunk_bytes));
-  }
+  p.spans.set(address);
   for (const EfaPath& path : paths)
     sources_[{path.nic, static_cast<u64>(path.handle_number) << 32 | path.queue_pair}] = peer;
   p.paths = std::move(paths);

@@ -37,21 +37,13 @@ LibfabricLane::LibfabricLane(const LaneShape& shape, std::unique_ptr<RmaPort> po
       waiting_(shape.num_ranks),
       arrivals_(kArrivalsKept) {}
 
-// Where in the peer's memory a request goes; null when any byte of it lies outside.
-const RemoteMemory* LibfabricLane::target_of(const WriteRequest& r) const {
-  for (const RemoteMemory& m : peers_[r.peer].spans) {
-    if (r.remote_offset >= m.offset && r.bytes <= m.bytes && r.remote_offset - m.offset <= m.bytes - r.bytes) return &m;
-  }
-  return nullptr;
-}
-
 std::size_t LibfabricLane::take(std::span<const WriteRequest> requests) {
   std::size_t n = 0;
   for (; n < requests.size(); ++n) {
     const WriteRequest& r = requests[n];
     if (!book_.is_open(r.peer)) continue;
     Peer& p = peers_[r.peer];
-    const RemoteMemory* target = r.bytes == 0 ? &p.mailbox : target_of(r);
+    const RemoteMemory* target = r.bytes == 0 ? &p.mailbox : find_span(p.spans, r.remote_offset, r.bytes);
     if (target == nullptr) {
       refuse(r.peer, ERANGE);
       continue;

@@ -70,7 +70,6 @@ class LibfabricLane final : public JudgingLane {
 
   std::size_t take(std::span<const WriteRequest> requests) override;
   void part(u32 peer, u32 farewell) override;
-  const RemoteMemory* target_of(const WriteRequest& request) const;
   void pump();
   Step issue(Operation& o, bool more, int* error);
   int issue_piece(Operation& o, u64 bytes, bool last, bool more);

@@ -8,9 +8,8 @@
 #include <vector>
 
 #include "transport/judging_lane.h"
-#include "transport/verbs/address.h"
 #include "transport/verbs/endpoint.h"
-#include "transport/verbs/memory.h"
+#include "transport/verbs/remote_spans.h"
 
 namespace uccl {
 
@@ -103,14 +102,9 @@ class VerbsLane final : public JudgingLane {
 
  private:
   friend class VerbsGreeting;
-  struct RemoteSpan {
-    u64 offset, bytes, base;
-    u32 first_chunk;
-  };
   struct Peer {
     std::vector<u32> queues;
-    std::vector<RemoteSpan> spans;
-    u64 chunk_bytes = 0;
+    RemoteSpans spans;
     u32 open = 0;  // requests taken whose wr_ids have not been handed out
     u32 turn = 0;
   };
@@ -118,27 +112,13 @@ class VerbsLane final : public JudgingLane {
     ibv::SendWr wr;
     ibv::Sge sge;
   };
-  struct Route {  // of one request, as far as it has been cut
-    const VerbsMemory* memory;
-    const RemoteSpan* span;
-    u64 chunk_bytes;
-    u64 largest;  // bytes of one message
-  };
-  struct Cut {
-    u64 bytes = 0;
-    u32 lkey = 0, chunk = 0;  // the chunk is the peer's
-    bool readable = false;
-  };
   static constexpr u32 kStaged = 256;
   static constexpr u32 kBatch = 64;
   static constexpr u32 kNowhere = ~0u;
 
   // lane.cpp
   std::size_t take(std::span<const WriteRequest> requests) override;
-  const RemoteSpan* find_span(const Peer& peer, const WriteRequest& r) const;
   VerbsQueue& least_outstanding(Peer& peer);
-  Cut cut(const Route& route, const WriteRequest& r, u64 at) const;
-  u32 count_pieces(const Route& route, const WriteRequest& r) const;
   void stage_request(VerbsQueue& q, const Route& route, const WriteRequest& r, Cut c);
   Staged& stage(VerbsQueue& q, u32 opcode, u64 wr_id, bool last);
   void ring_doorbell(VerbsQueue& q);
