@@ -18,10 +18,11 @@ LoopbackLane::LoopbackLane(const TransportSettings& settings, u32 index)
       index_(index),
       local_(settings.local),
       max_in_flight_(settings.max_in_flight),
-      random_state_(settings.shuffle_seed == 0 ? 0
-                                               : settings.shuffle_seed ^ (settings.rank + 1ull) << 40 ^ index << 20),
+      random_state_(settings.in_process.shuffle_seed == 0
+                        ? 0
+                        : settings.in_process.shuffle_seed ^ (settings.rank + 1ull) << 40 ^ index << 20),
       by_rank_(settings.num_ranks, nullptr) {
-  if (settings.shuffle_seed != 0 && random_state_ == 0) random_state_ = 1;
+  if (settings.in_process.shuffle_seed != 0 && random_state_ == 0) random_state_ = 1;
 }
 
 LoopbackLane::~LoopbackLane() {
