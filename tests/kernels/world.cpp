@@ -6,7 +6,7 @@
 #include <thread>
 
 #include "native/check.h"
-#include "ring/producer.h"
+#include "ring/consumer.h"
 
 namespace uccl::testing {
 namespace {
