@@ -12,7 +12,7 @@
 
 #include "bench/device/ring_args.h"
 #include "ring/consumer.h"
-#include "ring/producer.h"
+#include "tests/proxy/ring/producer.h"
 
 namespace uccl::bench {
 

@@ -16,7 +16,7 @@
 #include <vector>
 
 #include "ring/consumer.h"
-#include "ring/producer.h"
+#include "tests/proxy/ring/producer.h"
 
 using namespace uccl;
 

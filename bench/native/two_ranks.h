@@ -11,7 +11,7 @@
 
 #include "engine/engine.h"
 #include "engine/words.h"
-#include "ring/producer.h"
+#include "tests/proxy/ring/producer.h"
 #include "transport/loopback/transport.h"
 
 namespace uccl {

@@ -11,7 +11,6 @@
 #include "engine/doorbell.h"
 #include "engine/faults.h"
 #include "engine/words.h"
-#include "ring/producer.h"
 
 namespace nb = nanobind;
 

@@ -31,10 +31,11 @@ u64 counters_bytes(u32 num_workers, u32 num_ranks) {
 
 ProxyHost::ProxyHost(ProxySettings settings) : settings_(std::move(settings)) {
   TransportSettings t;
+  t.fabric = settings_.fabric;
   for (const SpanSettings& s : settings_.spans) {
     local_.add(Span{s.offset, s.bytes, place(s)});
-    t.span_fds.push_back(s.fd < 0 ? -1 : segments_.back()->fd());
-    t.span_dmabuf_fds.push_back(s.dmabuf_fd);
+    t.shared_memory.span_fds.push_back(s.fd < 0 ? -1 : segments_.back()->fd());
+    t.fabric.span_dmabuf_fds.push_back(s.dmabuf_fd);
   }
   rings_ = map(settings_.rings_fd, settings_.num_rings * ring_bytes(settings_.ring_capacity));
   counters_ = map(settings_.counters_fd, counters_bytes(settings_.num_workers, settings_.num_ranks));
@@ -50,11 +51,10 @@ ProxyHost::ProxyHost(ProxySettings settings) : settings_(std::move(settings)) {
   t.session = settings_.session;
   t.secret = settings_.secret;
   t.local = local_;
-  t.interface_address = settings_.interface_address;
+  t.ip.interface_address = settings_.interface_address;
   t.max_in_flight = settings_.max_in_flight;
-  t.shuffle_seed = settings_.shuffle_seed;
+  t.in_process.shuffle_seed = settings_.shuffle_seed;
   t.connect_timeout_ns = settings_.connect_timeout_ns;
-  t.fabric = settings_.fabric;
   t.unreached = settings_.unreached;
   transport_.reset(make_transport(settings_.family, t).release());
 }

@@ -5,7 +5,7 @@
 #include <stdexcept>
 #include <string>
 
-#include "ring/producer.h"
+#include "ring/consumer.h"
 
 namespace uccl {
 namespace {

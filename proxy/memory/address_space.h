@@ -14,16 +14,22 @@ struct Span {
   u8* base = nullptr;  // where those bytes are in this process
 };
 
+// The one of `spans` that holds every byte of [offset, offset + bytes), or null.
+template <class AnySpan>
+const AnySpan* find_span(const std::vector<AnySpan>& spans, u64 offset, u64 bytes) {
+  for (const AnySpan& s : spans)
+    if (offset >= s.offset && bytes <= s.bytes && offset - s.offset <= s.bytes - bytes) return &s;
+  return nullptr;
+}
+
 // A handful of spans, looked up in the hot loop: linear search, no allocation.
 class AddressSpace {
  public:
   void add(Span s) { spans_.push_back(s); }
   // The address of [offset, offset + bytes), or null when any byte of it lies outside every span.
   u8* resolve(u64 offset, u64 bytes) const {
-    for (const Span& s : spans_)
-      if (offset >= s.offset && bytes <= s.bytes && offset - s.offset <= s.bytes - bytes)
-        return s.base + (offset - s.offset);
-    return nullptr;
+    const Span* s = find_span(spans_, offset, bytes);
+    return s == nullptr ? nullptr : s->base + (offset - s->offset);
   }
   const std::vector<Span>& spans() const { return spans_; }
 

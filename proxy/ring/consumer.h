@@ -1,10 +1,16 @@
-// The proxy's end of a ring: one thread, no locks, no allocation.
+// The proxy's end of a ring: one thread, no locks, no allocation. And what producers hold of a ring in one host segment.
 #pragma once
 #include <atomic>
 
 #include "ring/layout.h"
 
 namespace uccl {
+
+// The view of a ring whose words all lie in one host segment.
+inline RingView ring_view(void* memory, u32 capacity) {
+  auto* h = static_cast<RingHeader*>(memory);
+  return RingView{reinterpret_cast<u128*>(h + 1), &h->head, &h->cached_tail, &h->tail, &h->done, capacity, 0};
+}
 
 class RingConsumer {
  public:

@@ -1,7 +1,6 @@
 // What a rank's script calls of the driver, on the rank's fiber: launches, silence, barriers, leaving others out.
 #include "engine/words.h"
 #include "kernels/collective/barrier.h"
-#include "ring/producer.h"
 #include "simulation/driver.h"
 
 namespace uccl::simulation {
@@ -47,9 +46,11 @@ void Driver::quiet(u32 rank) {
   bool ok = true;
   for (u32 i = 0; ok && i < c.num_rings; ++i) {
     const Command command{.op = Op::kQuiet, .peer = rank};
-    u64 ticket = 0;
-    ok = ring_push(c.rings[i], std::span(&command, 1), &ticket, wait);
-    while (ok && read_word(*c.rings[i].done) <= ticket) ok = wait();
+    const RingView& ring = c.rings[i];
+    const u64 ticket = simt::add_gpu(ring.head, 1ull);
+    while (ok && !ring_room(ring, ticket)) ok = wait();
+    if (ok) ring_store(ring, ticket, command);
+    while (ok && read_word(*ring.done) <= ticket) ok = wait();
   }
   if (!ok) world_.raise_timeout(rank);
   end_launch(rank);

@@ -24,6 +24,9 @@ struct FabricSettings {
   u32 timeout = 14;               // InfiniBand's 4.096 us * 2^timeout until a retry
   u32 retries = 6;                // 7 means for ever on some devices: a dead peer would never be noticed
   bool relaxed_ordering = true;   // of a write's bytes on PCIe; the immediate still comes after them
+  // The dma-buf that holds local.spans()[i] from its byte 0 on (a GPU's memory), -1 or absent: plain memory of this
+  // process. Known to who holds the memory, so not among the choices that Python makes.
+  std::vector<int> span_dmabuf_fds;
 };
 
 // A choice and why it was made; printed with UCCL_EP_EXPLAIN=1 and by `uccl-ep plan`.

@@ -16,6 +16,7 @@ class PeerBook {
  public:
   explicit PeerBook(u32 num_ranks) : states_(num_ranks, PeerState::kAbsent), events_(num_ranks) {}
 
+  u32 num_ranks() const { return static_cast<u32>(states_.size()); }
   PeerState state(u32 peer) const { return states_[peer]; }
   bool is_open(u32 peer) const { return states_[peer] == PeerState::kOpen; }
   void open(u32 peer) { states_[peer] = PeerState::kOpen; }
@@ -38,20 +39,38 @@ class PeerBook {
     return n;
   }
 
-  // What a lane does with a request before anything else. A request that no engine should have posted makes its peer
-  // fail, because dropping it in silence would leave the receiver waiting for it.
-  enum class Verdict { kPost, kDrop, kRefuse };
-  Verdict judge(const WriteRequest& r, int* code) const {
-    if (r.peer >= states_.size()) {
-      *code = EINVAL;
-      return Verdict::kRefuse;
+  // How many of `requests`, from the front, may be posted: their peers are open and their lengths allowed.
+  std::size_t num_good(std::span<const WriteRequest> requests) const {
+    std::size_t n = 0;
+    while (n < requests.size() && verdict(requests[n]) == 0) ++n;
+    return n;
+  }
+
+  // What a lane does with requests before anything else; returns how many it is done with, from the front. Good ones go
+  // to `take`, run by run, which returns how many of them it had room for. One to a peer that is gone is dropped. One that
+  // no engine should have posted goes to `refuse` with an errno, and its peer fails there: dropping it in silence would
+  // leave the receiver waiting for it.
+  template <class Take, class Refuse>
+  std::size_t judge(std::span<const WriteRequest> requests, Take take, Refuse refuse) const {
+    for (std::size_t n = 0;; ++n) {
+      const std::size_t good = num_good(requests.subspan(n));
+      const std::size_t taken = take(requests.subspan(n, good));
+      n += taken;
+      if (taken != good || n == requests.size()) return n;
+      const int code = verdict(requests[n]);
+      if (code > 0) refuse(requests[n].peer, code);
     }
-    if (states_[r.peer] == PeerState::kLost || states_[r.peer] == PeerState::kClosed) return Verdict::kDrop;
-    *code = states_[r.peer] == PeerState::kAbsent ? ENOTCONN : r.bytes > kMaxWriteBytes ? EMSGSIZE : 0;
-    return *code == 0 ? Verdict::kPost : Verdict::kRefuse;
   }
 
  private:
+  static constexpr int kDropped = -1;
+  // 0: good; else kDropped, or the errno with which the request is refused.
+  int verdict(const WriteRequest& r) const {
+    if (r.peer >= states_.size()) return EINVAL;
+    if (states_[r.peer] == PeerState::kLost || states_[r.peer] == PeerState::kClosed) return kDropped;
+    return states_[r.peer] == PeerState::kAbsent ? ENOTCONN : r.bytes > kMaxWriteBytes ? EMSGSIZE : 0;
+  }
+
   std::vector<PeerState> states_;
   std::vector<PeerEvent> events_;  // one per peer at most, so it never wraps
   std::size_t num_events_ = 0, next_event_ = 0;

@@ -25,7 +25,7 @@ TransportSettings transport_settings(const ProbeSettings& p, const Segment& memo
   s.max_in_flight = kWindow;
   s.connect_timeout_ns = p.timeout_ns;
   s.local.add(Span{0, memory.bytes(), static_cast<u8*>(memory.data())});
-  s.span_fds = {memory.fd()};
+  s.shared_memory.span_fds = {memory.fd()};
   return s;
 }
 

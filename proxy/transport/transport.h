@@ -82,25 +82,36 @@ class Lane {
   virtual const LaneCounters& counters() const = 0;
 };
 
+// Each of these is read by the families that its comment names, beside TransportSettings' own fields.
+struct SharedMemorySettings {  // shared_memory
+  // The memfd that holds local.spans()[i] from its byte 0 on, -1: it cannot be mapped, and peers' writes are refused. They
+  // stay open until every peer has connected.
+  std::vector<int> span_fds;
+};
+struct IpSettings {  // tcp, and libfabric's providers on IP
+  std::string interface_address;  // the one address to listen on, "" = 127.0.0.1
+};
+struct InProcessSettings {  // loopback, simulated
+  u64 shuffle_seed = 0;  // a random order is derived from this; 0 = as posted
+};
+
 struct TransportSettings {
   u32 rank = 0;
   u32 num_ranks = 1;
   u32 num_lanes = 1;
-  u64 session = 0;               // one number per Buffer group, the same on all ranks
-  std::string secret;            // 32 bytes, the same on all ranks; whoever lacks it is dropped
-  AddressSpace local;            // where incoming writes may land; everything else is refused
-  std::vector<int> span_fds;     // shared_memory: memfd that holds local.spans()[i] from its byte 0 on, -1 = not
-                                 // mappable (peers' writes are refused). Stay open until every peer has connected
-  std::vector<int> span_dmabuf_fds;  // verbs, efa: dma-buf that holds local.spans()[i] from its byte 0 on (a GPU's
-                                     // memory), -1 or absent: plain memory of this process
-  FabricSettings fabric;         // verbs, efa, libfabric
-  std::string interface_address; // tcp: the one address to listen on, "" = 127.0.0.1
-  u32 max_in_flight = 256;       // writes per peer and lane that may be open; sizes every queue
-  u64 shuffle_seed = 0;          // loopback, simulated: a random order derived from this; 0 = as posted
+  u64 session = 0;  // one number per Buffer group, the same on all ranks
+  std::string secret;  // 32 bytes, the same on all ranks; whoever lacks it is dropped
+  AddressSpace local;  // where incoming writes may land; everything else is refused
+  u32 max_in_flight = 256;  // writes per peer and lane that may be open; sizes every queue
   u64 connect_timeout_ns = 30ull * 1000 * 1000 * 1000;
   // Ranks that connect() will have no address of: those of this rank's node, and the absent. Families with a connection
   // a peer make none for them.
   std::vector<u32> unreached;
+
+  InProcessSettings in_process;
+  SharedMemorySettings shared_memory;
+  IpSettings ip;
+  FabricSettings fabric;  // verbs, efa, libfabric
 
   bool reaches(u32 peer) const {
     return peer != rank && std::find(unreached.begin(), unreached.end(), peer) == unreached.end();

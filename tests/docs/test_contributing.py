@@ -36,7 +36,7 @@ def test_docs_transport_skeleton_compiles(tmp_path: Path) -> None:
 
 def test_docs_transport_steps_name_what_exists() -> None:
     loopback = "".join(p.read_text(encoding="utf-8") for p in (ROOT / "proxy/transport/loopback").glob("*.*"))
-    for name in ("loopback_join", "LoopbackLane::post", "LoopbackLane::deliver"):
+    for name in ("loopback_join", "LoopbackLane::take", "LoopbackLane::deliver"):
         assert name in TEXT and name in loopback
     checks = (ROOT / "tests/proxy/transport/test_transport.cpp").read_text(encoding="utf-8")
     count = len(re.findall(r"^OVER_FAMILIES\(", checks, re.M))

@@ -4,7 +4,7 @@
 #include "engine/faults.h"
 #include "exhaustive/private_state.h"
 #include "exhaustive/rank.h"
-#include "ring/producer.h"
+#include "proxy/ring/producer.h"
 
 namespace uccl::testing {
 

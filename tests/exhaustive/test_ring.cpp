@@ -6,8 +6,8 @@
 #include <array>
 
 #include "exhaustive/explore.h"
+#include "kernels/device/ring_push.h"
 #include "ring/consumer.h"
-#include "ring/producer.h"
 
 using namespace uccl;
 using namespace uccl::testing;
@@ -97,7 +97,7 @@ class RingWorld {
       case kRoom: {
         RingView view = ring_view(&s_.ring, plan_.capacity);
         view.tail = &w.looked;
-        w.step = ring_has_room(view, w.ticket) ? 2 : 0;
+        w.step = ring_room(view, w.ticket) ? 2 : 0;
         w.looked = 0;  // of no further use: states that differ in it are one
         return;
       }
@@ -158,7 +158,7 @@ class RingWorld {
     // No slot is overwritten before it was read: the lap before has been taken.
     CHECK(w.ticket < plan_.start + plan_.capacity || s_.next > w.ticket - plan_.capacity);
     RingWords scratch = s_.ring;
-    ring_commit(ring_view(&scratch, plan_.capacity), w.ticket, command(w.ticket));
+    ring_store(ring_view(&scratch, plan_.capacity), w.ticket, command(w.ticket));
     u128& slot = s_.ring.slots[w.ticket % plan_.capacity];
     const u128& whole = scratch.slots[w.ticket % plan_.capacity];
     (a.kind == kStoreLo ? slot.lo : slot.hi) = a.kind == kStoreLo ? whole.lo : whole.hi;

@@ -6,7 +6,6 @@
 #include <thread>
 
 #include "native/check.h"
-#include "ring/producer.h"
 #include "transport/transport.h"
 
 namespace uccl::testing {
@@ -49,7 +48,7 @@ World::World(const WorldShape& shape) : shape_(shape) {
     t.secret.assign(32, 's');
     t.local = flat_space(*ranks_[r]);
     t.max_in_flight = 2 * shape_.max_in_flight;
-    t.shuffle_seed = shape_.shuffle_seed;
+    t.in_process.shuffle_seed = shape_.shuffle_seed;
     t.fabric = shape_.fabric;
     for (u32 p = 0; p < num_ranks(); ++p)
       if (p != r && shape_.node_of[p] == shape_.node_of[r]) t.unreached.push_back(p);

@@ -31,7 +31,7 @@ byte finished;
 #define LAP(ticket) (1 - (((ticket) / SLOTS) % 2))
 #endif
 
-/* proxy/ring/producer.h ring_push, ring_has_room, ring_commit; kernels/device/ring_push.h push */
+/* kernels/device/ring_push.h push, ring_room, ring_store */
 proctype Producer() {
   byte ticket, seen, pushed;
   do

@@ -385,9 +385,9 @@ FAULTS = (
     ),
     Fault(
         "slot-reused-too-early",
-        "proxy/ring/producer.h",
-        "cached.load(std::memory_order_relaxed) < r.capacity",
-        "cached.load(std::memory_order_relaxed) <= r.capacity",
+        "kernels/device/ring_push.h",
+        "ld_relaxed_gpu(ring.cached_tail) < ring.capacity",
+        "ld_relaxed_gpu(ring.cached_tail) <= ring.capacity",
         ("exhaustive_ring_two_producers_over_two_slots",),
         WRONG,
     ),

@@ -21,13 +21,6 @@ u64 source_key(u32 handle, u32 queue_pair) { return static_cast<u64>(handle) << 
 
 }  // namespace
 
-const EfaLane::RemoteSpan* EfaLane::find_span(const Peer& peer, const WriteRequest& r) const {
-  for (const RemoteSpan& s : peer.spans) {
-    if (r.remote_offset >= s.offset && r.bytes <= s.bytes && r.remote_offset - s.offset <= s.bytes - r.bytes) return &s;
-  }
-  return nullptr;
-}
-
 u32 EfaLane::least_outstanding(const Peer& peer) const {
   u32 best = 0;
   for (u32 i = 1; i < peer.paths.size(); ++i) {
@@ -36,48 +29,32 @@ u32 EfaLane::least_outstanding(const Peer& peer) const {
   return best;
 }
 
-EfaLane::Cut EfaLane::cut(const Peer& peer, const EfaPath& path, const RemoteSpan& span, const WriteRequest& r,
-                          u64 at) const {
-  const VerbsMemory::Piece local = memories_[path.nic]->find(r.source + at);
-  const u64 there = r.remote_offset - span.offset + at;
-  const u64 chunk_end = (there / peer.chunk_bytes + 1) * peer.chunk_bytes;
-  return {std::min({r.bytes - at, local.bytes, chunk_end - there, devices_[path.nic].largest}), local.lkey};
+Route EfaLane::route_of(const WriteRequest& r, u32 path) const {
+  const Peer& p = peers_[r.peer];
+  const u32 nic = p.paths[path].nic;
+  return {memories_[nic].get(), p.spans.find(r), p.spans.chunk_bytes(), devices_[nic].largest};
 }
 
-u32 EfaLane::count_pieces(const Peer& peer, const EfaPath& path, const RemoteSpan& span, const WriteRequest& r) const {
-  u32 pieces = 0;
-  for (u64 at = 0; at < r.bytes; ++pieces) {
-    const u64 bytes = cut(peer, path, span, r, at).bytes;
-    if (bytes == 0) return 0;  // not registered
-    at += bytes;
-  }
-  return pieces;
-}
-
-std::size_t EfaLane::post(std::span<const WriteRequest> requests) {
+std::size_t EfaLane::take(std::span<const WriteRequest> requests) {
   std::size_t n = 0;
   for (; n < requests.size(); ++n) {
     const WriteRequest& r = requests[n];
-    int code = 0;
-    const PeerBook::Verdict verdict = book_.judge(r, &code);
-    if (verdict == PeerBook::Verdict::kRefuse) refuse(r.peer, code);
-    if (verdict != PeerBook::Verdict::kPost) continue;
+    if (!book_.is_open(r.peer)) continue;
     Peer& p = peers_[r.peer];
     if (p.open == settings_.max_in_flight || free_.size() <= kControls) break;
     const u32 path = least_outstanding(p);
     Rail& rail = *rails_[p.paths[path].nic];
-    const bool empty = r.bytes == 0;
-    const RemoteSpan* span = empty ? nullptr : find_span(p, r);
-    const u32 pieces = empty ? 1 : span == nullptr ? 0 : count_pieces(p, p.paths[path], *span, r);
+    const Route route = route_of(r, path);
+    const u32 pieces = r.bytes == 0 ? 1 : route.span == nullptr ? 0 : route.count_pieces(r);
     if (pieces == 0 || pieces > rail.depth) {
-      refuse(r.peer, pieces != 0 ? EMSGSIZE : span == nullptr ? ERANGE : EFAULT);
+      refuse(r.peer, pieces != 0 ? EMSGSIZE : route.span == nullptr ? ERANGE : EFAULT);
       continue;
     }
     if (rail.outstanding + pieces > rail.depth) break;
     const u32 index = free_.back();
     free_.pop_back();
     requests_[index] = Request{r, 0, path, 0, Kind::kLast};
-    start_request(index, span);
+    start_request(index, route);
     ++p.open;
     ++counters_.writes;
     counters_.write_bytes += r.bytes;
@@ -86,16 +63,14 @@ std::size_t EfaLane::post(std::span<const WriteRequest> requests) {
 }
 
 // All pieces but the last; that one, with the immediate, when they are complete.
-void EfaLane::start_request(u32 index, const RemoteSpan* span) {
+void EfaLane::start_request(u32 index, const Route& route) {
   Request& q = requests_[index];
-  Peer& p = peers_[q.write.peer];
-  const EfaPath& path = p.paths[q.path];
   for (u64 bytes; q.write.bytes != 0; q.at += bytes) {
-    bytes = cut(p, path, *span, q.write, q.at).bytes;
+    bytes = route.cut(q.write, q.at).bytes;
     if (q.at + bytes == q.write.bytes) break;
-    emit_piece(index, q.at, span, false);
+    emit_piece(index, route, false);
   }
-  if (q.left == 0) emit_piece(index, q.at, span, true);
+  if (q.left == 0) emit_piece(index, route, true);
 }
 
 ibv::QpEx* EfaLane::begin(u32 index, Kind kind, const EfaPath& path) {
@@ -111,25 +86,23 @@ ibv::QpEx* EfaLane::begin(u32 index, Kind kind, const EfaPath& path) {
   return x;
 }
 
-void EfaLane::emit_piece(u32 index, u64 at, const RemoteSpan* span, bool last) {
+void EfaLane::emit_piece(u32 index, const Route& route, bool last) {
   const Request& q = requests_[index];
-  const Peer& p = peers_[q.write.peer];
-  const EfaPath& path = p.paths[q.path];
+  const EfaPath& path = peers_[q.write.peer].paths[q.path];
   ibv::QpEx* x = begin(index, last ? Kind::kLast : Kind::kPiece, path);
   u64 address = path.greeting_address;  // of nothing, when there are no bytes
   u32 rkey = path.greeting_rkey;
-  Cut c{0, 0};
-  if (span != nullptr) {
-    const u64 there = q.write.remote_offset - span->offset + at;
-    c = cut(p, path, *span, q.write, at);
-    address = span->base + there;
-    rkey = path.rkeys[span->first_chunk + there / p.chunk_bytes];
+  Cut c;
+  if (q.write.bytes != 0) {
+    c = route.cut(q.write, q.at);
+    address = c.remote_address;
+    rkey = path.rkeys[c.chunk];
   }
   if (last)
     x->wr_rdma_write_imm(x, rkey, address, htonl(q.write.immediate));
   else
     x->wr_rdma_write(x, rkey, address);
-  x->wr_set_sge(x, c.lkey, c.bytes == 0 ? 0 : reinterpret_cast<u64>(q.write.source + at), static_cast<u32>(c.bytes));
+  x->wr_set_sge(x, c.lkey, c.bytes == 0 ? 0 : reinterpret_cast<u64>(q.write.source + q.at), static_cast<u32>(c.bytes));
   x->wr_set_ud_addr(x, path.handle, path.queue_pair, path.qkey);
 }
 
@@ -213,7 +186,7 @@ void EfaLane::complete(const Completion& c) {
 void EfaLane::succeed(u32 index, Kind kind) {
   const Request& q = requests_[index];
   if (kind == Kind::kPiece) {
-    emit_piece(index, q.at, find_span(peers_[q.write.peer], q.write), true);  // into the place that just became free
+    emit_piece(index, route_of(q.write, q.path), true);  // into the place that just became free
   } else if (kind == Kind::kLast) {
     complete_[(complete_begin_ + num_complete_++) % complete_.size()] = index;
   } else {
@@ -311,15 +284,9 @@ std::size_t EfaLane::poll_events(std::span<PeerEvent> out) {
   return receives_drained_ ? book_.take_events(out) : 0;
 }
 
-void EfaLane::refuse(u32 peer, int code) {
-  ++counters_.refused;
-  if (peer >= peers_.size()) return;
-  if (book_.fail(peer, PeerFault::kProtocol, code) && !peers_[peer].paths.empty()) part(peer, EPROTO);
-}
-
-void EfaLane::part(u32 peer, u32 code) {
+void EfaLane::part(u32 peer, u32 farewell) {
   peers_[peer].leaving = true;
-  peers_[peer].farewell_code = code;
+  peers_[peer].farewell_code = farewell;
   say_farewells(peer);
   flush();
 }
@@ -328,12 +295,6 @@ void EfaLane::part(u32 peer, u32 code) {
 void EfaLane::say_farewells(u32 peer) {
   Peer& p = peers_[peer];
   if (p.outstanding == 0 && !p.farewell_sent) p.farewell_sent = send_control(peer, 0, kEfaFarewell | p.farewell_code);
-}
-
-void EfaLane::close_peer(u32 peer) {
-  if (peer >= peers_.size()) return;
-  if (book_.is_open(peer)) part(peer, 0);
-  book_.close(peer);
 }
 
 bool EfaLane::all_quiet() const {

@@ -7,10 +7,9 @@
 #include <vector>
 
 #include "transport/efa/library.h"
-#include "transport/peer_book.h"
-#include "transport/verbs/address.h"
-#include "transport/verbs/memory.h"
+#include "transport/judging_lane.h"
 #include "transport/verbs/queue_pair.h"
+#include "transport/verbs/remote_spans.h"
 
 namespace uccl {
 
@@ -35,7 +34,7 @@ struct EfaPath {
 inline constexpr u32 kEfaGreeting = 1u << 16;  // the sender's proof lies in the greeting area
 inline constexpr u32 kEfaFarewell = 2u << 16;  // | code
 
-class EfaLane final : public Lane {
+class EfaLane final : public JudgingLane {
  public:
   // Control path; throws std::runtime_error. Says in `notes` which features the device granted.
   EfaLane(const TransportSettings& settings, const std::vector<std::unique_ptr<VerbsNic>>& nics,
@@ -43,13 +42,10 @@ class EfaLane final : public Lane {
           const efadv::Functions& functions, std::vector<Note>& notes);
   ~EfaLane() override;
 
-  std::size_t post(std::span<const WriteRequest> requests) override;
   void flush() override;
   std::size_t poll_completions(std::span<u64> wr_ids) override;
   std::size_t poll_arrivals(std::span<Arrival> out) override;
   std::size_t poll_events(std::span<PeerEvent> out) override;
-  void close_peer(u32 peer) override;
-  const LaneCounters& counters() const override { return counters_; }
 
   // Control path.
   u32 queue_pair_number(u32 nic) const { return rails_[nic]->pair->number(); }
@@ -63,14 +59,9 @@ class EfaLane final : public Lane {
   void poll_greetings();
 
  private:
-  struct RemoteSpan {
-    u64 offset, bytes, base;
-    u32 first_chunk;
-  };
   struct Peer {
     std::vector<EfaPath> paths;
-    std::vector<RemoteSpan> spans;
-    u64 chunk_bytes = 0;
+    RemoteSpans spans;
     u32 open = 0;         // requests taken whose wr_ids have not been handed out
     u32 outstanding = 0;  // work requests on their way
     u32 greetings_done = 0, greetings_heard = 0, farewell_code = 0;
@@ -96,10 +87,6 @@ class EfaLane final : public Lane {
     u32 path = 0, left = 0;
     Kind kind = Kind::kLast;
   };
-  struct Cut {
-    u64 bytes;
-    u32 lkey;
-  };
   static constexpr u32 kBatch = 64;
   static constexpr u32 kControls = 64;  // requests beyond the in-flight bounds: greetings, farewells
 
@@ -108,14 +95,13 @@ class EfaLane final : public Lane {
   void make_queue_pair(Rail& rail, const efadv::Functions& functions, std::vector<Note>& notes) const;
   void to_ready(ibv::Qp* qp, const VerbsNic& nic, u32 qkey, bool rnr_retries) const;
   // lane.cpp
-  const RemoteSpan* find_span(const Peer& peer, const WriteRequest& r) const;
-  u32 count_pieces(const Peer& peer, const EfaPath& path, const RemoteSpan& span, const WriteRequest& r) const;
-  Cut cut(const Peer& peer, const EfaPath& path, const RemoteSpan& span, const WriteRequest& r, u64 at) const;
+  std::size_t take(std::span<const WriteRequest> requests) override;
+  Route route_of(const WriteRequest& r, u32 path) const;
   u32 least_outstanding(const Peer& peer) const;
-  void start_request(u32 index, const RemoteSpan* span);
+  void start_request(u32 index, const Route& route);
   void succeed(u32 index, Kind kind);
   void release(u32 index) { free_.push_back(index); }
-  void emit_piece(u32 index, u64 at, const RemoteSpan* span, bool last);
+  void emit_piece(u32 index, const Route& route, bool last);
   ibv::QpEx* begin(u32 index, Kind kind, const EfaPath& path);
   bool send_control(u32 peer, u32 path, u32 immediate);
   void report_farewells();
@@ -124,16 +110,13 @@ class EfaLane final : public Lane {
   void complete(const Completion& c);
   bool arrive(const Completion& c, u32 nic, Arrival* out);
   void refill(Rail& rail, bool now);
-  void refuse(u32 peer, int code);
-  void part(u32 peer, u32 code);
+  void part(u32 peer, u32 farewell) override;
   void say_farewells(u32 peer);
   void leave();
 
   const TransportSettings settings_;
   const std::vector<std::unique_ptr<VerbsMemory>>& memories_;
   const std::vector<EfaDevice>& devices_;
-  PeerBook book_;
-  LaneCounters counters_;
   std::vector<std::unique_ptr<Rail>> rails_;
   std::vector<Peer> peers_;
   std::map<std::pair<u32, u64>, u32> sources_;  // (our NIC, their handle and queue pair) -> peer; fixed once connected

@@ -32,10 +32,10 @@ EfaLane::Rail::Rail(const VerbsNic& on, const RailShape& shape)
 EfaLane::EfaLane(const TransportSettings& settings, const std::vector<std::unique_ptr<VerbsNic>>& nics,
                  const std::vector<std::unique_ptr<VerbsMemory>>& memories, const std::vector<EfaDevice>& devices,
                  const efadv::Functions& functions, std::vector<Note>& notes)
-    : settings_(settings),
+    : JudgingLane(settings.num_ranks),
+      settings_(settings),
       memories_(memories),
       devices_(devices),
-      book_(settings.num_ranks),
       peers_(settings.num_ranks),
       blank_(kBatch) {
   for (u32 i = 0; i + 1 < kBatch; ++i) blank_[i].next = &blank_[i + 1];
@@ -129,12 +129,7 @@ void EfaLane::to_ready(ibv::Qp* qp, const VerbsNic& nic, u32 qkey, bool rnr_retr
 
 void EfaLane::add_peer(u32 peer, const VerbsAddress& address, std::vector<EfaPath> paths) {
   Peer& p = peers_[peer];
-  p.chunk_bytes = address.chunk_bytes;
-  u32 first_chunk = 0;
-  for (const VerbsSpanAddress& s : address.spans) {
-    p.spans.push_back({s.offset, s.bytes, s.base, first_chunk});
-    first_chunk += static_cast<u32>(num_chunks(s.bytes, address.chunk_bytes));
-  }
+  p.spans.set(address);
   for (const EfaPath& path : paths)
     sources_[{path.nic, static_cast<u64>(path.handle_number) << 32 | path.queue_pair}] = peer;
   p.paths = std::move(paths);

@@ -118,7 +118,7 @@ RegisteredMemory register_spans(const Provider& provider, fi::Domain& domain, fi
   RegisteredMemory memory;
   const auto& spans = settings.local.spans();
   for (std::size_t i = 0; i < spans.size(); ++i) {
-    const int fd = i < settings.span_dmabuf_fds.size() ? settings.span_dmabuf_fds[i] : -1;
+    const int fd = i < settings.fabric.span_dmabuf_fds.size() ? settings.fabric.span_dmabuf_fds[i] : -1;
     memory.regions.push_back(
         register_part(provider.limits, domain, endpoint, Part{spans[i].base, spans[i].bytes, spans[i].offset, fd}));
     if (notes == nullptr || fd < 0) continue;

@@ -27,41 +27,27 @@ u32 pool_capacity(const LaneShape& s) {
 
 LibfabricLane::LibfabricLane(const LaneShape& shape, std::unique_ptr<RmaPort> port, MailboxSlot* inbox,
                              MailboxSlot* outbox)
-    : shape_(shape),
+    : JudgingLane(shape.num_ranks),
+      shape_(shape),
       port_(std::move(port)),
       inbox_(inbox),
       outbox_(outbox),
-      book_(shape.num_ranks),
       pool_(pool_capacity(shape)),
       peers_(shape.num_ranks),
       waiting_(shape.num_ranks),
       arrivals_(kArrivalsKept) {}
 
-// Where in the peer's memory a request goes; null when any byte of it lies outside.
-const RemoteMemory* LibfabricLane::target_of(const WriteRequest& r) const {
-  for (const RemoteMemory& m : peers_[r.peer].spans) {
-    if (r.remote_offset >= m.offset && r.bytes <= m.bytes && r.remote_offset - m.offset <= m.bytes - r.bytes) return &m;
-  }
-  return nullptr;
-}
-
-std::size_t LibfabricLane::post(std::span<const WriteRequest> requests) {
+std::size_t LibfabricLane::take(std::span<const WriteRequest> requests) {
   std::size_t n = 0;
   for (; n < requests.size(); ++n) {
     const WriteRequest& r = requests[n];
-    int code = 0;
-    PeerBook::Verdict verdict = book_.judge(r, &code);
-    const RemoteMemory* target = nullptr;
-    if (verdict == PeerBook::Verdict::kPost) {
-      target = r.bytes == 0 ? &peers_[r.peer].mailbox : target_of(r);
-      if (target == nullptr) {
-        verdict = PeerBook::Verdict::kRefuse;
-        code = ERANGE;
-      }
-    }
-    if (verdict == PeerBook::Verdict::kRefuse) refuse(r.peer, code);
-    if (verdict != PeerBook::Verdict::kPost) continue;
+    if (!book_.is_open(r.peer)) continue;
     Peer& p = peers_[r.peer];
+    const RemoteMemory* target = r.bytes == 0 ? &p.mailbox : find_span(p.spans, r.remote_offset, r.bytes);
+    if (target == nullptr) {
+      refuse(r.peer, ERANGE);
+      continue;
+    }
     if (p.open == shape_.max_in_flight || pool_.free() <= 3 * shape_.num_ranks) break;
     const u32 i = pool_.take();
     Operation& o = pool_[i];

@@ -6,9 +6,9 @@
 #include <memory>
 #include <vector>
 
+#include "transport/judging_lane.h"
 #include "transport/libfabric/endpoint.h"
 #include "transport/libfabric/operations.h"
-#include "transport/peer_book.h"
 
 namespace uccl {
 
@@ -26,7 +26,7 @@ struct LaneShape {
   u64 unreachable_ns = 30ull * 1000 * 1000 * 1000;
 };
 
-class LibfabricLane final : public Lane {
+class LibfabricLane final : public JudgingLane {
  public:
   // `inbox` and `outbox` hold a slot per rank, registered with the port.
   LibfabricLane(const LaneShape& shape, std::unique_ptr<RmaPort> port, MailboxSlot* inbox, MailboxSlot* outbox);
@@ -44,13 +44,10 @@ class LibfabricLane final : public Lane {
   int record_error(u32 peer) const { return peers_[peer].record_error; }
   void work();  // lets everything move; keeps what arrives however much it is
 
-  std::size_t post(std::span<const WriteRequest> requests) override;
   void flush() override;
   std::size_t poll_completions(std::span<u64> wr_ids) override;
   std::size_t poll_arrivals(std::span<Arrival> out) override;  // moves everything
   std::size_t poll_events(std::span<PeerEvent> out) override;
-  void close_peer(u32 peer) override;
-  const LaneCounters& counters() const override { return counters_; }
 
  private:
   struct Peer {
@@ -71,8 +68,8 @@ class LibfabricLane final : public Lane {
   };
   enum class Step { kGiven, kAgain, kWait };
 
-  const RemoteMemory* target_of(const WriteRequest& request) const;
-  void refuse(u32 peer, int code);
+  std::size_t take(std::span<const WriteRequest> requests) override;
+  void part(u32 peer, u32 farewell) override;
   void pump();
   Step issue(Operation& o, bool more, int* error);
   int issue_piece(Operation& o, u64 bytes, bool last, bool more);
@@ -91,8 +88,6 @@ class LibfabricLane final : public Lane {
   const LaneShape shape_;
   std::unique_ptr<RmaPort> port_;
   MailboxSlot *inbox_, *outbox_;
-  PeerBook book_;
-  LaneCounters counters_;
   OperationPool pool_;
   std::vector<Peer> peers_;
   std::vector<u32> rank_of_;  // by destination, where the provider reports it

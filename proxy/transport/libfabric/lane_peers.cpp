@@ -110,15 +110,6 @@ void LibfabricLane::work() {
   }
 }
 
-void LibfabricLane::refuse(u32 peer, int code) {
-  ++counters_.refused;
-  if (peer >= peers_.size()) return;
-  if (book_.is_open(peer))
-    fail(peer, PeerFault::kProtocol, code, true);
-  else
-    book_.fail(peer, PeerFault::kProtocol, code);
-}
-
 // `tell`: the peer will report kLost with EPROTO, when it can still be reached.
 void LibfabricLane::fail(u32 peer, PeerFault fault, int code, bool tell) {
   const bool was_open = book_.is_open(peer);
@@ -162,14 +153,10 @@ void LibfabricLane::say_goodbye(u32 peer, int code) {
   send_record(peer, g);  // on its way with the next flush or poll
 }
 
-void LibfabricLane::close_peer(u32 peer) {
-  if (peer >= peers_.size()) return;
-  if (book_.is_open(peer)) {
-    drop_queue(peer);
-    say_goodbye(peer, 0);
-    pump();
-  }
-  book_.close(peer);
+void LibfabricLane::part(u32 peer, u32 farewell) {
+  drop_queue(peer);
+  say_goodbye(peer, static_cast<int>(farewell));
+  if (farewell == 0) pump();  // else with the next flush or poll
 }
 
 void LibfabricLane::look_for_goodbyes() {

@@ -215,12 +215,12 @@ Provider choose_provider(const TransportSettings& settings, const std::string& d
   const fi::Library& lib = fi::library();
   const std::vector<Note> fitted = fitted_queues(settings, asked);
   bool device_memory = false;
-  for (const int fd : settings.span_dmabuf_fds) device_memory |= fd >= 0;
+  for (const int fd : settings.fabric.span_dmabuf_fds) device_memory |= fd >= 0;
   std::string problems;
   for (const std::string& name : names_of(asked, lib.release)) {
     Query q;
     q.provider = name;
-    q.node = !settings.interface_address.empty() ? settings.interface_address : is_on_ip(name) ? "127.0.0.1" : "";
+    q.node = !settings.ip.interface_address.empty() ? settings.ip.interface_address : is_on_ip(name) ? "127.0.0.1" : "";
     q.device_memory = device_memory;
     std::string problem;
     InfoPointer info = pick_best(q, device, &problem);

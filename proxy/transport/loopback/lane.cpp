@@ -14,14 +14,15 @@ constexpr u32 kMaxHeldPolls = 16;
 }  // namespace
 
 LoopbackLane::LoopbackLane(const TransportSettings& settings, u32 index)
-    : index_(index),
+    : JudgingLane(settings.num_ranks),
+      index_(index),
       local_(settings.local),
-      book_(settings.num_ranks),
       max_in_flight_(settings.max_in_flight),
-      random_state_(settings.shuffle_seed == 0 ? 0
-                                               : settings.shuffle_seed ^ (settings.rank + 1ull) << 40 ^ index << 20),
+      random_state_(settings.in_process.shuffle_seed == 0
+                        ? 0
+                        : settings.in_process.shuffle_seed ^ (settings.rank + 1ull) << 40 ^ index << 20),
       by_rank_(settings.num_ranks, nullptr) {
-  if (settings.shuffle_seed != 0 && random_state_ == 0) random_state_ = 1;
+  if (settings.in_process.shuffle_seed != 0 && random_state_ == 0) random_state_ = 1;
 }
 
 LoopbackLane::~LoopbackLane() {
@@ -56,20 +57,10 @@ u64 LoopbackLane::random() {  // splitmix64
   return z ^ z >> 31;
 }
 
-std::size_t LoopbackLane::post(std::span<const WriteRequest> requests) {
+std::size_t LoopbackLane::take(std::span<const WriteRequest> requests) {
   std::size_t n = 0;
   for (; n < requests.size(); ++n) {
     const WriteRequest& r = requests[n];
-    int code = 0;
-    const PeerBook::Verdict verdict = book_.judge(r, &code);
-    if (verdict == PeerBook::Verdict::kRefuse) {
-      ++counters_.refused;
-      if (r.peer < by_rank_.size() && by_rank_[r.peer])
-        lose(*by_rank_[r.peer], PeerFault::kProtocol, code, 0);
-      else if (r.peer < by_rank_.size())
-        book_.fail(r.peer, PeerFault::kProtocol, code);
-    }
-    if (verdict != PeerBook::Verdict::kPost) continue;
     Peer& p = *by_rank_[r.peer];
     if (p.open == p.limit) break;
     // Never full: its capacity is at least the limit.
@@ -123,7 +114,7 @@ bool LoopbackLane::deliver(Peer& peer, const LoopbackRequest& r, Arrival* out) {
   u8* target = r.bytes == 0 ? nullptr : local_.resolve(r.remote_offset, r.bytes);
   if (r.bytes != 0 && target == nullptr) {
     ++counters_.refused;
-    lose(peer, PeerFault::kProtocol, ERANGE, EPROTO);
+    lose(peer.rank, PeerFault::kProtocol, ERANGE, EPROTO);
     return false;
   }
   if (!peer.in->begin_copy()) {
@@ -192,23 +183,13 @@ void LoopbackLane::notice_closed(Peer& peer) {
   if (!book_.is_open(peer.rank)) return;
   const u32 closed = std::max(peer.in->sender_closed.load(std::memory_order_acquire),
                               peer.out->receiver_closed.load(std::memory_order_acquire));
-  if (closed != 0) lose(peer, PeerFault::kLost, static_cast<int>(closed - 1), 0);
+  if (closed != 0) lose(peer.rank, PeerFault::kLost, static_cast<int>(closed - 1), 0);
 }
 
-// Ends both directions; the peer will report kLost with `farewell`.
-void LoopbackLane::lose(Peer& peer, PeerFault fault, int code, u32 farewell) {
-  if (!book_.fail(peer.rank, fault, code)) return;
+void LoopbackLane::part(u32 rank, u32 farewell) {
+  Peer& peer = *by_rank_[rank];
   peer.in->receiver_closed.store(1 + farewell, std::memory_order_release);  // pairs with notice_closed
   peer.out->close_sender(farewell);
-}
-
-void LoopbackLane::close_peer(u32 peer) {
-  if (peer >= by_rank_.size()) return;
-  if (book_.is_open(peer)) {
-    by_rank_[peer]->in->receiver_closed.store(1, std::memory_order_release);  // pairs with notice_closed
-    by_rank_[peer]->out->close_sender(0);
-  }
-  book_.close(peer);
 }
 
 }  // namespace uccl

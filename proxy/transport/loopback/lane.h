@@ -4,14 +4,14 @@
 #include <memory>
 #include <vector>
 
+#include "transport/judging_lane.h"
 #include "transport/loopback/link.h"
 #include "transport/loopback/registry.h"
-#include "transport/peer_book.h"
 #include "transport/transport.h"
 
 namespace uccl {
 
-class LoopbackLane final : public Lane {
+class LoopbackLane final : public JudgingLane {
  public:
   LoopbackLane(const TransportSettings& settings, u32 index);
   ~LoopbackLane() override;  // peers see kLost, code 0
@@ -20,13 +20,10 @@ class LoopbackLane final : public Lane {
   void attach(const std::shared_ptr<LoopbackEndpoint>& self,
               const std::vector<std::shared_ptr<LoopbackEndpoint>>& endpoints);
 
-  std::size_t post(std::span<const WriteRequest> requests) override;
   void flush() override {}  // a pushed request is already where the receiver looks
   std::size_t poll_completions(std::span<u64> wr_ids) override;
   std::size_t poll_arrivals(std::span<Arrival> out) override;
   std::size_t poll_events(std::span<PeerEvent> out) override;
-  void close_peer(u32 peer) override;
-  const LaneCounters& counters() const override { return counters_; }
 
  private:
   struct Peer {
@@ -47,7 +44,8 @@ class LoopbackLane final : public Lane {
     u32 polls;
   };
 
-  void lose(Peer& peer, PeerFault fault, int code, u32 farewell);
+  std::size_t take(std::span<const WriteRequest> requests) override;
+  void part(u32 peer, u32 farewell) override;
   void notice_closed(Peer& peer);
   bool deliver(Peer& peer, const LoopbackRequest& request, Arrival* out);
   std::size_t poll_in_order(std::span<Arrival> out);
@@ -58,8 +56,6 @@ class LoopbackLane final : public Lane {
 
   u32 index_;
   AddressSpace local_;
-  PeerBook book_;
-  LaneCounters counters_;
   u32 max_in_flight_;
   u64 random_state_;  // 0 = in order
   std::size_t turn_ = 0;  // peer that is served first, so that none starves

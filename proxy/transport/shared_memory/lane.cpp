@@ -10,7 +10,7 @@
 namespace uccl {
 
 SharedMemoryLane::SharedMemoryLane(const TransportSettings& settings, u32)
-    : book_(settings.num_ranks),
+    : JudgingLane(settings.num_ranks),
       max_in_flight_(settings.max_in_flight),
       by_rank_(settings.num_ranks, nullptr),
       completed_(1) {
@@ -34,7 +34,7 @@ bool SharedMemoryLane::has_room(Peer& p) {
   // Pairs with drain's release.
   const u64 consumed = std::atomic_ref<u64>(p.m.out->consumed).load(std::memory_order_acquire);
   if (consumed - p.cached_consumed > p.tail - p.cached_consumed) {  // it claims to have read what was never written
-    lose(p, PeerFault::kProtocol, EPROTO, EPROTO);
+    lose(p.rank, PeerFault::kProtocol, EPROTO, EPROTO);
     return false;
   }
   p.cached_consumed = consumed;
@@ -45,15 +45,12 @@ void SharedMemoryLane::publish(Peer& p) {
   std::atomic_ref<u64>(p.m.out->tail).store(p.tail, std::memory_order_release);  // pairs with drain's acquire
 }
 
-std::size_t SharedMemoryLane::post(std::span<const WriteRequest> requests) {
+std::size_t SharedMemoryLane::take(std::span<const WriteRequest> requests) {
   std::size_t n = 0;
   Peer* unpublished = nullptr;
   for (; n < requests.size(); ++n) {
     const WriteRequest& r = requests[n];
-    int code = 0;
-    const PeerBook::Verdict verdict = book_.judge(r, &code);
-    if (verdict == PeerBook::Verdict::kRefuse) refuse(r.peer, code);
-    if (verdict != PeerBook::Verdict::kPost) continue;
+    if (!book_.is_open(r.peer)) continue;
     Peer* p = by_rank_[r.peer];
     if (p != unpublished) {
       if (unpublished) publish(*unpublished);
@@ -62,24 +59,23 @@ std::size_t SharedMemoryLane::post(std::span<const WriteRequest> requests) {
       if (std::atomic_ref<u32>(p->m.in->closed).load(std::memory_order_acquire) != 0) continue;
       unpublished = p;
     }
-    if (!has_room(*p) || completed_tail_ - completed_head_ == completed_.size()) {
-      if (book_.is_open(r.peer)) break;
-      continue;
-    }
-    if (!take(r)) continue;
+    if (has_room(*p) && completed_tail_ - completed_head_ != completed_.size())
+      copy(r);
+    else if (book_.is_open(r.peer))
+      break;
   }
   if (unpublished) publish(*unpublished);
   return n;
 }
 
 // Copies one write into the peer's memory and fills its slot; `publish` makes both visible.
-bool SharedMemoryLane::take(const WriteRequest& r) {
+void SharedMemoryLane::copy(const WriteRequest& r) {
   Peer& p = *by_rank_[r.peer];
   if (r.bytes != 0) {
     u8* target = p.m.memory->resolve(r.remote_offset, r.bytes);
     if (target == nullptr) {
       refuse(r.peer, ERANGE);
-      return false;
+      return;
     }
     std::memcpy(target, r.source, r.bytes);
   }
@@ -88,7 +84,6 @@ bool SharedMemoryLane::take(const WriteRequest& r) {
   completed_[completed_tail_++ & (completed_.size() - 1)] = r.wr_id;
   ++counters_.writes;
   counters_.write_bytes += r.bytes;
-  return true;
 }
 
 std::size_t SharedMemoryLane::poll_completions(std::span<u64> wr_ids) {
@@ -115,7 +110,7 @@ std::size_t SharedMemoryLane::drain(Peer& p, std::span<Arrival> out) {
   const u64 waiting = std::atomic_ref<u64>(p.m.in->tail).load(std::memory_order_acquire) - p.consumed;
   if (waiting > p.m.in_capacity) {
     ++counters_.refused;
-    lose(p, PeerFault::kProtocol, EPROTO, EPROTO);
+    lose(p.rank, PeerFault::kProtocol, EPROTO, EPROTO);
     return 0;
   }
   const std::size_t n = std::min<std::size_t>(waiting, out.size());
@@ -127,33 +122,14 @@ std::size_t SharedMemoryLane::drain(Peer& p, std::span<Arrival> out) {
   // Pairs with has_room's acquire.
   if (n != 0) std::atomic_ref<u64>(p.m.in->consumed).store(p.consumed, std::memory_order_release);
   counters_.arrivals += n;
-  if (closed != 0 && n == waiting) lose(p, PeerFault::kLost, static_cast<int>(closed - 1), 0);
+  if (closed != 0 && n == waiting) lose(p.rank, PeerFault::kLost, static_cast<int>(closed - 1), 0);
   return n;
 }
 
-std::size_t SharedMemoryLane::poll_events(std::span<PeerEvent> out) { return book_.take_events(out); }
-
-// Ends both directions; the peer will report kLost with `farewell`.
-void SharedMemoryLane::lose(Peer& p, PeerFault fault, int code, u32 farewell) {
-  if (!book_.fail(p.rank, fault, code)) return;
+void SharedMemoryLane::part(u32 peer, u32 farewell) {
+  Peer& p = *by_rank_[peer];
   publish(p);  // what was posted is complete for our engine, so the peer must see it
   std::atomic_ref<u32>(p.m.out->closed).store(1 + farewell, std::memory_order_release);
-}
-
-void SharedMemoryLane::refuse(u32 peer, int code) {
-  ++counters_.refused;
-  if (peer >= by_rank_.size()) return;
-  // The peer did nothing wrong: this rank's own request did, so both sides end the connection.
-  if (by_rank_[peer])
-    lose(*by_rank_[peer], PeerFault::kProtocol, code, EPROTO);
-  else
-    book_.fail(peer, PeerFault::kProtocol, code);
-}
-
-void SharedMemoryLane::close_peer(u32 peer) {
-  if (peer >= by_rank_.size()) return;
-  if (book_.is_open(peer)) std::atomic_ref<u32>(by_rank_[peer]->m.out->closed).store(1, std::memory_order_release);
-  book_.close(peer);
 }
 
 }  // namespace uccl

@@ -2,13 +2,13 @@
 #pragma once
 #include <vector>
 
-#include "transport/peer_book.h"
+#include "transport/judging_lane.h"
 #include "transport/shared_memory/mailbox.h"
 #include "transport/transport.h"
 
 namespace uccl {
 
-class SharedMemoryLane final : public Lane {
+class SharedMemoryLane final : public JudgingLane {
  public:
   SharedMemoryLane(const TransportSettings& settings, u32 index);
   ~SharedMemoryLane() override;  // peers see kLost, code 0
@@ -22,13 +22,9 @@ class SharedMemoryLane final : public Lane {
   };
   void attach(u32 peer, const Mapping& mapping);  // control path
 
-  std::size_t post(std::span<const WriteRequest> requests) override;
-  void flush() override {}  // `post` has published everything it took
+  void flush() override {}  // `take` has published everything it took
   std::size_t poll_completions(std::span<u64> wr_ids) override;
   std::size_t poll_arrivals(std::span<Arrival> out) override;
-  std::size_t poll_events(std::span<PeerEvent> out) override;
-  void close_peer(u32 peer) override;
-  const LaneCounters& counters() const override { return counters_; }
 
  private:
   struct Peer {
@@ -40,15 +36,13 @@ class SharedMemoryLane final : public Lane {
     u64 consumed = 0;          // the peer's, in our mailbox: taken
   };
 
-  bool take(const WriteRequest& r);
+  std::size_t take(std::span<const WriteRequest> requests) override;
+  void part(u32 peer, u32 farewell) override;
+  void copy(const WriteRequest& r);
   bool has_room(Peer& p);
   static void publish(Peer& p);
   std::size_t drain(Peer& p, std::span<Arrival> out);
-  void lose(Peer& p, PeerFault fault, int code, u32 farewell);
-  void refuse(u32 peer, int code);
 
-  PeerBook book_;
-  LaneCounters counters_;
   u32 max_in_flight_;
   std::size_t turn_ = 0;  // peer that is served first, so that none starves
   std::vector<Peer> peers_;

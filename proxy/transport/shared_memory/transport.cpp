@@ -22,9 +22,9 @@ SharedMemoryTransport::SharedMemoryTransport(const TransportSettings& settings)
     : settings_(settings),
       layout_{settings.num_ranks, settings.num_lanes, std::bit_ceil(settings.max_in_flight)},
       peers_(settings.num_ranks) {
-  if (settings_.span_fds.size() != settings_.local.spans().size()) {
-    throw std::invalid_argument("shared_memory: " + std::to_string(settings_.span_fds.size()) + " span_fds for " +
-                                std::to_string(settings_.local.spans().size()) + " spans");
+  if (settings_.shared_memory.span_fds.size() != settings_.local.spans().size()) {
+    throw std::invalid_argument("shared_memory: " + std::to_string(settings_.shared_memory.span_fds.size()) +
+                                " span_fds for " + std::to_string(settings_.local.spans().size()) + " spans");
   }
   mailbox_ = Segment::create("uccl_ep_mailbox", layout_.bytes());
   auto* h = static_cast<MailboxHeader*>(mailbox_->data());
@@ -46,7 +46,8 @@ std::string SharedMemoryTransport::local_address() {
   a.capacity = layout_.capacity;
   const std::vector<Span>& spans = settings_.local.spans();
   for (std::size_t i = 0; i < spans.size(); ++i) {
-    if (settings_.span_fds[i] >= 0) a.spans.push_back({spans[i].offset, spans[i].bytes, settings_.span_fds[i]});
+    if (settings_.shared_memory.span_fds[i] >= 0)
+      a.spans.push_back({spans[i].offset, spans[i].bytes, settings_.shared_memory.span_fds[i]});
   }
   return a.text();
 }

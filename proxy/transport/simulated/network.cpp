@@ -49,26 +49,25 @@ void SimulatedNetwork::push(u64 at_ns, Stage stage, u32 subject) {
 
 std::size_t SimulatedNetwork::post(u32 self, std::span<const WriteRequest> requests) {
   const std::lock_guard<std::mutex> lock(mutex_);
-  End& end = ends_[self];
-  std::size_t n = 0;
-  for (; n < requests.size(); ++n) {
-    const WriteRequest& r = requests[n];
-    int code = 0;
-    const PeerBook::Verdict verdict = end.book.judge(r, &code);
-    if (verdict == PeerBook::Verdict::kRefuse) {
-      ++end.counters.refused;
-      if (r.peer < settings_.num_ranks) fail(self, r.peer, PeerFault::kProtocol, code, 0);
+  const auto take = [this, self](std::span<const WriteRequest> good) {
+    End& end = ends_[self];
+    std::size_t n = 0;
+    for (; n < good.size() && end.open[good[n].peer] != settings_.max_in_flight; ++n) {
+      const WriteRequest& r = good[n];
+      ++end.open[r.peer];
+      ++end.counters.writes;
+      end.counters.write_bytes += r.bytes;
+      ++totals_.writes;
+      undelivered_[rank_of(self)] += r.bytes != 0;
+      launch(self, r);
     }
-    if (verdict != PeerBook::Verdict::kPost) continue;
-    if (end.open[r.peer] == settings_.max_in_flight) break;
-    ++end.open[r.peer];
-    ++end.counters.writes;
-    end.counters.write_bytes += r.bytes;
-    ++totals_.writes;
-    undelivered_[rank_of(self)] += r.bytes != 0;
-    launch(self, r);
-  }
-  return n;
+    return n;
+  };
+  const auto refuse = [this, self](u32 peer, int code) {
+    ++ends_[self].counters.refused;
+    if (peer < settings_.num_ranks) fail(self, peer, PeerFault::kProtocol, code, EPROTO);
+  };
+  return ends_[self].book.judge(requests, take, refuse);
 }
 
 // Drawn from the write's place alone, so that leaving one perturbation out does not change the others.

@@ -31,9 +31,9 @@ std::shared_ptr<SimulatedTransport::Meeting> SimulatedTransport::meeting_of(cons
   NetworkSettings n;
   n.num_ranks = s.num_ranks;
   n.num_lanes = s.num_lanes;
-  n.seed = s.shuffle_seed;
+  n.seed = s.in_process.shuffle_seed;
   n.max_in_flight = s.max_in_flight;
-  n.profile = link_profile(s.shuffle_seed == 0 ? "rc" : "srd");
+  n.profile = link_profile(s.in_process.shuffle_seed == 0 ? "rc" : "srd");
   n.self_driven = true;
   meeting = std::make_shared<Meeting>(n);
   meeting->num_lanes = s.num_lanes;

@@ -17,10 +17,10 @@ constexpr u32 kMaxSkippedWaits = 4;
 }  // namespace
 
 TcpLane::TcpLane(const TransportSettings& settings, const TcpTuning& tuning)
-    : local_(settings.local),
+    : JudgingLane(settings.num_ranks),
+      local_(settings.local),
       tuning_(tuning),
       max_in_flight_(settings.max_in_flight),
-      book_(settings.num_ranks),
       epoll_(epoll_create1(EPOLL_CLOEXEC)),
       connections_(settings.num_ranks),
       inbox_(local_),
@@ -48,14 +48,10 @@ void TcpLane::attach(u32 peer, Socket socket, u32 peer_window) {
   book_.open(peer);
 }
 
-std::size_t TcpLane::post(std::span<const WriteRequest> requests) {
+std::size_t TcpLane::take(std::span<const WriteRequest> requests) {
   std::size_t n = 0;
   for (; n < requests.size(); ++n) {
     const WriteRequest& r = requests[n];
-    int code = 0;
-    const PeerBook::Verdict verdict = book_.judge(r, &code);
-    if (verdict == PeerBook::Verdict::kRefuse) refuse(r.peer, code);
-    if (verdict != PeerBook::Verdict::kPost) continue;
     TcpConnection& c = *connections_[r.peer];
     if (!c.has_room()) break;
     c.push(r);
@@ -142,8 +138,8 @@ void TcpLane::receive(u32 peer) {
   if (c.has_completions()) completed_.push(peer);
   if (c.ack_due()) unacked_.push(peer);
   if (status == TcpStatus::kMore) readable_.push(peer);
-  if (status == TcpStatus::kLost) fail(peer, PeerFault::kLost, code, 0);
-  if (status == TcpStatus::kProtocol) fail(peer, PeerFault::kProtocol, code, EPROTO);
+  if (status == TcpStatus::kLost) lose(peer, PeerFault::kLost, code, 0);
+  if (status == TcpStatus::kProtocol) lose(peer, PeerFault::kProtocol, code, EPROTO);
 }
 
 void TcpLane::send_acks() {
@@ -159,34 +155,14 @@ void TcpLane::send_acks() {
   }
 }
 
-// The peer will report kLost with `farewell`, when it can still be told.
-void TcpLane::fail(u32 peer, PeerFault fault, int code, u32 farewell) {
-  if (book_.fail(peer, fault, code)) end(peer, farewell);
-}
-
-void TcpLane::end(u32 peer, u32 farewell) {
+void TcpLane::part(u32 peer, u32 farewell) {
   TcpConnection& c = *connections_[peer];
   num_blocked_ -= c.blocked();
   c.unblock();
   c.close(farewell, counters_);
 }
 
-void TcpLane::refuse(u32 peer, int code) {
-  ++counters_.refused;
-  if (peer >= connections_.size()) return;
-  if (connections_[peer])
-    fail(peer, PeerFault::kProtocol, code, EPROTO);
-  else
-    book_.fail(peer, PeerFault::kProtocol, code);
-}
-
 // After the arrivals that came before them, so that a peer's last words are heard before its end is.
 std::size_t TcpLane::poll_events(std::span<PeerEvent> out) { return inbox_.empty() ? book_.take_events(out) : 0; }
-
-void TcpLane::close_peer(u32 peer) {
-  if (peer >= connections_.size()) return;
-  if (book_.is_open(peer)) end(peer, 0);
-  book_.close(peer);
-}
 
 }  // namespace uccl

@@ -3,14 +3,14 @@
 #include <memory>
 #include <vector>
 
-#include "transport/peer_book.h"
+#include "transport/judging_lane.h"
 #include "transport/peer_ring.h"
 #include "transport/tcp/connection.h"
 #include "transport/transport.h"
 
 namespace uccl {
 
-class TcpLane final : public Lane {
+class TcpLane final : public JudgingLane {
  public:
   TcpLane(const TransportSettings& settings, const TcpTuning& tuning);
   ~TcpLane() override;  // peers see kLost, code 0
@@ -18,29 +18,23 @@ class TcpLane final : public Lane {
   // Control path: takes a proven connection.
   void attach(u32 peer, Socket socket, u32 peer_window);
 
-  std::size_t post(std::span<const WriteRequest> requests) override;
   void flush() override;
   std::size_t poll_completions(std::span<u64> wr_ids) override;
   std::size_t poll_arrivals(std::span<Arrival> out) override;  // moves everything: reads, acknowledges, sends the rest
   std::size_t poll_events(std::span<PeerEvent> out) override;
-  void close_peer(u32 peer) override;
-  const LaneCounters& counters() const override { return counters_; }
 
  private:
+  std::size_t take(std::span<const WriteRequest> requests) override;
+  void part(u32 peer, u32 farewell) override;
   void wait_events();
   void receive(u32 peer);
   void send(u32 peer);
   void send_acks();
   std::size_t take_ready(std::span<Arrival> out);
-  void fail(u32 peer, PeerFault fault, int code, u32 farewell);
-  void end(u32 peer, u32 farewell);
-  void refuse(u32 peer, int code);
 
   AddressSpace local_;
   const TcpTuning tuning_;
   const u32 max_in_flight_;
-  PeerBook book_;
-  LaneCounters counters_;
   Socket epoll_;
   std::vector<std::unique_ptr<TcpConnection>> connections_;  // by rank; null = never connected
   TcpInbox inbox_;

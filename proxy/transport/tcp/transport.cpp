@@ -11,7 +11,7 @@ TcpTransport::TcpTransport(const TransportSettings& settings, const TcpTuning& t
     throw std::invalid_argument("tcp: the secret has " + std::to_string(settings_.secret.size()) + " bytes, " +
                                 std::to_string(kSecretBytes) + " are needed");
   }
-  listener_ = tcp_listen(settings_.interface_address, tuning_);
+  listener_ = tcp_listen(settings_.ip.interface_address, tuning_);
   address_ = tcp_local_address(listener_.fd());
   for (u32 i = 0; i < settings_.num_lanes; ++i) lanes_.push_back(std::make_unique<TcpLane>(settings_, tuning_));
 }

@@ -31,12 +31,12 @@ VerbsLane::VerbsLane(const TransportSettings& settings, const VerbsTuning& tunin
                      const std::vector<std::unique_ptr<VerbsNic>>& nics,
                      const std::vector<std::unique_ptr<VerbsMemory>>& memories, bool hears_events,
                      std::vector<Note>& notes)
-    : settings_(settings),
+    : JudgingLane(settings.num_ranks),
+      settings_(settings),
       tuning_(tuning),
       nics_(nics),
       memories_(memories),
       hears_events_(hears_events),
-      book_(settings.num_ranks),
       place_of_(settings.num_ranks, kNowhere),
       peers_(settings.num_ranks),
       staged_(kStaged),
@@ -87,36 +87,27 @@ void VerbsLane::stash(const Arrival& arrival, u64 bytes) {
 
 void VerbsLane::open_peer(u32 peer, const VerbsAddress& address, std::vector<u32> queues) {
   Peer& p = peers_[peer];
-  p.chunk_bytes = address.chunk_bytes;
-  u32 first_chunk = 0;
-  for (const VerbsSpanAddress& s : address.spans) {
-    p.spans.push_back({s.offset, s.bytes, s.base, first_chunk});
-    first_chunk += static_cast<u32>(num_chunks(s.bytes, address.chunk_bytes));
-  }
+  p.spans.set(address);
   for (const u32 i : queues) queues_[i].state = VerbsQueue::State::kOpen;
   p.queues = std::move(queues);
   book_.open(peer);
 }
 
-std::size_t VerbsLane::post(std::span<const WriteRequest> requests) {
+std::size_t VerbsLane::take(std::span<const WriteRequest> requests) {
   std::size_t n = 0;
   for (; n < requests.size(); ++n) {
     const WriteRequest& r = requests[n];
-    int code = 0;
-    const PeerBook::Verdict verdict = book_.judge(r, &code);
-    if (verdict == PeerBook::Verdict::kRefuse) refuse(r.peer, code);
-    if (verdict != PeerBook::Verdict::kPost) continue;
+    if (!book_.is_open(r.peer)) continue;
     Peer& p = peers_[r.peer];
     if (p.open == settings_.max_in_flight) break;
     VerbsQueue& q = least_outstanding(p);
     VerbsEndpoint& endpoint = *endpoints_[q.endpoint];
-    const Route route{memories_[q.endpoint].get(), find_span(p, r), p.chunk_bytes,
+    const Route route{memories_[q.endpoint].get(), p.spans.find(r), p.spans.chunk_bytes(),
                       nics_[q.endpoint]->port().max_msg_sz};
-    const bool empty = r.bytes == 0;
-    const Cut first = empty || route.span == nullptr ? Cut{} : cut(route, r, 0);
-    const u32 pieces = first.bytes == r.bytes ? 1 : first.bytes == 0 ? 0 : count_pieces(route, r);
+    const Cut first = r.bytes == 0 || route.span == nullptr ? Cut{} : route.cut(r, 0);
+    const u32 pieces = first.bytes == r.bytes ? 1 : first.bytes == 0 ? 0 : route.count_pieces(r);
     if (pieces == 0 || pieces > endpoint.queue_depth()) {
-      refuse(r.peer, !empty && route.span == nullptr ? ERANGE : pieces == 0 ? EFAULT : EMSGSIZE);
+      refuse(r.peer, pieces != 0 ? EMSGSIZE : route.span == nullptr ? ERANGE : EFAULT);
       continue;
     }
     if (q.held() + pieces > endpoint.queue_depth() || !endpoint.has_room(pieces)) break;
@@ -130,13 +121,6 @@ std::size_t VerbsLane::post(std::span<const WriteRequest> requests) {
   return n;
 }
 
-const VerbsLane::RemoteSpan* VerbsLane::find_span(const Peer& peer, const WriteRequest& r) const {
-  for (const RemoteSpan& s : peer.spans) {
-    if (r.remote_offset >= s.offset && r.bytes <= s.bytes && r.remote_offset - s.offset <= s.bytes - r.bytes) return &s;
-  }
-  return nullptr;
-}
-
 // No order is needed between a peer's writes, so each takes the queue pair with the least before it.
 VerbsQueue& VerbsLane::least_outstanding(Peer& peer) {
   VerbsQueue* best = &queues_[peer.queues[0]];
@@ -147,37 +131,15 @@ VerbsQueue& VerbsLane::least_outstanding(Peer& peer) {
   return *best;
 }
 
-// The piece of a request that begins at byte `at`: up to the end of its chunk here, of its chunk there, or of what the
-// port carries in one message. No bytes: the source is not registered.
-VerbsLane::Cut VerbsLane::cut(const Route& route, const WriteRequest& r, u64 at) const {
-  const VerbsMemory::Piece local = route.memory->find(r.source + at);
-  const u64 there = r.remote_offset - route.span->offset + at;
-  const u64 chunk = there / route.chunk_bytes;
-  const u64 left = (chunk + 1) * route.chunk_bytes - there;
-  return {std::min({r.bytes - at, local.bytes, left, route.largest}), local.lkey,
-          route.span->first_chunk + static_cast<u32>(chunk), local.readable};
-}
-
-// 0: some of it is not registered.
-u32 VerbsLane::count_pieces(const Route& route, const WriteRequest& r) const {
-  u32 pieces = 0;
-  for (u64 at = 0; at < r.bytes; ++pieces) {
-    const u64 bytes = cut(route, r, at).bytes;
-    if (bytes == 0) return 0;
-    at += bytes;
-  }
-  return pieces;
-}
-
 // All pieces go to one queue pair, whose order puts the last one, and its immediate, behind the others. `c` is the first,
 // of them, and of most requests the only one.
 void VerbsLane::stage_request(VerbsQueue& q, const Route& route, const WriteRequest& r, Cut c) {
-  for (u64 at = 0;; c = cut(route, r, at)) {
+  for (u64 at = 0;; c = route.cut(r, at)) {
     const bool last = at + c.bytes == r.bytes;
     Staged& s = stage(q, last ? ibv::kWrRdmaWriteWithImm : ibv::kWrRdmaWrite, r.wr_id, last);
     s.wr.imm_data = last ? htonl(r.immediate) : 0;
     if (c.bytes == 0) return;  // its target is the greeting area, of which it touches nothing
-    s.wr.rdma.remote_addr = route.span->base + (r.remote_offset - route.span->offset + at);
+    s.wr.rdma.remote_addr = c.remote_address;
     s.wr.rdma.rkey = q.rkeys[c.chunk];
     s.sge = {reinterpret_cast<u64>(r.source + at), static_cast<u32>(c.bytes), c.lkey};
     s.wr.num_sge = 1;

@@ -7,11 +7,9 @@
 #include <memory>
 #include <vector>
 
-#include "transport/peer_book.h"
-#include "transport/transport.h"
-#include "transport/verbs/address.h"
+#include "transport/judging_lane.h"
 #include "transport/verbs/endpoint.h"
-#include "transport/verbs/memory.h"
+#include "transport/verbs/remote_spans.h"
 
 namespace uccl {
 
@@ -75,7 +73,7 @@ struct VerbsQueue {
   u64 held() const { return posted - reported; }  // slots in use; at most the depth
 };
 
-class VerbsLane final : public Lane {
+class VerbsLane final : public JudgingLane {
  public:
   // One memory a NIC, in the order of `nics`; they outlive the lane. Control path; throws std::runtime_error.
   VerbsLane(const TransportSettings& settings, const VerbsTuning& tuning,
@@ -83,13 +81,10 @@ class VerbsLane final : public Lane {
             const std::vector<std::unique_ptr<VerbsMemory>>& memories, bool hears_events, std::vector<Note>& notes);
   ~VerbsLane() override;  // peers see kLost, code 0, after everything that was posted
 
-  std::size_t post(std::span<const WriteRequest> requests) override;
   void flush() override;
   std::size_t poll_completions(std::span<u64> wr_ids) override;
   std::size_t poll_arrivals(std::span<Arrival> out) override;
   std::size_t poll_events(std::span<PeerEvent> out) override;
-  void close_peer(u32 peer) override;
-  const LaneCounters& counters() const override { return counters_; }
 
   // What each queue pair has carried, appended; `lane` is this one's index.
   void count_queues(u32 lane, std::vector<QueueCounters>& out) const;
@@ -107,14 +102,9 @@ class VerbsLane final : public Lane {
 
  private:
   friend class VerbsGreeting;
-  struct RemoteSpan {
-    u64 offset, bytes, base;
-    u32 first_chunk;
-  };
   struct Peer {
     std::vector<u32> queues;
-    std::vector<RemoteSpan> spans;
-    u64 chunk_bytes = 0;
+    RemoteSpans spans;
     u32 open = 0;  // requests taken whose wr_ids have not been handed out
     u32 turn = 0;
   };
@@ -122,26 +112,13 @@ class VerbsLane final : public Lane {
     ibv::SendWr wr;
     ibv::Sge sge;
   };
-  struct Route {  // of one request, as far as it has been cut
-    const VerbsMemory* memory;
-    const RemoteSpan* span;
-    u64 chunk_bytes;
-    u64 largest;  // bytes of one message
-  };
-  struct Cut {
-    u64 bytes = 0;
-    u32 lkey = 0, chunk = 0;  // the chunk is the peer's
-    bool readable = false;
-  };
   static constexpr u32 kStaged = 256;
   static constexpr u32 kBatch = 64;
   static constexpr u32 kNowhere = ~0u;
 
   // lane.cpp
-  const RemoteSpan* find_span(const Peer& peer, const WriteRequest& r) const;
+  std::size_t take(std::span<const WriteRequest> requests) override;
   VerbsQueue& least_outstanding(Peer& peer);
-  Cut cut(const Route& route, const WriteRequest& r, u64 at) const;
-  u32 count_pieces(const Route& route, const WriteRequest& r) const;
   void stage_request(VerbsQueue& q, const Route& route, const WriteRequest& r, Cut c);
   Staged& stage(VerbsQueue& q, u32 opcode, u64 wr_id, bool last);
   void ring_doorbell(VerbsQueue& q);
@@ -151,12 +128,11 @@ class VerbsLane final : public Lane {
   std::size_t take_stash(std::span<Arrival> out);
 
   // lane_events.cpp
-  void refuse(u32 peer, int code);
-  void lose(u32 peer, PeerFault fault, int code);
+  void end_peer(u32 peer, PeerFault fault, int code);
   void fail_queue(VerbsQueue& q, int code);
   void completion_failed(VerbsQueue& q, u32 status);
   void hear_farewell(VerbsQueue& q, u32 immediate);
-  void part(u32 peer, u32 farewell);
+  void part(u32 peer, u32 farewell) override;
   void end_queue(VerbsQueue& q);
   void drop_staged(VerbsQueue& q);
   void look_around();
@@ -171,8 +147,6 @@ class VerbsLane final : public Lane {
   const std::vector<std::unique_ptr<VerbsNic>>& nics_;
   const std::vector<std::unique_ptr<VerbsMemory>>& memories_;
   const bool hears_events_;
-  PeerBook book_;
-  LaneCounters counters_;
   std::vector<std::unique_ptr<VerbsEndpoint>> endpoints_;
   std::vector<u32> place_of_;  // by rank: its place among those that are reached, kNowhere: it is not
   std::vector<VerbsQueue> queues_;  // [place][nic][queue]; after the endpoints, so that they are destroyed first

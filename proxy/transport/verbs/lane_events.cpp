@@ -30,15 +30,8 @@ PeerFault fault_of(int code) {
 
 }  // namespace
 
-// A request that no engine should have posted.
-void VerbsLane::refuse(u32 peer, int code) {
-  ++counters_.refused;
-  if (peer >= peers_.size()) return;
-  const bool connected = !peers_[peer].queues.empty();
-  if (book_.fail(peer, PeerFault::kProtocol, code) && connected) part(peer, EPROTO);
-}
-
-void VerbsLane::lose(u32 peer, PeerFault fault, int code) {
+// Without a farewell: the peer has said its own, or is not reached.
+void VerbsLane::end_peer(u32 peer, PeerFault fault, int code) {
   book_.fail(peer, fault, code);
   for (const u32 i : peers_[peer].queues) end_queue(queues_[i]);
 }
@@ -46,7 +39,7 @@ void VerbsLane::lose(u32 peer, PeerFault fault, int code) {
 void VerbsLane::fail_queue(VerbsQueue& q, int code) {
   const bool retries = code == (kVerbsStatus | static_cast<int>(ibv::kWcRetryExcErr));
   if (retries && nics_[q.endpoint]->link_down()) code = kVerbsEvent | static_cast<int>(ibv::kEventPortErr);
-  lose(q.peer, fault_of(code), code);
+  end_peer(q.peer, fault_of(code), code);
 }
 
 // The first error of a queue pair says what happened; everything after it is only flushed. A flush that comes first
@@ -73,7 +66,7 @@ void VerbsLane::hear_farewell(VerbsQueue& q, u32 immediate) {
   const bool abrupt = (immediate & kFarewellAbrupt) != 0;
   bool all = true;  // each queue pair's own farewell comes after its own writes
   for (const u32 i : peers_[q.peer].queues) all &= queues_[i].heard_farewell || queues_[i].state == State::kEnded;
-  if (all || abrupt) lose(q.peer, PeerFault::kLost, static_cast<int>(immediate & ~kFarewellAbrupt));
+  if (all || abrupt) end_peer(q.peer, PeerFault::kLost, static_cast<int>(immediate & ~kFarewellAbrupt));
 }
 
 // Says goodbye where nothing is on its way; elsewhere the queue pair is broken off, because what is on its way may not
@@ -117,12 +110,6 @@ void VerbsLane::drop_staged(VerbsQueue& q) {
   q.first = q.last = nullptr;
   q.posted -= n;
   endpoints_[q.endpoint]->give_room(n);
-}
-
-void VerbsLane::close_peer(u32 peer) {
-  if (peer >= peers_.size()) return;
-  if (book_.is_open(peer)) part(peer, 0);
-  book_.close(peer);
 }
 
 // After the arrivals that came before them, so that a peer's last words are heard before its end is.

@@ -44,7 +44,8 @@ VerbsMemory::VerbsMemory(const VerbsNic& nic, const TransportSettings& settings,
   try {
     const auto& spans = settings.local.spans();
     for (std::size_t i = 0; i < spans.size(); ++i) {
-      register_span(spans[i], i < settings.span_dmabuf_fds.size() ? settings.span_dmabuf_fds[i] : -1, notes);
+      register_span(spans[i], i < settings.fabric.span_dmabuf_fds.size() ? settings.fabric.span_dmabuf_fds[i] : -1,
+                    notes);
     }
   } catch (...) {
     release();

@@ -5,7 +5,6 @@
 #include "kernels/device/on_device.h"
 #include "kernels/device/probe_kernels.h"
 #include "ring/consumer.h"
-#include "ring/producer.h"
 
 namespace uccl {
 

@@ -21,7 +21,6 @@ DEV u64 ld_acquire_sys(const u64* p) {
 
 #include "kernels/device/ring_push.h"
 #include "ring/consumer.h"
-#include "ring/producer.h"
 
 namespace uccl::simt {
 namespace {

@@ -10,7 +10,7 @@
 #include "engine/worker.h"
 #include "proxy/engine/fake_transport.h"
 #include "proxy/ring/ring_memory.h"
-#include "ring/producer.h"
+#include "proxy/ring/producer.h"
 #include "wire/immediate.h"
 
 namespace uccl::testing {

@@ -42,7 +42,7 @@ struct Member {
     t.secret = std::string(32, 's');
     t.local = rank.settings.local;
     t.max_in_flight = 32;
-    t.shuffle_seed = seed;
+    t.in_process.shuffle_seed = seed;
     transport = make_transport("loopback", t);
     address = transport->local_address();
   }

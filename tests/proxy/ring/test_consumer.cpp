@@ -6,9 +6,9 @@
 #include <thread>
 
 #include "native/check.h"
+#include "proxy/ring/producer.h"
 #include "proxy/ring/ring_memory.h"
 #include "ring/consumer.h"
-#include "ring/producer.h"
 
 using namespace uccl;
 using uccl::testing::RingMemory;

@@ -2,10 +2,10 @@
 #include <cstddef>
 
 #include "native/check.h"
+#include "proxy/ring/producer.h"
 #include "proxy/ring/ring_memory.h"
 #include "ring/consumer.h"
 #include "ring/layout.h"
-#include "ring/producer.h"
 
 using namespace uccl;
 using uccl::testing::RingMemory;

@@ -9,9 +9,9 @@
 #include <vector>
 
 #include "native/check.h"
+#include "proxy/ring/producer.h"
 #include "proxy/ring/ring_memory.h"
 #include "ring/consumer.h"
-#include "ring/producer.h"
 
 using namespace uccl;
 using uccl::testing::prepare_ring;
@@ -170,10 +170,10 @@ TEST(ring_producer_stale_cached_tail_only_costs_a_read) {
   memory.header().tail = 20;
   for (const u64 stale : {0ull, 3ull, 12ull, 19ull}) {
     memory.header().cached_tail = stale;
-    CHECK(ring_has_room(view, 27));
+    CHECK(ring_room(view, 27));
     CHECK_EQ(memory.header().cached_tail, stale + 8 > 27 ? stale : 20ull);
     memory.header().cached_tail = stale;
-    CHECK(!ring_has_room(view, 28));
+    CHECK(!ring_room(view, 28));
     CHECK_EQ(memory.header().cached_tail, 20ull);
   }
 }

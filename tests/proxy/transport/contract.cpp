@@ -55,7 +55,7 @@ TransportSettings settings_for(const Shape& shape, u32 rank, const Segment& segm
   s.session = 77;
   s.secret = std::string(32, 's');
   s.local.add(Span{Group::kBase, shape.region_bytes, static_cast<u8*>(segment.data())});
-  s.span_fds = {segment.fd()};
+  s.shared_memory.span_fds = {segment.fd()};
   s.max_in_flight = shape.max_in_flight;
   s.connect_timeout_ns = shape.connect_timeout_ns;
   return s;

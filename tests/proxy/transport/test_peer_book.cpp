@@ -34,28 +34,65 @@ TEST(transport_peer_book_says_nothing_of_a_closed_peer) {
   CHECK_EQ(book.take_events(e), 0u);
 }
 
+namespace {
+
+// What becomes of one request: 0 taken, -1 dropped, else the errno with which it is refused.
+int fate(const PeerBook& book, u32 peer, u64 bytes) {
+  int seen = -1;
+  WriteRequest r;
+  r.peer = peer;
+  r.bytes = bytes;
+  const std::span<const WriteRequest> one(&r, 1);
+  const auto take = [&](std::span<const WriteRequest> good) {
+    if (!good.empty()) seen = 0;
+    return good.size();
+  };
+  CHECK_EQ(book.judge(one, take, [&](u32 bad, int code) { seen = bad == peer ? code : -2; }), 1u);
+  CHECK_EQ(book.num_good(one), seen == 0 ? 1u : 0u);
+  return seen;
+}
+
+}  // namespace
+
 TEST(transport_peer_book_judges_requests) {
   PeerBook book(3);
   book.open(0);
   book.open(1);
-  int code = -1;
-  WriteRequest r;
-  r.bytes = kMaxWriteBytes;
-  CHECK(book.judge(r, &code) == PeerBook::Verdict::kPost);
-  r.bytes = kMaxWriteBytes + 1;
-  CHECK(book.judge(r, &code) == PeerBook::Verdict::kRefuse);
-  CHECK_EQ(code, EMSGSIZE);
-  r.bytes = 0;
-  r.peer = 2;
-  CHECK(book.judge(r, &code) == PeerBook::Verdict::kRefuse);
-  CHECK_EQ(code, ENOTCONN);
-  r.peer = 3;
-  CHECK(book.judge(r, &code) == PeerBook::Verdict::kRefuse);
-  CHECK_EQ(code, EINVAL);
-  r.peer = 1;
+  CHECK_EQ(fate(book, 0, kMaxWriteBytes), 0);
+  CHECK_EQ(fate(book, 0, kMaxWriteBytes + 1), EMSGSIZE);
+  CHECK_EQ(fate(book, 2, 0), ENOTCONN);
+  CHECK_EQ(fate(book, 3, 0), EINVAL);
   book.fail(1, PeerFault::kLost, 0);
-  CHECK(book.judge(r, &code) == PeerBook::Verdict::kDrop);
-  r.peer = 0;
+  CHECK_EQ(fate(book, 1, 0), -1);
   book.close(0);
-  CHECK(book.judge(r, &code) == PeerBook::Verdict::kDrop);
+  CHECK_EQ(fate(book, 0, 0), -1);
+}
+
+TEST(transport_peer_book_takes_runs_around_what_is_bad_until_there_is_no_room) {
+  PeerBook book(4);
+  book.open(0);
+  book.open(1);
+  book.open(2);
+  book.close(2);
+  std::vector<WriteRequest> requests;
+  for (const u32 peer : {0u, 1u, 2u, 0u, 3u, 3u, 1u, 0u, 1u})
+    requests.push_back({peer, static_cast<u32>(requests.size())});
+  std::vector<u32> taken, refused;
+  std::size_t room = requests.size();
+  const auto take = [&](std::span<const WriteRequest> good) {
+    std::size_t n = 0;
+    for (; n < good.size() && room != 0; ++n, --room) taken.push_back(good[n].immediate);
+    return n;
+  };
+  const auto refuse = [&](u32 peer, int) {
+    refused.push_back(peer);
+    book.fail(peer, PeerFault::kProtocol, 1);  // the next one to it is dropped
+  };
+  CHECK_EQ(book.judge(requests, take, refuse), requests.size());
+  CHECK(taken == std::vector<u32>({0, 1, 3, 6, 7, 8}));
+  CHECK(refused == std::vector<u32>({3}));
+  room = 5;  // the sixth good one is the last of the nine
+  CHECK_EQ(book.judge(requests, take, refuse), 8u);
+  room = 0;
+  CHECK_EQ(book.judge(requests, take, refuse), 0u);
 }

@@ -51,7 +51,7 @@ TEST(transport_registry_refuses_impossible_settings) {
   for (const auto& change : wrong) CHECK(!refusal("loopback", change).empty());
   CHECK_EQ(refusal("tcp", [](TransportSettings& s) { s.max_in_flight = 1u << 16; }), std::string());
   CHECK(refusal("tcp", [](TransportSettings& s) { s.secret = "short"; }).find("5 bytes") != std::string::npos);
-  const std::string e = refusal("tcp", [](TransportSettings& s) { s.interface_address = "0.0.0.0"; });
+  const std::string e = refusal("tcp", [](TransportSettings& s) { s.ip.interface_address = "0.0.0.0"; });
   CHECK(e.find("every") != std::string::npos);
-  CHECK(!refusal("shared_memory", [](TransportSettings& s) { s.span_fds = {1}; }).empty());
+  CHECK(!refusal("shared_memory", [](TransportSettings& s) { s.shared_memory.span_fds = {1}; }).empty());
 }

@@ -15,13 +15,13 @@ Family loopback() {
 }
 Family shuffled() {
   return {"loopback", [](TransportSettings s) {
-            s.shuffle_seed = 99;
+            s.in_process.shuffle_seed = 99;
             return make_transport("loopback", s);
           }};
 }
 Family simulated() {
   return {"simulated", [](TransportSettings s) {
-            s.shuffle_seed = 7;
+            s.in_process.shuffle_seed = 7;
             return make_transport("simulated", s);
           }};
 }

@@ -73,7 +73,7 @@ class Side {
     t.session = session;
     t.secret = std::string(32, o.text("secret")[0]);
     t.local.add(Span{kBase, segment_->bytes(), memory()});
-    t.span_fds.push_back(segment_->fd());
+    t.shared_memory.span_fds.push_back(segment_->fd());
     t.fabric = fabric_of(o, o.text("device"));
     t.max_in_flight = o.small("in_flight");
     t.connect_timeout_ns = o.number("connect_s") * 1'000'000'000ull;

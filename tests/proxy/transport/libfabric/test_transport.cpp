@@ -104,7 +104,7 @@ TEST(transport_libfabric_refuses_settings) {
   const std::string device = refusal([](TransportSettings& s) { s.fabric.nics = {NicSettings{.device = "nic9"}}; });
   CHECK(device.find("'nic9'") != std::string::npos);
   // A documentation address: no interface has it.
-  CHECK(!refusal([](TransportSettings& s) { s.interface_address = "203.0.113.77"; }).empty());
+  CHECK(!refusal([](TransportSettings& s) { s.ip.interface_address = "203.0.113.77"; }).empty());
 }
 
 TEST(transport_libfabric_addresses_that_do_not_fit_name_their_rank) {

@@ -16,7 +16,7 @@ using namespace uccl;
 
 contract::Family seeded(u64 seed) {
   return {"loopback", [seed](TransportSettings s) {
-            s.shuffle_seed = seed;
+            s.in_process.shuffle_seed = seed;
             return make_transport("loopback", s);
           }};
 }

@@ -152,7 +152,7 @@ TEST(transport_shared_memory_refuses_writes_into_unmappable_spans) {
     segments.push_back(Segment::create("span", 16 * kSlot));
     TransportSettings s = settings(r, *segments.back());
     s.local.add(Span{1 << 20, sizeof(device), device});
-    s.span_fds.push_back(-1);
+    s.shared_memory.span_fds.push_back(-1);
     transports.push_back(std::make_unique<SharedMemoryTransport>(s));
   }
   for (const std::string& e : contract::connect_all(transports)) CHECK_EQ(e, std::string());

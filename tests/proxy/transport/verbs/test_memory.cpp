@@ -30,7 +30,7 @@ Registered enlist(const fake::Options& o, int dmabuf_fd, u64 chunk = 1 << 16, bo
   s.local.add(Span{0, 300000, bytes().data()});
   s.local.add(Span{1 << 20, 1, bytes().data() + 500000});
   s.local.add(Span{1 << 21, 0, nullptr});
-  s.span_dmabuf_fds = {dmabuf_fd};
+  s.fabric.span_dmabuf_fds = {dmabuf_fd};
   s.fabric.relaxed_ordering = relaxed;
   VerbsTuning t;
   t.chunk_bytes = chunk;
