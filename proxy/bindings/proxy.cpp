@@ -11,6 +11,7 @@
 #include "engine/doorbell.h"
 #include "engine/faults.h"
 #include "engine/words.h"
+#include "ring/layout.h"
 
 namespace nb = nanobind;
 
