@@ -1,3 +1,4 @@
+// Where a peer's flat offsets lie on its side: lookup, and cutting of writes at the borders of its registrations.
 #include "transport/verbs/remote_spans.h"
 
 namespace uccl {
