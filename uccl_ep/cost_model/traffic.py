@@ -64,15 +64,6 @@ class Traffic:
         """Of all ranks together."""
         return sum(int(flow.writes.sum()) for flow in self.flows if flow.immediates)
 
-    def by_flow(self) -> dict[str, dict[str, int]]:
-        """{flow: {"writes", "bytes"}} of all ranks together; flows of one name are added."""
-        sums: dict[str, dict[str, int]] = {}
-        for flow in self.flows:
-            entry = sums.setdefault(flow.name, {"writes": 0, "bytes": 0})
-            entry["writes"] += int(flow.writes.sum())
-            entry["bytes"] += int(flow.num_bytes.sum())
-        return sums
-
 
 def _sum(matrices: Iterable[Ints]) -> Ints:
     total: Ints | None = None

@@ -108,19 +108,9 @@ def choose_fabrics(
     return made
 
 
-def choose_family(wanted: str, hellos: Sequence[Hello], topology: Topology) -> tuple[str, str]:
-    """(transport family, why).
-
-    Ranks of one host exchange through shared memory whatever NICs there are, unless a family is asked for by name.
-
-    Raises:
-        InvalidArgument: the family that was asked for cannot reach all ranks; says which rank, and what to do.
-    """
-    return _without_nics(wanted, hellos, topology) or _among_nics(wanted, _told(hellos))
-
-
 def _without_nics(wanted: str, hellos: Sequence[Hello], topology: Topology) -> tuple[str, str] | None:
-    """What is decided without a look at NICs."""
+    """What is decided without a look at NICs: ranks of one host exchange through shared memory whatever NICs there are,
+    unless a family is asked for by name."""
     one_process = len({i.process for i in hellos}) == 1
     one_host = len({i.host_id for i in hellos}) == 1
     if wanted == "loopback" and not one_process:

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.uccl_ep.cost_model.flows import by_flow
 from tests.uccl_ep.ranks import MIB, case
 from tests.uccl_ep.tools.bench.model.product import Counted, demand_of, run_low_latency, run_throughput
 from uccl_ep.cost_model import ours, wire
@@ -71,7 +72,7 @@ def test_model_low_latency_runs_end_where_a_batch_of_large_rows_does() -> None:
     (dispatched,) = run_low_latency(c, "d")
     traffic = ours.low_latency_dispatch(demand_of(c), call)
     assert_counted(dispatched, traffic)
-    assert 0 < traffic.by_flow()["rows"]["writes"] < sum(map(len, c.x))
+    assert 0 < by_flow(traffic)["rows"]["writes"] < sum(map(len, c.x))
 
 
 def test_model_low_latency_uneven_nodes(variables: Any) -> None:
@@ -156,12 +157,12 @@ def test_model_combine_of_nodes_by_hand() -> None:
     # 2 nodes of 2 ranks, an expert a rank. Rank 0 has two tokens: one visits both ranks of node 1, one nobody there.
     routing = [np.array([[2, 3], [1, -1]]), *(np.zeros((0, 2), np.int64) for _ in range(3))]
     demand, call = Demand(routing, Cluster.even(4, 2), 4), ours.LowLatencyCall(128, "bf16")
-    direct = ours.low_latency_combine(demand, call).by_flow()
+    direct = by_flow(ours.low_latency_combine(demand, call))
     assert direct == {"rows": {"writes": 2, "bytes": 512}, "expect headers": {"writes": 8, "bytes": 384}}
     node = ours.low_latency_combine(demand, call, "node")
     assert node.of("rows").writes.tolist() == [[0] * 4, [0] * 4, [1, 0, 0, 0], [0] * 4]
     assert node.of("rows").num_bytes.sum() == 256
-    assert node.of("weights").by_flow()["weights"] == {"writes": 4, "bytes": 48 + 3 * 16}
+    assert by_flow(node.of("weights"))["weights"] == {"writes": 4, "bytes": 48 + 3 * 16}
     assert node.of("expect headers").writes.sum() == 12  # with the sums, and to every rank of the other node
     assert ours.LowLatencyCall(512, combine_format="logfmt").combine_bytes == 16 + 16 + 640
     assert ours.LowLatencyCall(512, combine_format="fp8").combine_bytes == 512 + 16

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from tests.uccl_ep.cost_model.flows import by_flow
 from uccl_ep.cost_model.traffic import Flow, Traffic, busiest
 
 
@@ -14,7 +15,7 @@ def test_traffic_adds_its_flows() -> None:
     assert traffic.writes.tolist() == [[0, 4], [2, 0]]
     assert traffic.num_bytes.tolist() == [[0, 217], [108, 0]]
     assert traffic.immediates == 3
-    assert (traffic + traffic).by_flow() == {"rows": {"writes": 6, "bytes": 602}, "flags": {"writes": 6, "bytes": 48}}
+    assert by_flow(traffic + traffic) == {"rows": {"writes": 6, "bytes": 602}, "flags": {"writes": 6, "bytes": 48}}
     assert traffic.of("flags").num_bytes.sum() == 24 and traffic.without("flags").num_bytes.sum() == 301
     assert writes.tolist() == [[0, 2], [1, 0]]  # sums do not write into their parts
 

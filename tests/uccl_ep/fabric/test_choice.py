@@ -13,7 +13,7 @@ import pytest
 from tests.uccl_ep.fabric import machines
 from tests.uccl_ep.fabric.machines import Recorded
 from uccl_ep import InvalidArgument, SettingsMismatch
-from uccl_ep.fabric.choice import choose_fabric, choose_family, explain
+from uccl_ep.fabric.choice import choose_fabric, explain
 from uccl_ep.fabric.facts import Probes, gather
 from uccl_ep.fabric.registration import IN_HOST_MEMORY
 from uccl_ep.group.handshake import Hello, pack, unpack
@@ -46,7 +46,8 @@ class Cluster:
         return split_into_nodes([i.host_id for i in self.hellos], self.settings.ranks_per_node, 64)
 
     def family(self) -> tuple[str, str]:
-        return choose_family(self.settings.transport, self.hellos, self.topology)
+        chosen = choose_fabric(self.settings, self.hellos, self.topology, 0)
+        return chosen.family, chosen.reason
 
     def choose(self, rank: int = 0) -> Any:
         chosen = choose_fabric(self.settings, self.hellos, self.topology, rank)
@@ -99,14 +100,14 @@ def plain(hosts: str, processes: str) -> list[Hello]:
 def test_choice_without_a_look_at_nics(
     wanted: str, hosts: str, processes: str, nodes: tuple[int, ...], family: str
 ) -> None:
-    chosen, reason = choose_family(wanted, plain(hosts, processes), Topology(nodes))
-    assert chosen == family and reason
+    chosen = choose_fabric(Settings(transport=wanted), plain(hosts, processes), Topology(nodes), 0)
+    assert chosen.family == family and chosen.reason
 
 
 @pytest.mark.parametrize("wanted, instead", [("loopback", "shared_memory or tcp"), ("shared_memory", "use tcp")])
 def test_choice_family_that_cannot_reach_everybody(wanted: str, instead: str) -> None:
     with pytest.raises(InvalidArgument, match=f"UCCL_EP_TRANSPORT={wanted} needs .*{instead}"):
-        choose_family(wanted, plain("ab", "pq"), Topology((0, 1)))
+        choose_fabric(Settings(transport=wanted), plain("ab", "pq"), Topology((0, 1)), 0)
 
 
 def test_choice_ranks_of_one_host_never_touch_a_nic_unless_asked(cluster: Any) -> None:

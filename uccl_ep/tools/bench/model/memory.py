@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 from uccl_ep.errors import refuse
@@ -12,8 +10,6 @@ from uccl_ep.sizes import round_up, upstream_low_latency_size_hint
 
 _NEAR_RANKS, _NEAR_SHARE, _FAR_SHARE = 128, 0.25, 0.5
 """The targets: at most a quarter of upstream's up to 128 ranks, at most a half beyond."""
-
-_MAPPING = re.compile(r"^[0-9a-f]+-[0-9a-f]+ \S+ \S+ \S+ \S+ *(.*)$")
 
 
 @dataclass(frozen=True)
@@ -89,28 +85,3 @@ def _row(options: MemoryOptions, ranks: int, asked: int) -> dict[str, Any]:
         "ratio": bill.total_bytes / upstream,
         "limit": _NEAR_SHARE if ranks <= _NEAR_RANKS else _FAR_SHARE,
     }
-
-
-def resident_bytes(name: str, smaps: Path = Path("/proc/self/smaps")) -> tuple[int, int]:
-    """(at least, at most) bytes of a memfd that are resident, by this process's mappings of it.
-
-    Several mappings (the ranks and proxies of one process) share its pages; the kernel divides a page by its mappings
-    (Pss), so their sum counts each page once, if no other process maps it. It cuts each to whole KiB.
-
-    Args:
-        name: of the memfd, as Regions.make gives it: "uccl-ep-3-data".
-
-    Raises:
-        InvalidArgument: no mapping has that name.
-    """
-    total, mappings, inside = 0, 0, False
-    for line in smaps.read_text(encoding="utf-8").splitlines():
-        heading = _MAPPING.match(line)
-        if heading:
-            inside = heading[1].removesuffix(" (deleted)").rsplit(":", 1)[-1] == name
-            mappings += inside
-        elif inside and line.startswith("Pss:"):
-            total += int(line.split()[1]) << 10
-    if not mappings:
-        refuse("name", name, "a memfd that this process maps")
-    return total, total + 1023 * mappings
