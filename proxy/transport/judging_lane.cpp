@@ -1,3 +1,4 @@
+// The post() that every family shares: it judges each request once, then hands it to the family.
 #include "transport/judging_lane.h"
 
 namespace uccl {

@@ -9,8 +9,8 @@
 #include "engine/words.h"
 #include "engine/worker.h"
 #include "proxy/engine/fake_transport.h"
-#include "proxy/ring/ring_memory.h"
 #include "proxy/ring/producer.h"
+#include "proxy/ring/ring_memory.h"
 #include "wire/immediate.h"
 
 namespace uccl::testing {
