@@ -116,7 +116,7 @@ def test_launch_leaves_no_rank_behind_when_it_is_killed(tmp_path: Path) -> None:
 
     (tmp_path / "almost_ep.py").write_text(MODULE)
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), ROOT]), "FAULT": "hang"}
-    command = [sys.executable, "-m", "uccl_ep.tools.conformance", "almost_ep", "--ranks", "2", "--device", "cpu"]
+    command = [sys.executable, "-m", "uccl_ep", "conformance", "almost_ep", "--ranks", "2", "--device", "cpu"]
     with subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as run:
         ranks: list[psutil.Process] = []
         while len(ranks) < 2:
