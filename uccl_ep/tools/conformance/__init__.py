@@ -1,1 +1,1 @@
-"""A conformance suite for DeepEP-like modules: `python -m uccl_ep.tools.conformance MODULE`."""
+"""A conformance suite for DeepEP-like modules: `python -m uccl_ep conformance MODULE`."""

@@ -162,7 +162,7 @@ def run_conformance(options: ConformanceOptions, as_json: bool, console: Console
     """
     options.check()
     if importlib.util.find_spec(options.module.partition(".")[0]) is None:
-        hint = "`uccl-ep run -- -m uccl_ep.tools.conformance deep_ep` checks uccl_ep under that name."
+        hint = "`uccl-ep run -- -m uccl_ep conformance deep_ep` checks uccl_ep under that name."
         refuse("module", options.module, "a module that can be imported here", hint)
     checks = chosen(options.only)
     outcomes: list[Outcome] = []
