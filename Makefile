@@ -45,7 +45,7 @@ $(VENV)/.stamp-tools: $(VENV)/.stamp-python constraints.txt pyproject.toml
 $(VENV)/.stamp-native: $(VENV)/.stamp-tools CMakeLists.txt $(NATIVE_SOURCES) $(NATIVE_DIRS)
 	$(SAY) "build the native module and install uccl-ep with its dependencies, editable"
 	@PATH="$(abspath $(BIN)):$$PATH" $(INSTALL) --no-build-isolation \
-	  --config-settings=cmake.define.UCCL_EP_WERROR=ON -e '.[dev]'
+	  --config-settings=cmake.define.UCCL_EP_WERROR=ON --config-settings=cmake.define.UCCL_EP_SIMULATION=ON -e '.[dev]'
 	@touch $@
 
 $(VENV)/.stamp-compile: $(VENV)/.stamp-native
@@ -148,9 +148,10 @@ format: $(VENV)/.stamp-tools ## reformat Python and native code
 	@$(INSTALL) ruff clang-format
 	@$(BIN)/ruff format . && $(BIN)/ruff check --fix-only . && $(BIN)/clang-format -i $(CHECKED_CPP)
 
-stub: $(VENV)/.stamp-native ## write uccl_ep/_native.pyi from the built module
+stub: $(VENV)/.stamp-native ## write uccl_ep/_native.pyi and _simulation.pyi from the built modules
 	$(SAY) "nanobind.stubgen"
 	@$(BIN)/python -m nanobind.stubgen -m uccl_ep._native -o uccl_ep/_native.pyi
+	@$(BIN)/python -m nanobind.stubgen -m uccl_ep._simulation -o uccl_ep/_simulation.pyi
 
 clean: ## remove .venv, build/ and caches
 	$(SAY) "remove .venv, build and caches"

@@ -21,7 +21,6 @@ NB_MODULE(_native, m) {
   uccl::register_layouts(m);
   uccl::register_streams(m);
   uccl::register_kernels(m);
-  uccl::register_simulation(m);
   uccl::register_probe(m);
   uccl::register_diag(m);
   uccl::register_ids(m);

@@ -12,7 +12,6 @@ void register_enums(nanobind::module_& m);
 void register_layouts(nanobind::module_& m);
 void register_streams(nanobind::module_& m);
 void register_kernels(nanobind::module_& m);
-void register_simulation(nanobind::module_& m);
 void register_probe(nanobind::module_& m);
 void register_diag(nanobind::module_& m);
 void register_ids(nanobind::module_& m);

@@ -1,11 +1,12 @@
-// Simulated runs for `uccl-ep simulate`, and the oracle's inputs and answers for a test against uccl_ep.reference.calls.
+// The native module uccl_ep._simulation: simulated runs for `uccl-ep simulate`, and the oracle's inputs and answers for a
+// test against uccl_ep.reference.calls. Built for development and tests (UCCL_EP_SIMULATION); a wheel does not hold it.
+#include <nanobind/nanobind.h>
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/string.h>
 #include <nanobind/stl/vector.h>
 
 #include <memory>
 
-#include "bindings/register.h"
 #include "simulation/batch.h"
 #include "simulation/low_latency_oracle.h"
 #include "simulation/throughput_oracle.h"
@@ -104,11 +105,16 @@ nb::dict throughput_answers(const Case& c, u64 round) {
 
 }  // namespace
 
-void register_simulation(nb::module_& m) {
-  nb::class_<StopFlag>(m, "SimulationStop", "Ends `simulate` between two seeds once it is set.")
+}  // namespace uccl
+
+NB_MODULE(_simulation, m) {
+  using namespace uccl;
+  nb::set_leak_warnings(false);  // as in module.cpp
+  m.doc() = "Simulated runs of uccl_ep's engine, rings and kernels, of many ranks on one thread.";
+  nb::class_<StopFlag>(m, "Stop", "Ends `simulate` between two seeds once it is set.")
       .def(nb::init<>())
       .def("set", [](StopFlag& f) { f.set.store(true, std::memory_order_relaxed); });
-  nb::class_<Totals>(m, "SimulationTotals", "What a number of simulated runs added up to.")
+  nb::class_<Totals>(m, "Totals", "What a number of simulated runs added up to.")
       .def_ro("seeds", &Totals::seeds)
       .def_ro("low_latency", &Totals::low_latency)
       .def_ro("lethal", &Totals::lethal)
@@ -134,20 +140,18 @@ void register_simulation(nb::module_& m) {
       },
       nb::arg("first"), nb::arg("count"), nb::arg("profile"), nb::arg("stop"), nb::call_guard<nb::gil_scoped_release>(),
       "Runs seeds [first, first + count) on this thread, without Python's lock.");
-  m.def("simulation_explain", &explain_seed, nb::arg("seed"), nb::arg("profile"),
-        nb::call_guard<nb::gil_scoped_release>(), "A failing seed, shortened, in lines; '' when it does not fail.");
+  m.def("explain", &explain_seed, nb::arg("seed"), nb::arg("profile"), nb::call_guard<nb::gil_scoped_release>(),
+        "A failing seed, shortened, in lines; '' when it does not fail.");
   m.def(
-      "simulation_describe", [](u64 seed, const std::string& profile) { return describe(draw_case(seed, profile)); },
+      "describe", [](u64 seed, const std::string& profile) { return describe(draw_case(seed, profile)); },
       nb::arg("seed"), nb::arg("profile"), "What a seed stands for, in one line.");
   m.def(
-      "simulation_answers",
+      "answers",
       [](u64 seed, u64 round) {
         Case c = draw_case(seed, "any");
         c.world.cell_of.clear();  // which the reference does not know
         return c.mode == Mode::kLowLatency ? low_latency_answers(c, round) : throughput_answers(c, round);
       },
-      nb::arg("seed"), nb::arg("round"), nb::sig("def simulation_answers(seed: int, round: int) -> dict[str, object]"),
+      nb::arg("seed"), nb::arg("round"), nb::sig("def answers(seed: int, round: int) -> dict[str, object]"),
       "Inputs and expected outputs of one round of every rank, as the oracle has them.");
 }
-
-}  // namespace uccl

@@ -18,8 +18,15 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
-from uccl_ep import _native
-from uccl_ep.errors import refuse
+from uccl_ep.errors import NotSupported, refuse
+
+try:
+    import uccl_ep._simulation as _simulation
+except ModuleNotFoundError:
+    raise NotSupported(
+        "uccl-ep simulate needs the module uccl_ep._simulation, which `make setup` builds in a checkout and no wheel "
+        "holds; clone the repository, run `make setup` there, then `.venv/bin/uccl-ep simulate`"
+    ) from None
 
 PROFILES = ("any", "rc", "srd")
 MOST_FAILURES = 5
@@ -78,7 +85,7 @@ class SimulationResult:
     failures: list[tuple[int, str]] = field(default_factory=list)
 
     def add(self, totals: Any) -> None:
-        """Adds a batch (_native.SimulationTotals)."""
+        """Adds a batch (_simulation.Totals)."""
         for one in fields(self):
             if one.name in ("seconds", "failures"):
                 continue
@@ -93,7 +100,7 @@ class _Dealer:
     def __init__(self, options: SimulateOptions) -> None:
         self.options = options
         self.result = SimulationResult()
-        self.stop = _native.SimulationStop()
+        self.stop = _simulation.Stop()
         self.error: BaseException | None = None
         self._next = options.first
         self._end = _FOREVER if options.seeds is None else options.first + options.seeds
@@ -103,7 +110,7 @@ class _Dealer:
         """A thread's loop: batches until there are no more seeds or `stop` is set."""
         try:
             while (batch := self._take()) is not None:
-                totals = _native.simulate(*batch, self.options.profile, self.stop)
+                totals = _simulation.simulate(*batch, self.options.profile, self.stop)
                 with self._lock:
                     self.result.add(totals)
                 if totals.seeds < batch[1] or len(self.result.failures) >= MOST_FAILURES:
@@ -204,16 +211,16 @@ def show_failure(seed: int, what: str, profile: str, console: Console) -> None:
     """A failing seed: what is wrong, how to run it again, and the shortened run."""
     console.print(f"[bold red]seed {seed} fails:[/] {escape(what)}", highlight=False, soft_wrap=True)
     console.print(f"replay: {replay_command(seed, profile)}", markup=False, highlight=False, soft_wrap=True)
-    console.print(_native.simulation_explain(seed, profile), markup=False, highlight=False, soft_wrap=True)
+    console.print(_simulation.explain(seed, profile), markup=False, highlight=False, soft_wrap=True)
 
 
 def run_one(seed: int, profile: str, console: Console) -> int:
     """Replays one seed twice (a run must repeat to the bit) and explains its failure. Returns the exit status."""
     options = SimulateOptions(seeds=1, first=seed, profile=profile)
     options.check()
-    console.print(f"seed {seed}: {_native.simulation_describe(seed, profile)}", highlight=False, soft_wrap=True)
-    stop = _native.SimulationStop()
-    first, second = (_native.simulate(seed, 1, profile, stop) for _ in range(2))
+    console.print(f"seed {seed}: {_simulation.describe(seed, profile)}", highlight=False, soft_wrap=True)
+    stop = _simulation.Stop()
+    first, second = (_simulation.simulate(seed, 1, profile, stop) for _ in range(2))
     console.print(
         f"{first.rows:,} rows checked, {first.writes:,} writes, {first.overtakes:,} reorders, {first.steps:,} steps, "
         f"{first.virtual_ns / 1e6:,.3f} ms of virtual time, trace {first.trace:016x}",

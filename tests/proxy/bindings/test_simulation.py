@@ -6,38 +6,38 @@ import threading
 
 import pytest
 
-from uccl_ep import _native
+from uccl_ep import _simulation
 
 
 def test_totals_of_a_few_seeds_repeat() -> None:
-    first, second = (_native.simulate(10, 20, "any", _native.SimulationStop()) for _ in range(2))
+    first, second = (_simulation.simulate(10, 20, "any", _simulation.Stop()) for _ in range(2))
     assert (first.seeds, first.failures) == (20, [])
     assert first.trace == second.trace and first.rows == second.rows > 100
     assert first.finished + first.failed + first.dead > 40
     assert first.writes > 0 and first.steps > 0 and first.virtual_ns > 0 and first.most_ranks <= 64
-    assert _native.simulate(11, 20, "any", _native.SimulationStop()).trace != first.trace
+    assert _simulation.simulate(11, 20, "any", _simulation.Stop()).trace != first.trace
 
 
 def test_stop_ends_between_two_seeds() -> None:
-    stop = _native.SimulationStop()
+    stop = _simulation.Stop()
     timer = threading.Timer(0.2, stop.set)  # runs while `simulate` does: Python's lock is free
     timer.start()
-    totals = _native.simulate(0, 1 << 40, "srd", stop)
+    totals = _simulation.simulate(0, 1 << 40, "srd", stop)
     timer.join()
     assert 0 < totals.seeds < 100_000
 
 
 def test_seeds_in_words() -> None:
-    text = _native.simulation_describe(3, "srd")
+    text = _simulation.describe(3, "srd")
     assert "ranks on" in text and "profile srd" in text
-    assert _native.simulation_explain(10, "any") == ""
+    assert _simulation.explain(10, "any") == ""
 
 
 def test_unknown_profiles_are_refused() -> None:
     for call in (
-        lambda: _native.simulate(1, 1, "mesh", _native.SimulationStop()),
-        lambda: _native.simulation_describe(1, "mesh"),
-        lambda: _native.simulation_explain(1, "mesh"),
+        lambda: _simulation.simulate(1, 1, "mesh", _simulation.Stop()),
+        lambda: _simulation.describe(1, "mesh"),
+        lambda: _simulation.explain(1, "mesh"),
     ):
         with pytest.raises(ValueError, match="rc, srd"):
             call()
@@ -45,7 +45,7 @@ def test_unknown_profiles_are_refused() -> None:
 
 def test_answers_hold_every_rank() -> None:
     for seed in range(6):
-        got = _native.simulation_answers(seed, 0)
+        got = _simulation.answers(seed, 0)
         assert len(got["ranks"]) == len(got["node_of"])
         for one in got["ranks"]:  # type: ignore[attr-defined]
             assert len(one["topk_idx"]) == 8 * one["num_tokens"] * one["topk"]

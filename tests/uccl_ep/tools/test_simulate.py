@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -14,7 +16,7 @@ import torch
 from rich.console import Console
 from typer.testing import CliRunner
 
-from uccl_ep import _native, cli, reference
+from uccl_ep import _simulation, cli, reference
 from uccl_ep.errors import InvalidArgument
 from uccl_ep.tools import simulate as sim
 
@@ -34,7 +36,7 @@ def cases(low_latency: bool, wanted: int) -> list[tuple[int, int, dict[str, Any]
     """(seed, round, answers) of small cases whose nodes are contiguous, as the reference has them."""
     found = []
     for seed in range(1, 400):
-        got = _native.simulation_answers(seed, seed % 3)
+        got = _simulation.answers(seed, seed % 3)
         nodes = got["node_of"]
         if got["low_latency"] == low_latency and nodes == sorted(nodes) and len(nodes) <= 8:
             found.append((seed, seed % 3, got))
@@ -140,8 +142,8 @@ def test_failing_seeds_are_shown_and_end_with_status_1(monkeypatch: pytest.Monke
     def fail(first: int, count: int, profile: str, stop: object) -> Totals:
         return Totals(seeds=count, rows=9, deepest=first, failures=[(first, "row 3: payload differs")])
 
-    monkeypatch.setattr(_native, "simulate", fail)
-    monkeypatch.setattr(_native, "simulation_explain", lambda seed, profile: f"the short form of {seed}")
+    monkeypatch.setattr(_simulation, "simulate", fail)
+    monkeypatch.setattr(_simulation, "explain", lambda seed, profile: f"the short form of {seed}")
     file = tmp_path / "totals.json"
     with open(tmp_path / "shown", "w+") as shown:
         options = sim.SimulateOptions(seeds=10_000, first=40, profile="srd")
@@ -161,7 +163,7 @@ def test_an_error_in_a_thread_is_the_callers(monkeypatch: pytest.MonkeyPatch) ->
     def fail(*_: object) -> object:
         raise MemoryError("no more")
 
-    monkeypatch.setattr(_native, "simulate", fail)
+    monkeypatch.setattr(_simulation, "simulate", fail)
     with pytest.raises(MemoryError, match="no more"):
         sim.simulate(sim.SimulateOptions(seeds=10, jobs=2))
 
@@ -173,6 +175,20 @@ def test_the_command_runs_and_prints_totals(tmp_path: Path) -> None:
     for words in ("rows checked", "deepest reorder", "faults injected", "virtual time", "failing seeds"):
         assert words in result.output
     assert json.loads(file.read_text())["totals"]["seeds"] == 40
+
+
+def test_where_the_module_is_missing_the_command_says_what_to_do() -> None:
+    """As in a user's `pip install`."""
+    code = "import sys; sys.modules['uccl_ep._simulation'] = None; from uccl_ep.cli import main; main()"
+    done = subprocess.run(
+        [sys.executable, "-c", code, "simulate", "--seeds", "1"],
+        env={**os.environ, **WIDE},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == cli.STATUS_ERROR and done.stdout == ""
+    assert "in a checkout and no wheel holds" in done.stderr and "`make setup`" in done.stderr
+    assert "Traceback" not in done.stderr
 
 
 def test_one_seed_is_described_and_repeated() -> None:
