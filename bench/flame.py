@@ -139,7 +139,7 @@ def run_with_all_below(command: list[str], environment: dict[str, str], limit_s:
     Raises:
         subprocess.TimeoutExpired: it did not end within `limit_s`.
     """
-    from uccl_ep.tools.bench.launch import end_tree
+    from uccl_ep.tools.launch import end_tree
 
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment)
     try:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from bench import costs, programs
-from uccl_ep.tools.bench.launch import end_tree
+from uccl_ep.tools.launch import end_tree
 
 WAKE_US, IDLE_PERCENT = 50.0, 1.0
 

@@ -142,8 +142,9 @@ def demo(
     """
     from rich.console import Console
 
-    from uccl_ep.tools.demo.launch import RankFailed, Stopped
+    from uccl_ep.tools.demo.launch import RankFailed
     from uccl_ep.tools.demo.run import run_demo
+    from uccl_ep.tools.launch import Stopped
 
     options = DemoOptions(
         steps=steps,
@@ -252,7 +253,7 @@ def simulate(
 
     from rich.console import Console
 
-    from uccl_ep.tools.demo.launch import Stopped
+    from uccl_ep.tools.launch import Stopped
     from uccl_ep.tools.simulate import SimulateOptions, run_one, run_simulate
 
     console = Console()
@@ -338,7 +339,7 @@ def command_line() -> Any:
 
 def main() -> None:
     """The console script: runs a command and turns our errors into a line and a status."""
-    from uccl_ep.tools.demo.launch import Stopped
+    from uccl_ep.tools.launch import Stopped
 
     try:
         command_line()()

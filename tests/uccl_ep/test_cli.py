@@ -13,7 +13,8 @@ from uccl_ep import cli
 from uccl_ep.errors import PeerTimeout
 from uccl_ep.settings import describe
 from uccl_ep.tools.demo import run as demo_run
-from uccl_ep.tools.demo.launch import RankFailed, Stopped
+from uccl_ep.tools.demo.launch import RankFailed
+from uccl_ep.tools.launch import Stopped
 
 runner = CliRunner()
 WIDE = {"COLUMNS": "200", "TERM": "dumb", "NO_COLOR": "1"}

@@ -13,13 +13,11 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import psutil
-
-import uccl_ep
 from uccl_ep.errors import UcclEpError
 from uccl_ep.tools.bench.collectives import mpirun
 from uccl_ep.tools.bench.options import BenchOptions
 from uccl_ep.tools.bench.worker import SPEC
+from uccl_ep.tools.launch import end, start
 
 START_S = 240.0
 """What starting, trying every form of a peer and the last round may take beside the timed rounds."""
@@ -44,13 +42,12 @@ def commands(options: BenchOptions, folder: Path) -> list[list[str]]:
 
 
 def environment() -> dict[str, str]:
-    """The ranks' environment: one thread each, and Open MPI may run as root where we do (containers)."""
-    extra = {"OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
+    """What the ranks' environment has beside our own: one thread each, and Open MPI may run as root where we do
+    (containers)."""
+    extra = {"OMP_NUM_THREADS": "1"}
     if os.geteuid() == 0:
         extra |= {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
-    package = str(Path(uccl_ep.__file__).parent.parent)  # the same package as here, wherever we are called from
-    path = os.pathsep.join(p for p in (package, os.environ.get("PYTHONPATH", "")) if p)
-    return {**os.environ, **extra, "PYTHONPATH": path}
+    return extra
 
 
 def launch(options: BenchOptions) -> list[dict[str, Any]]:
@@ -65,15 +62,11 @@ def launch(options: BenchOptions) -> list[dict[str, Any]]:
     with tempfile.TemporaryDirectory(prefix="uccl-ep-bench-") as name:
         folder = Path(name)
         (folder / SPEC).write_text(json.dumps({"options": asdict(options), "port": port}), encoding="utf-8")
-        with open(folder / "log", "wb") as log:
-            started = [
-                subprocess.Popen(c, stdout=log, stderr=log, env=environment(), start_new_session=True)
-                for c in commands(options, folder)
-            ]
-            try:
-                _wait(options, folder, started)
-            finally:
-                _end(started)
+        started = [start(c, environment(), folder / "log", quiet=True) for c in commands(options, folder)]
+        try:
+            _wait(options, folder, started)
+        finally:
+            end(started, END_S)
         return [json.loads((folder / f"rank-{rank}.json").read_text()) for rank in range(options.ranks)]
 
 
@@ -104,28 +97,3 @@ def _last_look(options: BenchOptions, folder: Path, ended: list[int]) -> None:
         raise UcclEpError(
             f"bench: a process ended with status {max(ended, key=abs)} and no result: {log or 'no output'}"
         )
-
-
-def _end(started: list[subprocess.Popen[bytes]]) -> None:
-    """Whatever still runs after END_S is killed."""
-    deadline = time.monotonic() + END_S
-    for process in started:
-        try:
-            process.wait(timeout=max(0.0, deadline - time.monotonic()))
-        except subprocess.TimeoutExpired:
-            end_tree(process)
-
-
-def end_tree(process: subprocess.Popen[Any]) -> None:
-    """Kills a process with all below it, whatever sessions those have begun (mpirun's ranks have their own groups)."""
-    try:
-        below = psutil.Process(process.pid).children(recursive=True)
-    except psutil.NoSuchProcess:
-        below = []
-    process.kill()  # first, so that nothing new is started
-    for child in below:
-        try:
-            child.kill()
-        except psutil.NoSuchProcess:
-            continue
-    process.wait()

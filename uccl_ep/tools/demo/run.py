@@ -57,7 +57,6 @@ def run_demo(options: DemoOptions, out: Path, as_json: bool, console: Console) -
     check_out(out)
     from uccl_ep.tools.demo.launch import launch
     from uccl_ep.tools.demo.plot import draw
-    from uccl_ep.tools.demo.reaper import launch_and_kill
 
     shown = None if as_json else console
     if shown:
@@ -68,7 +67,7 @@ def run_demo(options: DemoOptions, out: Path, as_json: bool, console: Console) -
             highlight=False,
             soft_wrap=True,
         )
-    ranks = (launch_and_kill if options.kill else launch)(options, show=shown is not None)
+    ranks = launch(options, show=shown is not None)
     report = Report(options, ranks, run_one_process(options, shown))
     draw(report, out)
     if shown:

@@ -6,7 +6,6 @@ import os
 import threading
 import time
 from collections.abc import Sequence
-from datetime import timedelta
 from typing import Any
 
 import torch
@@ -18,9 +17,7 @@ from uccl_ep.tools.demo.expert_parallel import ExpertParallel
 from uccl_ep.tools.demo.model import Experts, Routed
 from uccl_ep.tools.demo.options import DemoOptions
 from uccl_ep.tools.demo.trainer import Trainer
-
-READY_TO_DIE = "ready to die"
-GROUP_TIMEOUT = timedelta(seconds=120)
+from uccl_ep.tools.demo.worker import GROUP_TIMEOUT, READY_TO_DIE
 
 
 class StoreGroup:

@@ -1,5 +1,5 @@
-# One rank of the expert-parallel run: `python -m uccl_ep.tools.demo.worker JOB_DIRECTORY`, started by launch.py through
-# torch's elastic launcher, which sets RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT.
+# One rank of the expert-parallel run: `python -m uccl_ep.tools.demo.worker JOB_DIRECTORY`, started by launch.py, or
+# by torchrun, which set RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT.
 from __future__ import annotations
 
 import faulthandler
@@ -21,6 +21,8 @@ from uccl_ep.tools.demo.result import RunResult, train
 OPTIONS_FILE = "options.json"
 QUIET_FILE = "quiet"
 """Present when nothing may be shown on standard output."""
+READY_TO_DIE = "ready to die"
+"""Key of the launcher's store: the rank of --kill is in the middle of its step."""
 TEARDOWN_SECONDS = 3
 GROUP_TIMEOUT = timedelta(seconds=120)
 
@@ -31,6 +33,10 @@ def result_file(job: Path, rank: int) -> Path:
 
 def error_file(job: Path, rank: int) -> Path:
     return job / f"error-{rank}.json"
+
+
+def log_file(job: Path, rank: int) -> Path:
+    return job / f"stderr-{rank}.log"
 
 
 def loopback_interface() -> str | None:

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import os
-import subprocess
 import sys
 import time
 from dataclasses import replace
 from pathlib import Path
 
-import psutil
 import pytest
 
-import uccl_ep
 from uccl_ep.errors import UcclEpError
 from uccl_ep.tools.bench import launch as module
-from uccl_ep.tools.bench.launch import commands, end_tree, environment, launch
+from uccl_ep.tools.bench.launch import commands, environment, launch
 from uccl_ep.tools.bench.options import BenchOptions
 
 GLOO = BenchOptions(ranks=3, ranks_per_node=3, peers=("gloo",))
@@ -39,9 +36,9 @@ def test_bench_launch_starts_one_mpirun(monkeypatch: pytest.MonkeyPatch, tmp_pat
         commands(one_node, tmp_path)
 
 
-def test_bench_launch_gives_ranks_this_package() -> None:
+def test_bench_launch_gives_ranks_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", "4")  # whatever the caller has
     found = environment()
-    assert found["PYTHONPATH"].split(os.pathsep)[0] == str(Path(uccl_ep.__file__).parent.parent)
     assert found["OMP_NUM_THREADS"] == "1" and ("OMPI_ALLOW_RUN_AS_ROOT" in found) == (os.geteuid() == 0)
 
 
@@ -60,22 +57,6 @@ def test_bench_launch_says_how_it_ended(monkeypatch: pytest.MonkeyPatch, program
     monkeypatch.setattr(module, "commands", lambda options, folder: [[sys.executable, "-c", program, str(folder)]])
     with pytest.raises(UcclEpError, match=says):
         launch(GLOO)
-
-
-def test_bench_launch_end_tree_reaches_children_in_sessions_of_their_own() -> None:
-    sleeper = "import time; time.sleep(300)"
-    code = (
-        f"import subprocess, sys; p = subprocess.Popen([sys.executable, '-c', '{sleeper}'], start_new_session=True); "
-    )
-    code += "print(p.pid, flush=True); p.wait()"
-    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
-    assert process.stdout is not None
-    child = psutil.Process(int(process.stdout.readline()))
-    end_tree(process)
-    child.wait(timeout=30.0)
-    assert process.returncode != 0 and not child.is_running()
-    process.stdout.close()
-    end_tree(process)  # of what has ended: nothing happens
 
 
 def test_bench_launch_ends_what_hangs(monkeypatch: pytest.MonkeyPatch) -> None:

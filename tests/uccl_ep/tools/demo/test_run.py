@@ -27,7 +27,7 @@ from uccl_ep.tools.demo.run import check_out, run_demo, run_one_process
 
 @pytest.fixture
 def ranks_as_threads(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The elastic launcher's place is taken by threads over the plain buffer; the text is short."""
+    """The launcher's place is taken by threads over the plain buffer; the text is short."""
 
     def launch_threads(options: DemoOptions, show: bool) -> list[RunResult]:
         world = World(options)
