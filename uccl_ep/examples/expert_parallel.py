@@ -153,8 +153,10 @@ combine: Callable[..., Tensor] = Combine.apply
 def to_fp8(rows: Tensor) -> tuple[Tensor, Tensor]:
     """bf16 [n, H] -> (e4m3 [n, H], float32 scales [n, H / 128]): in throughput mode the cast is the caller's."""
     blocks = rows.float().view(*rows.shape[:-1], rows.shape[-1] // FP8_BLOCK, FP8_BLOCK)
-    scales = blocks.abs().amax(dim=-1).clamp(min=1e-4) / E4M3_MAX
-    return (blocks / scales.unsqueeze(-1)).flatten(-2).to(torch.float8_e4m3fn), scales
+    amax = blocks.abs().amax(dim=-1, keepdim=True).clamp(min=1e-4)  # a block of zeros must not divide by zero
+    # Tensor by tensor on purpose: a Python scalar numerator would become reciprocal and multiply, one bit off.
+    quantised = (blocks * (torch.full_like(amax, E4M3_MAX) / amax)).to(torch.float8_e4m3fn)
+    return quantised.flatten(-2), (amax / E4M3_MAX).squeeze(-1)
 
 
 def from_fp8(quantised: Tensor, scales: Tensor) -> Tensor:

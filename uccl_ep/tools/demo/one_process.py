@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from uccl_ep.tools.demo.fp8 import from_fp8, to_fp8
+from uccl_ep.examples.expert_parallel import from_fp8, to_fp8
 from uccl_ep.tools.demo.model import Experts, Routed
 from uccl_ep.tools.demo.options import DemoOptions
 
