@@ -1,4 +1,4 @@
-// The kernels' end of a command ring; protocol and order of proxy/ring/layout.h, as proxy/ring/producer.h has them.
+// The kernels' end of a command ring; proxy/ring/layout.h has its protocol and order.
 //
 // A lane that gives up (full ring past the deadline) leaves its ticket unwritten, so the ring is dead after it: the
 // fault that it records ends this use of the buffer.

@@ -196,8 +196,8 @@ DEV bool wait_for_reuse(const RankContext& c, const Turn& turn, const LowLatency
       const bool ok = wait_or_mask(
           c, patience, WaitSite{name, r, ~0u, epoch - 2}, [&] { return known_consumed(c, phase, r); },
           [&](u64 seen) { return seen >= epoch - 2; }, &absent);
-      // What this rank has not sent yet nobody can have read.
-      if (!ok || !keeps_step(c, turn.wait, WaitSite{name, r, ~0u, 0}, known_consumed(c, phase, r), epoch - 1))
+      // What this rank has not sent yet nobody can have read; other blocks may have sent the whole of this call.
+      if (!ok || !keeps_step(c, turn.wait, WaitSite{name, r, ~0u, 0}, known_consumed(c, phase, r), epoch))
         simt::st_release_gpu(shared_ok, 0u);
     }
   simt::sync_block();
