@@ -1,5 +1,5 @@
 # The static libraries: `uccl_proxy` (proxy/ without bindings and simulation), per warp width `uccl_kernels_wave<N>`
-# (kernels/), `uccl_cpu_kernels` (kernels/cpu, warps of one lane) and `uccl_simulation` (proxy/simulation, which runs
+# (kernels/host), `uccl_launch` (kernels/launch), `uccl_cpu_kernels` (kernels/cpu, warps of one lane) and `uccl_simulation` (proxy/simulation, which runs
 # proxy and kernels).
 
 file(GLOB_RECURSE proxy_sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/proxy/*.cpp)
@@ -10,7 +10,7 @@ uccl_precompile(uccl_proxy)
 
 file(GLOB_RECURSE kernel_sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/kernels/*.cpp)
 set(cpu_kernel_sources ${kernel_sources})
-list(FILTER kernel_sources EXCLUDE REGEX "/kernels/cpu/")
+list(FILTER kernel_sources EXCLUDE REGEX "/kernels/(cpu|launch)/")
 list(FILTER cpu_kernel_sources INCLUDE REGEX "/kernels/cpu/")
 
 # The fiber runtime (and fiber.cpp) switches stacks, which ThreadSanitizer cannot follow: it is compiled without, and
@@ -40,7 +40,12 @@ uccl_add_kernels(1)
 add_library(uccl_cpu_kernels STATIC ${cpu_kernel_sources})
 target_link_libraries(uccl_cpu_kernels PUBLIC uccl_kernel_options PRIVATE uccl_kernels_wave1)
 
+# Structs are the same at every width; nothing of a kernel's code is in it.
+file(GLOB launch_sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/kernels/launch/*.cpp)
+add_library(uccl_launch STATIC ${launch_sources})
+target_link_libraries(uccl_launch PUBLIC uccl_proxy)
+
 file(GLOB simulation_sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/proxy/simulation/*.cpp)
 add_library(uccl_simulation STATIC EXCLUDE_FROM_ALL ${simulation_sources})
-target_link_libraries(uccl_simulation PUBLIC uccl_proxy uccl_kernels_wave32)
+target_link_libraries(uccl_simulation PUBLIC uccl_launch uccl_kernels_wave32)
 uccl_precompile(uccl_simulation)

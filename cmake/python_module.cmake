@@ -11,15 +11,14 @@ if(UCCL_EP_SYMBOLS)
 endif()
 # nanobind's headers count as system headers, so that our warnings stay about our sources.
 nanobind_add_module(_native STABLE_ABI NB_STATIC NB_SUPPRESS_WARNINGS ${keep_symbols} ${binding_sources})
-target_link_libraries(_native PRIVATE uccl_proxy uccl_kernels_wave32 uccl_cpu_kernels)
+target_link_libraries(_native PRIVATE uccl_launch uccl_kernels_wave32 uccl_cpu_kernels)
 # nanobind compiles its modules for size. That is right for bindings, and not for kernels that are instantiated in one.
 set_source_files_properties(${bindings}/kernels.cpp PROPERTIES
                             COMPILE_OPTIONS "$<$<CONFIG:Release>:-O3>")
 install(TARGETS _native LIBRARY DESTINATION uccl_ep)
 
 if(UCCL_EP_SIMULATION)
-  nanobind_add_module(_simulation STABLE_ABI NB_STATIC NB_SUPPRESS_WARNINGS ${keep_symbols}
-                      ${bindings}/simulation.cpp ${bindings}/rank_tables.cpp)
+  nanobind_add_module(_simulation STABLE_ABI NB_STATIC NB_SUPPRESS_WARNINGS ${keep_symbols} ${bindings}/simulation.cpp)
   target_link_libraries(_simulation PRIVATE uccl_simulation)
   install(TARGETS _simulation LIBRARY DESTINATION uccl_ep)
 endif()

@@ -4,10 +4,12 @@ Native core of uccl_ep: memory segments, the proxy engine, and the kernels' CPU 
 
 from collections.abc import Sequence
 import enum
-from typing import Annotated, overload
+from typing import Annotated
 
 import numpy
 from numpy.typing import NDArray
+
+import uccl_ep.device.protocol
 
 
 MAX_RANKS: int = 4096
@@ -858,25 +860,13 @@ class Stream:
 
     def synchronize(self) -> None: ...
 
-class LaunchShape:
-    def __init__(self, grid: int, warps: int, threads: int) -> None: ...
-
-    @property
-    def grid(self) -> int: ...
-
-    @property
-    def warps(self) -> int: ...
-
-    @property
-    def threads(self) -> int: ...
-
 def kernel_arguments() -> dict[str, int]:
     """Every kernel and the bytes of its argument struct."""
 
 def shared_bytes(kernel: str, args: bytes, warps: int) -> int:
     """Shared memory of a block, for a kernel's argument struct as bytes."""
 
-def launch(stream: Stream, kernel: str, args: bytes, shape: LaunchShape) -> None:
+def launch(stream: Stream, kernel: str, args: bytes, blocks: int, warps: int, threads: int = 1) -> None:
     """
     Queues a kernel by name with its argument struct as bytes, as a GPU's driver does.
     """
@@ -999,1181 +989,114 @@ PEER_STATS: int = 5
 
 MAX_BLOCK_LANES: int = 512
 
-class LowLatencyCall:
-    def __init__(self) -> None: ...
+WARP: int = 32
+
+class Launch:
+    """
+    A kernel with its arguments, and what it asks of the device that runs it.
+    """
 
     @property
-    def layout(self) -> LowLatencyLayout: ...
-
-    @layout.setter
-    def layout(self, arg: LowLatencyLayout, /) -> None: ...
+    def kernel(self) -> str:
+        """The kernel's name."""
 
     @property
-    def num_experts(self) -> int: ...
-
-    @num_experts.setter
-    def num_experts(self, arg: int, /) -> None: ...
+    def args(self) -> bytes:
+        """Its argument struct, as a launch passes it."""
 
     @property
-    def num_local_experts(self) -> int: ...
-
-    @num_local_experts.setter
-    def num_local_experts(self, arg: int, /) -> None: ...
+    def blocks(self) -> int:
+        """Blocks, or units of work."""
 
     @property
-    def reduces(self) -> int: ...
-
-    @reduces.setter
-    def reduces(self, arg: int, /) -> None: ...
+    def warps(self) -> int:
+        """Warps of a block."""
 
     @property
-    def state(self) -> int: ...
+    def exact(self) -> bool:
+        """
+        Whether all `blocks` must run at once. Otherwise the work goes round any number of blocks.
+        """
 
-    @state.setter
-    def state(self, arg: int, /) -> None: ...
+    def queue(self, stream: Stream, blocks: int, threads: int) -> None:
+        """Queues it on a stream of the CPU."""
 
-    @property
-    def epoch(self) -> int: ...
+def barrier_launch(rank: RankContext, round: int) -> Launch:
+    """A barrier of all ranks; `round`: 1, 2, 3, ... the same on every rank."""
 
-    @epoch.setter
-    def epoch(self, arg: int, /) -> None: ...
+class LowLatencyCalls:
+    """The low-latency calls of one rank as launches."""
 
-    @property
-    def ticket(self) -> int: ...
+    def __init__(self, rank: RankContext, layout: LowLatencyLayout, num_experts: int, workspace: uccl_ep.device.protocol.Memory | int | None | None) -> None:
+        """`workspace`: of workspace_bytes, zeroed once, 8-byte aligned."""
 
-    @ticket.setter
-    def ticket(self, arg: int, /) -> None: ...
-
-    @property
-    def grid_barrier(self) -> int: ...
-
-    @grid_barrier.setter
-    def grid_barrier(self, arg: int, /) -> None: ...
-
-def low_latency_state_bytes(num_ranks: int) -> int:
-    """Bytes of what LowLatencyCall.state points at; zeroed once."""
-
-class DispatchSendArgs:
-    @overload
-    def __init__(self) -> None: ...
-
-    @overload
-    def __init__(self, prototype: DispatchSendArgs) -> None: ...
+    @staticmethod
+    def workspace_bytes(num_ranks: int) -> int:
+        """Bytes that kernels count in from call to call."""
 
     @property
-    def bytes(self) -> bytes:
-        """The struct as a kernel launch passes it."""
+    def dispatch_words(self) -> int:
+        """u64 words of a dispatch, until it is received."""
+
+    def dispatch_send(self, words: uccl_ep.device.protocol.Memory | int | None | None, *, x: uccl_ep.device.protocol.Memory | int | None | None, topk_idx: uccl_ep.device.protocol.Memory | int | None | None, num_tokens: int, topk: int, format: int, round_scale: bool, global_scale: uccl_ep.device.protocol.Memory | int | None | None) -> Launch: ...
+
+    def dispatch_recv(self, words: uccl_ep.device.protocol.Memory | int | None | None, *, format: int, recv_x: uccl_ep.device.protocol.Memory | int | None | None, recv_scales: uccl_ep.device.protocol.Memory | int | None | None, recv_count: uccl_ep.device.protocol.Memory | int | None | None, src_info: uccl_ep.device.protocol.Memory | int | None | None, layout_range: uccl_ep.device.protocol.Memory | int | None | None, cumulative_stats: uccl_ep.device.protocol.Memory | int | None | None, wait_stats: uccl_ep.device.protocol.Memory | int | None | None) -> Launch: ...
+
+    def combine_send(self, words: uccl_ep.device.protocol.Memory | int | None | None, *, x: uccl_ep.device.protocol.Memory | int | None | None, row_stride: int, zero_copy_offset: int, x_at: int, src_info: uccl_ep.device.protocol.Memory | int | None | None, layout_range: uccl_ep.device.protocol.Memory | int | None | None, format: int, own_stay: bool, reduces: bool, node_reads: bool, topk_idx: uccl_ep.device.protocol.Memory | int | None | None, weights: uccl_ep.device.protocol.Memory | int | None | None, num_tokens: int, topk: int, signals: uccl_ep.device.protocol.Memory | int | None | None = None, signals_per_expert: int = 0, signal_rows: int = 0, signal_value: int = 0, blocks: int = 0) -> Launch:
+        """
+        `blocks`: 0 = as many as a combine takes that nothing is computed beside.
+        """
+
+    def combine_reduce(self, words: uccl_ep.device.protocol.Memory | int | None | None, *, wait_stats: uccl_ep.device.protocol.Memory | int | None | None, registered: uccl_ep.device.protocol.Memory | int | None | None) -> Launch:
+        """Between the halves of a combine that reduces."""
+
+    def combine_recv(self, sent: Launch, *, out: uccl_ep.device.protocol.Memory | int | None | None, topk_idx: uccl_ep.device.protocol.Memory | int | None | None, weights: uccl_ep.device.protocol.Memory | int | None | None, num_tokens: int, topk: int, wait_stats: uccl_ep.device.protocol.Memory | int | None | None, registered: uccl_ep.device.protocol.Memory | int | None | None) -> Launch:
+        """`sent`: what combine_send returned."""
+
+    COMBINE_WORDS: int = 2
+
+    MAX_STAGING_ROWS: int = 1024
+
+class RoutingTables:
+    """The tables of one routing; sizes as in throughput/handle.py."""
 
     @property
-    def rank(self) -> RankContext: ...
-
-    @rank.setter
-    def rank(self, arg: RankContext, /) -> None: ...
-
-    @property
-    def call(self) -> LowLatencyCall: ...
-
-    @call.setter
-    def call(self, arg: LowLatencyCall, /) -> None: ...
-
-    @property
-    def epoch(self) -> int: ...
-
-    @epoch.setter
-    def epoch(self, arg: int, /) -> None: ...
-
-    @property
-    def reduces(self) -> int: ...
-
-    @reduces.setter
-    def reduces(self, arg: int, /) -> None: ...
+    def channels(self) -> int: ...
 
     @property
     def num_tokens(self) -> int: ...
 
-    @num_tokens.setter
-    def num_tokens(self, arg: int, /) -> None: ...
+def routing_tables(*, channels: int, num_tokens: int, num_local_experts: int, is_token_in_rank: uccl_ep.device.protocol.Memory | int | None | None, channel_prefix: uccl_ep.device.protocol.Memory | int | None | None, node_rows: uccl_ep.device.protocol.Memory | int | None | None, recv_tokens: uccl_ep.device.protocol.Memory | int | None | None, recv_begin: uccl_ep.device.protocol.Memory | int | None | None, stream_rows: uccl_ep.device.protocol.Memory | int | None | None, reducer_tokens: uccl_ep.device.protocol.Memory | int | None | None, rank_prefix: uccl_ep.device.protocol.Memory | int | None | None, expert_counts: uccl_ep.device.protocol.Memory | int | None | None, recv_total: uccl_ep.device.protocol.Memory | int | None | None, number: uccl_ep.device.protocol.Memory | int | None | None) -> RoutingTables: ...
 
-    @property
-    def topk(self) -> int: ...
+class ThroughputCalls:
+    """The throughput calls of one rank as launches."""
 
-    @topk.setter
-    def topk(self, arg: int, /) -> None: ...
+    def __init__(self, rank: RankContext, layout: ThroughputLayout, workspace: uccl_ep.device.protocol.Memory | int | None | None) -> None:
+        """`workspace`: of WORKSPACE_BYTES, zeroed once, 8-byte aligned."""
 
-    @property
-    def format(self) -> int: ...
+    def layout(self, *, topk_idx: uccl_ep.device.protocol.Memory | int | None | None, num_tokens: int, topk: int, num_experts: int, num_tokens_per_rank: uccl_ep.device.protocol.Memory | int | None | None, num_tokens_per_node: uccl_ep.device.protocol.Memory | int | None | None, num_tokens_per_expert: uccl_ep.device.protocol.Memory | int | None | None, is_token_in_rank: uccl_ep.device.protocol.Memory | int | None | None) -> Launch: ...
 
-    @format.setter
-    def format(self, arg: int, /) -> None: ...
+    def counts(self, shape: RowShape, routing: RoutingTables, *, is_token_in_rank: uccl_ep.device.protocol.Memory | int | None | None, num_tokens_per_rank: uccl_ep.device.protocol.Memory | int | None | None, num_tokens_per_node: uccl_ep.device.protocol.Memory | int | None | None, num_tokens_per_expert: uccl_ep.device.protocol.Memory | int | None | None, topk_idx: uccl_ep.device.protocol.Memory | int | None | None, expert_alignment: int, findings: uccl_ep.device.protocol.Memory | int | None | None, refusal: uccl_ep.device.protocol.Memory | int | None | None) -> Launch: ...
 
-    @property
-    def round_scale(self) -> int: ...
+    def findings_words(self, num_experts: int) -> int:
+        """u32 words of `findings`."""
 
-    @round_scale.setter
-    def round_scale(self, arg: int, /) -> None: ...
+    def settle(self, geometry: StreamGeometry, of_combine: bool) -> Launch:
+        """Before streams of a direction are cut in another way than before."""
 
-    @property
-    def batch(self) -> int: ...
+    def dispatch(self, shape: RowShape, geometry: StreamGeometry, routing: RoutingTables, *, x: uccl_ep.device.protocol.Memory | int | None | None, scales: uccl_ep.device.protocol.Memory | int | None | None, scale_token_stride: int, scale_stride: int, topk_idx: uccl_ep.device.protocol.Memory | int | None | None, topk_weights: uccl_ep.device.protocol.Memory | int | None | None, recv_x: uccl_ep.device.protocol.Memory | int | None | None, recv_scales: uccl_ep.device.protocol.Memory | int | None | None, recv_topk_idx: uccl_ep.device.protocol.Memory | int | None | None, recv_topk_weights: uccl_ep.device.protocol.Memory | int | None | None, recv_src_idx: uccl_ep.device.protocol.Memory | int | None | None, capacity: int, pad_tail: bool, identify: bool) -> Launch:
+        """`identify`: no counts were exchanged for this call."""
 
-    @batch.setter
-    def batch(self, arg: int, /) -> None: ...
+    def combine(self, shape: RowShape, geometry: StreamGeometry, routing: RoutingTables, *, workspace: uccl_ep.device.protocol.Memory | int | None | None, hidden: int, x: uccl_ep.device.protocol.Memory | int | None | None, topk_weights: uccl_ep.device.protocol.Memory | int | None | None, recv_src_idx: uccl_ep.device.protocol.Memory | int | None | None, bias0: uccl_ep.device.protocol.Memory | int | None | None, bias1: uccl_ep.device.protocol.Memory | int | None | None, out: uccl_ep.device.protocol.Memory | int | None | None, out_weights: uccl_ep.device.protocol.Memory | int | None | None, arenas: uccl_ep.device.protocol.Memory | int | None | None, x_in_arena: bool, x_offset: int) -> Launch:
+        """`workspace`: of combine_bytes, for this call alone."""
 
-    @property
-    def x(self) -> int: ...
+    def combine_bytes(self, channels: int, hidden: int) -> int: ...
 
-    @x.setter
-    def x(self, arg: int, /) -> None: ...
-
-    @property
-    def topk_idx(self) -> int: ...
-
-    @topk_idx.setter
-    def topk_idx(self, arg: int, /) -> None: ...
-
-    @property
-    def num_writes(self) -> int: ...
-
-    @num_writes.setter
-    def num_writes(self, arg: int, /) -> None: ...
-
-    @property
-    def global_scale(self) -> int: ...
-
-    @global_scale.setter
-    def global_scale(self, arg: int, /) -> None: ...
-
-def low_latency_dispatch_send(stream: Stream, args: DispatchSendArgs, shape: LaunchShape) -> None: ...
-
-class DispatchReceiveArgs:
-    @overload
-    def __init__(self) -> None: ...
-
-    @overload
-    def __init__(self, prototype: DispatchReceiveArgs) -> None: ...
-
-    @property
-    def bytes(self) -> bytes:
-        """The struct as a kernel launch passes it."""
-
-    @property
-    def rank(self) -> RankContext: ...
-
-    @rank.setter
-    def rank(self, arg: RankContext, /) -> None: ...
-
-    @property
-    def call(self) -> LowLatencyCall: ...
-
-    @call.setter
-    def call(self, arg: LowLatencyCall, /) -> None: ...
-
-    @property
-    def epoch(self) -> int: ...
-
-    @epoch.setter
-    def epoch(self, arg: int, /) -> None: ...
-
-    @property
-    def reduces(self) -> int: ...
-
-    @reduces.setter
-    def reduces(self, arg: int, /) -> None: ...
-
-    @property
-    def format(self) -> int: ...
-
-    @format.setter
-    def format(self, arg: int, /) -> None: ...
-
-    @property
-    def recv_x(self) -> int: ...
-
-    @recv_x.setter
-    def recv_x(self, arg: int, /) -> None: ...
-
-    @property
-    def recv_scales(self) -> int: ...
-
-    @recv_scales.setter
-    def recv_scales(self, arg: int, /) -> None: ...
-
-    @property
-    def recv_count(self) -> int: ...
-
-    @recv_count.setter
-    def recv_count(self, arg: int, /) -> None: ...
-
-    @property
-    def src_info(self) -> int: ...
-
-    @src_info.setter
-    def src_info(self, arg: int, /) -> None: ...
-
-    @property
-    def layout_range(self) -> int: ...
-
-    @layout_range.setter
-    def layout_range(self, arg: int, /) -> None: ...
-
-    @property
-    def cumulative_stats(self) -> int: ...
-
-    @cumulative_stats.setter
-    def cumulative_stats(self, arg: int, /) -> None: ...
-
-    @property
-    def wait_stats(self) -> int: ...
-
-    @wait_stats.setter
-    def wait_stats(self, arg: int, /) -> None: ...
-
-    @property
-    def counts(self) -> int: ...
-
-    @counts.setter
-    def counts(self, arg: int, /) -> None: ...
-
-def low_latency_dispatch_recv(stream: Stream, args: DispatchReceiveArgs, shape: LaunchShape) -> None: ...
-
-class CombineSendArgs:
-    @overload
-    def __init__(self) -> None: ...
-
-    @overload
-    def __init__(self, prototype: CombineSendArgs) -> None: ...
-
-    @property
-    def bytes(self) -> bytes:
-        """The struct as a kernel launch passes it."""
-
-    @property
-    def rank(self) -> RankContext: ...
-
-    @rank.setter
-    def rank(self, arg: RankContext, /) -> None: ...
-
-    @property
-    def call(self) -> LowLatencyCall: ...
-
-    @call.setter
-    def call(self, arg: LowLatencyCall, /) -> None: ...
-
-    @property
-    def epoch(self) -> int: ...
-
-    @epoch.setter
-    def epoch(self, arg: int, /) -> None: ...
-
-    @property
-    def reduces(self) -> int: ...
-
-    @reduces.setter
-    def reduces(self, arg: int, /) -> None: ...
-
-    @property
-    def zero_copy_offset(self) -> int: ...
-
-    @zero_copy_offset.setter
-    def zero_copy_offset(self, arg: int, /) -> None: ...
-
-    @property
-    def row_stride(self) -> int: ...
-
-    @row_stride.setter
-    def row_stride(self, arg: int, /) -> None: ...
-
-    @property
-    def format(self) -> int: ...
-
-    @format.setter
-    def format(self, arg: int, /) -> None: ...
-
-    @property
-    def x(self) -> int: ...
-
-    @x.setter
-    def x(self, arg: int, /) -> None: ...
-
-    @property
-    def src_info(self) -> int: ...
-
-    @src_info.setter
-    def src_info(self, arg: int, /) -> None: ...
-
-    @property
-    def layout_range(self) -> int: ...
-
-    @layout_range.setter
-    def layout_range(self, arg: int, /) -> None: ...
-
-    @property
-    def staging_ticket(self) -> int: ...
-
-    @staging_ticket.setter
-    def staging_ticket(self, arg: int, /) -> None: ...
-
-    @property
-    def signals(self) -> int: ...
-
-    @signals.setter
-    def signals(self, arg: int, /) -> None: ...
-
-    @property
-    def signals_per_expert(self) -> int: ...
-
-    @signals_per_expert.setter
-    def signals_per_expert(self, arg: int, /) -> None: ...
-
-    @property
-    def signal_rows(self) -> int: ...
-
-    @signal_rows.setter
-    def signal_rows(self, arg: int, /) -> None: ...
-
-    @property
-    def signal_value(self) -> int: ...
-
-    @signal_value.setter
-    def signal_value(self, arg: int, /) -> None: ...
-
-    @property
-    def num_tokens(self) -> int: ...
-
-    @num_tokens.setter
-    def num_tokens(self, arg: int, /) -> None: ...
-
-    @property
-    def topk(self) -> int: ...
-
-    @topk.setter
-    def topk(self, arg: int, /) -> None: ...
-
-    @property
-    def topk_idx(self) -> int: ...
-
-    @topk_idx.setter
-    def topk_idx(self, arg: int, /) -> None: ...
-
-    @property
-    def weights(self) -> int: ...
-
-    @weights.setter
-    def weights(self, arg: int, /) -> None: ...
-
-    @property
-    def own_stay(self) -> int: ...
-
-    @own_stay.setter
-    def own_stay(self, arg: int, /) -> None: ...
-
-    @property
-    def node_rows(self) -> int: ...
-
-    @node_rows.setter
-    def node_rows(self, arg: int, /) -> None: ...
-
-    @property
-    def x_at(self) -> int: ...
-
-    @x_at.setter
-    def x_at(self, arg: int, /) -> None: ...
-
-NODE_ROWS_COPIED_AND_MARKED: int = 1
-
-NODE_ROWS_STAY: int = 2
-
-def low_latency_combine_send(stream: Stream, args: CombineSendArgs, shape: LaunchShape) -> None: ...
-
-class CombineReduceArgs:
-    @overload
-    def __init__(self) -> None: ...
-
-    @overload
-    def __init__(self, prototype: CombineReduceArgs) -> None: ...
-
-    @property
-    def bytes(self) -> bytes:
-        """The struct as a kernel launch passes it."""
-
-    @property
-    def rank(self) -> RankContext: ...
-
-    @rank.setter
-    def rank(self, arg: RankContext, /) -> None: ...
-
-    @property
-    def call(self) -> LowLatencyCall: ...
-
-    @call.setter
-    def call(self, arg: LowLatencyCall, /) -> None: ...
-
-    @property
-    def epoch(self) -> int: ...
-
-    @epoch.setter
-    def epoch(self, arg: int, /) -> None: ...
-
-    @property
-    def reduces(self) -> int: ...
-
-    @reduces.setter
-    def reduces(self, arg: int, /) -> None: ...
-
-    @property
-    def num_writes(self) -> int: ...
-
-    @num_writes.setter
-    def num_writes(self, arg: int, /) -> None: ...
-
-    @property
-    def wait_stats(self) -> int: ...
-
-    @wait_stats.setter
-    def wait_stats(self, arg: int, /) -> None: ...
-
-    @property
-    def registered(self) -> int: ...
-
-    @registered.setter
-    def registered(self, arg: int, /) -> None: ...
-
-def low_latency_combine_reduce(stream: Stream, args: CombineReduceArgs, shape: LaunchShape) -> None: ...
-
-class CombineReceiveArgs:
-    @overload
-    def __init__(self) -> None: ...
-
-    @overload
-    def __init__(self, prototype: CombineReceiveArgs) -> None: ...
-
-    @property
-    def bytes(self) -> bytes:
-        """The struct as a kernel launch passes it."""
-
-    @property
-    def rank(self) -> RankContext: ...
-
-    @rank.setter
-    def rank(self, arg: RankContext, /) -> None: ...
-
-    @property
-    def call(self) -> LowLatencyCall: ...
-
-    @call.setter
-    def call(self, arg: LowLatencyCall, /) -> None: ...
-
-    @property
-    def epoch(self) -> int: ...
-
-    @epoch.setter
-    def epoch(self, arg: int, /) -> None: ...
-
-    @property
-    def reduces(self) -> int: ...
-
-    @reduces.setter
-    def reduces(self, arg: int, /) -> None: ...
-
-    @property
-    def num_tokens(self) -> int: ...
-
-    @num_tokens.setter
-    def num_tokens(self, arg: int, /) -> None: ...
-
-    @property
-    def topk(self) -> int: ...
-
-    @topk.setter
-    def topk(self, arg: int, /) -> None: ...
-
-    @property
-    def format(self) -> int: ...
-
-    @format.setter
-    def format(self, arg: int, /) -> None: ...
-
-    @property
-    def zero_copy(self) -> int: ...
-
-    @zero_copy.setter
-    def zero_copy(self, arg: int, /) -> None: ...
-
-    @property
-    def out(self) -> int: ...
-
-    @out.setter
-    def out(self, arg: int, /) -> None: ...
-
-    @property
-    def topk_idx(self) -> int: ...
-
-    @topk_idx.setter
-    def topk_idx(self, arg: int, /) -> None: ...
-
-    @property
-    def weights(self) -> int: ...
-
-    @weights.setter
-    def weights(self, arg: int, /) -> None: ...
-
-    @property
-    def wait_stats(self) -> int: ...
-
-    @wait_stats.setter
-    def wait_stats(self, arg: int, /) -> None: ...
-
-    @property
-    def own_rows(self) -> int: ...
-
-    @own_rows.setter
-    def own_rows(self, arg: int, /) -> None: ...
-
-    @property
-    def own_stride(self) -> int: ...
-
-    @own_stride.setter
-    def own_stride(self, arg: int, /) -> None: ...
-
-    @property
-    def registered(self) -> int: ...
-
-    @registered.setter
-    def registered(self, arg: int, /) -> None: ...
-
-def low_latency_combine_recv(stream: Stream, args: CombineReceiveArgs, shape: LaunchShape) -> None: ...
-
-class ThroughputCall:
-    def __init__(self) -> None: ...
-
-    @property
-    def layout(self) -> ThroughputLayout: ...
-
-    @layout.setter
-    def layout(self, arg: ThroughputLayout, /) -> None: ...
-
-    @property
-    def geometry(self) -> StreamGeometry: ...
-
-    @geometry.setter
-    def geometry(self, arg: StreamGeometry, /) -> None: ...
-
-    @property
-    def shape(self) -> RowShape: ...
-
-    @shape.setter
-    def shape(self, arg: RowShape, /) -> None: ...
-
-    @property
-    def num_local_experts(self) -> int: ...
-
-    @num_local_experts.setter
-    def num_local_experts(self, arg: int, /) -> None: ...
-
-    @property
-    def num_tokens(self) -> int: ...
-
-    @num_tokens.setter
-    def num_tokens(self, arg: int, /) -> None: ...
-
-    @property
-    def readers(self) -> int: ...
-
-    @readers.setter
-    def readers(self, arg: int, /) -> None: ...
-
-    @property
-    def identify(self) -> int: ...
-
-    @identify.setter
-    def identify(self, arg: int, /) -> None: ...
-
-    @property
-    def number(self) -> int: ...
-
-    @number.setter
-    def number(self, arg: int, /) -> None: ...
-
-    @property
-    def identities(self) -> int: ...
-
-    @identities.setter
-    def identities(self, arg: int, /) -> None: ...
-
-    @property
-    def is_token_in_rank(self) -> int: ...
-
-    @is_token_in_rank.setter
-    def is_token_in_rank(self, arg: int, /) -> None: ...
-
-    @property
-    def node_rows(self) -> int: ...
-
-    @node_rows.setter
-    def node_rows(self, arg: int, /) -> None: ...
-
-    @property
-    def recv_tokens(self) -> int: ...
-
-    @recv_tokens.setter
-    def recv_tokens(self, arg: int, /) -> None: ...
-
-    @property
-    def recv_begin(self) -> int: ...
-
-    @recv_begin.setter
-    def recv_begin(self, arg: int, /) -> None: ...
-
-    @property
-    def stream_rows(self) -> int: ...
-
-    @stream_rows.setter
-    def stream_rows(self, arg: int, /) -> None: ...
-
-    @property
-    def reducer_tokens(self) -> int: ...
-
-    @reducer_tokens.setter
-    def reducer_tokens(self, arg: int, /) -> None: ...
-
-class LayoutArgs:
-    @overload
-    def __init__(self) -> None: ...
-
-    @overload
-    def __init__(self, prototype: LayoutArgs) -> None: ...
-
-    @property
-    def bytes(self) -> bytes:
-        """The struct as a kernel launch passes it."""
-
-    def set_topology(self, rank: RankContext) -> None: ...
-
-    @property
-    def num_tokens(self) -> int: ...
-
-    @num_tokens.setter
-    def num_tokens(self, arg: int, /) -> None: ...
-
-    @property
-    def topk(self) -> int: ...
-
-    @topk.setter
-    def topk(self, arg: int, /) -> None: ...
-
-    @property
-    def num_experts(self) -> int: ...
-
-    @num_experts.setter
-    def num_experts(self, arg: int, /) -> None: ...
-
-    @property
-    def mask(self) -> int: ...
-
-    @mask.setter
-    def mask(self, arg: int, /) -> None: ...
-
-    @property
-    def topk_idx(self) -> int: ...
-
-    @topk_idx.setter
-    def topk_idx(self, arg: int, /) -> None: ...
-
-    @property
-    def num_tokens_per_rank(self) -> int: ...
-
-    @num_tokens_per_rank.setter
-    def num_tokens_per_rank(self, arg: int, /) -> None: ...
-
-    @property
-    def num_tokens_per_node(self) -> int: ...
-
-    @num_tokens_per_node.setter
-    def num_tokens_per_node(self, arg: int, /) -> None: ...
-
-    @property
-    def num_tokens_per_expert(self) -> int: ...
-
-    @num_tokens_per_expert.setter
-    def num_tokens_per_expert(self, arg: int, /) -> None: ...
-
-    @property
-    def is_token_in_rank(self) -> int: ...
-
-    @is_token_in_rank.setter
-    def is_token_in_rank(self, arg: int, /) -> None: ...
-
-def throughput_layout(stream: Stream, args: LayoutArgs, shape: LaunchShape) -> None: ...
-
-class CountsArgs:
-    @overload
-    def __init__(self) -> None: ...
-
-    @overload
-    def __init__(self, prototype: CountsArgs) -> None: ...
-
-    @property
-    def bytes(self) -> bytes:
-        """The struct as a kernel launch passes it."""
-
-    @property
-    def rank(self) -> RankContext: ...
-
-    @rank.setter
-    def rank(self, arg: RankContext, /) -> None: ...
-
-    @property
-    def layout(self) -> ThroughputLayout: ...
-
-    @layout.setter
-    def layout(self, arg: ThroughputLayout, /) -> None: ...
-
-    @property
-    def shape(self) -> RowShape: ...
-
-    @shape.setter
-    def shape(self, arg: RowShape, /) -> None: ...
-
-    @property
-    def num_tokens(self) -> int: ...
-
-    @num_tokens.setter
-    def num_tokens(self, arg: int, /) -> None: ...
-
-    @property
-    def epoch(self) -> int: ...
-
-    @epoch.setter
-    def epoch(self, arg: int, /) -> None: ...
-
-    @property
-    def num_channels(self) -> int: ...
-
-    @num_channels.setter
-    def num_channels(self, arg: int, /) -> None: ...
-
-    @property
-    def num_local_experts(self) -> int: ...
-
-    @num_local_experts.setter
-    def num_local_experts(self, arg: int, /) -> None: ...
-
-    @property
-    def expert_alignment(self) -> int: ...
-
-    @expert_alignment.setter
-    def expert_alignment(self, arg: int, /) -> None: ...
-
-    @property
-    def readers(self) -> int: ...
-
-    @readers.setter
-    def readers(self, arg: int, /) -> None: ...
-
-    @property
-    def is_token_in_rank(self) -> int: ...
-
-    @is_token_in_rank.setter
-    def is_token_in_rank(self, arg: int, /) -> None: ...
-
-    @property
-    def num_tokens_per_expert(self) -> int: ...
-
-    @num_tokens_per_expert.setter
-    def num_tokens_per_expert(self, arg: int, /) -> None: ...
-
-    @property
-    def topk_idx(self) -> int: ...
-
-    @topk_idx.setter
-    def topk_idx(self, arg: int, /) -> None: ...
-
-    @property
-    def num_tokens_per_rank(self) -> int: ...
-
-    @num_tokens_per_rank.setter
-    def num_tokens_per_rank(self, arg: int, /) -> None: ...
-
-    @property
-    def num_tokens_per_node(self) -> int: ...
-
-    @num_tokens_per_node.setter
-    def num_tokens_per_node(self, arg: int, /) -> None: ...
-
-    @property
-    def findings(self) -> int: ...
-
-    @findings.setter
-    def findings(self, arg: int, /) -> None: ...
-
-    @property
-    def refusal(self) -> int: ...
-
-    @refusal.setter
-    def refusal(self, arg: int, /) -> None: ...
-
-    @property
-    def taken(self) -> int: ...
-
-    @taken.setter
-    def taken(self, arg: int, /) -> None: ...
-
-    @property
-    def channel_prefix(self) -> int: ...
-
-    @channel_prefix.setter
-    def channel_prefix(self, arg: int, /) -> None: ...
-
-    @property
-    def node_rows(self) -> int: ...
-
-    @node_rows.setter
-    def node_rows(self, arg: int, /) -> None: ...
-
-    @property
-    def recv_tokens(self) -> int: ...
-
-    @recv_tokens.setter
-    def recv_tokens(self, arg: int, /) -> None: ...
-
-    @property
-    def recv_begin(self) -> int: ...
-
-    @recv_begin.setter
-    def recv_begin(self, arg: int, /) -> None: ...
-
-    @property
-    def stream_rows(self) -> int: ...
-
-    @stream_rows.setter
-    def stream_rows(self, arg: int, /) -> None: ...
-
-    @property
-    def reducer_tokens(self) -> int: ...
-
-    @reducer_tokens.setter
-    def reducer_tokens(self, arg: int, /) -> None: ...
-
-    @property
-    def rank_prefix(self) -> int: ...
-
-    @rank_prefix.setter
-    def rank_prefix(self, arg: int, /) -> None: ...
-
-    @property
-    def expert_counts(self) -> int: ...
-
-    @expert_counts.setter
-    def expert_counts(self, arg: int, /) -> None: ...
-
-    @property
-    def recv_total(self) -> int: ...
-
-    @recv_total.setter
-    def recv_total(self, arg: int, /) -> None: ...
-
-    @property
-    def number(self) -> int: ...
-
-    @number.setter
-    def number(self, arg: int, /) -> None: ...
-
-def throughput_counts(stream: Stream, args: CountsArgs, shape: LaunchShape) -> None: ...
-
-LAYOUT_FINDINGS_WORDS: int = 7
+    WORKSPACE_BYTES: int = 56
 
 LAYOUT_REFUSAL_WORDS: int = 5
 
-class DispatchArgs:
-    @overload
-    def __init__(self) -> None: ...
-
-    @overload
-    def __init__(self, prototype: DispatchArgs) -> None: ...
-
-    @property
-    def bytes(self) -> bytes:
-        """The struct as a kernel launch passes it."""
-
-    @property
-    def rank(self) -> RankContext: ...
-
-    @rank.setter
-    def rank(self, arg: RankContext, /) -> None: ...
-
-    @property
-    def call(self) -> ThroughputCall: ...
-
-    @call.setter
-    def call(self, arg: ThroughputCall, /) -> None: ...
-
-    @property
-    def scale_token_stride(self) -> int: ...
-
-    @scale_token_stride.setter
-    def scale_token_stride(self, arg: int, /) -> None: ...
-
-    @property
-    def scale_stride(self) -> int: ...
-
-    @scale_stride.setter
-    def scale_stride(self, arg: int, /) -> None: ...
-
-    @property
-    def capacity(self) -> int: ...
-
-    @capacity.setter
-    def capacity(self, arg: int, /) -> None: ...
-
-    @property
-    def pad_tail(self) -> int: ...
-
-    @pad_tail.setter
-    def pad_tail(self, arg: int, /) -> None: ...
-
-    @property
-    def x(self) -> int: ...
-
-    @x.setter
-    def x(self, arg: int, /) -> None: ...
-
-    @property
-    def scales(self) -> int: ...
-
-    @scales.setter
-    def scales(self, arg: int, /) -> None: ...
-
-    @property
-    def topk_idx(self) -> int: ...
-
-    @topk_idx.setter
-    def topk_idx(self, arg: int, /) -> None: ...
-
-    @property
-    def topk_weights(self) -> int: ...
-
-    @topk_weights.setter
-    def topk_weights(self, arg: int, /) -> None: ...
-
-    @property
-    def recv_x(self) -> int: ...
-
-    @recv_x.setter
-    def recv_x(self, arg: int, /) -> None: ...
-
-    @property
-    def recv_scales(self) -> int: ...
-
-    @recv_scales.setter
-    def recv_scales(self, arg: int, /) -> None: ...
-
-    @property
-    def recv_topk_idx(self) -> int: ...
-
-    @recv_topk_idx.setter
-    def recv_topk_idx(self, arg: int, /) -> None: ...
-
-    @property
-    def recv_topk_weights(self) -> int: ...
-
-    @recv_topk_weights.setter
-    def recv_topk_weights(self, arg: int, /) -> None: ...
-
-    @property
-    def recv_src_idx(self) -> int: ...
-
-    @recv_src_idx.setter
-    def recv_src_idx(self, arg: int, /) -> None: ...
-
-    @property
-    def recv_total(self) -> int: ...
-
-    @recv_total.setter
-    def recv_total(self, arg: int, /) -> None: ...
-
-def throughput_dispatch(stream: Stream, args: DispatchArgs, shape: LaunchShape) -> None: ...
-
-class CombineArgs:
-    @overload
-    def __init__(self) -> None: ...
-
-    @overload
-    def __init__(self, prototype: CombineArgs) -> None: ...
-
-    @property
-    def bytes(self) -> bytes:
-        """The struct as a kernel launch passes it."""
-
-    @property
-    def rank(self) -> RankContext: ...
-
-    @rank.setter
-    def rank(self, arg: RankContext, /) -> None: ...
-
-    @property
-    def call(self) -> ThroughputCall: ...
-
-    @call.setter
-    def call(self, arg: ThroughputCall, /) -> None: ...
-
-    @property
-    def hidden(self) -> int: ...
-
-    @hidden.setter
-    def hidden(self, arg: int, /) -> None: ...
-
-    @property
-    def x(self) -> int: ...
-
-    @x.setter
-    def x(self, arg: int, /) -> None: ...
-
-    @property
-    def topk_weights(self) -> int: ...
-
-    @topk_weights.setter
-    def topk_weights(self, arg: int, /) -> None: ...
-
-    @property
-    def recv_src_idx(self) -> int: ...
-
-    @recv_src_idx.setter
-    def recv_src_idx(self, arg: int, /) -> None: ...
-
-    @property
-    def bias0(self) -> int: ...
-
-    @bias0.setter
-    def bias0(self, arg: int, /) -> None: ...
-
-    @property
-    def bias1(self) -> int: ...
-
-    @bias1.setter
-    def bias1(self, arg: int, /) -> None: ...
-
-    @property
-    def out(self) -> int: ...
-
-    @out.setter
-    def out(self, arg: int, /) -> None: ...
-
-    @property
-    def out_weights(self) -> int: ...
-
-    @out_weights.setter
-    def out_weights(self, arg: int, /) -> None: ...
-
-    @property
-    def scratch(self) -> int: ...
-
-    @scratch.setter
-    def scratch(self, arg: int, /) -> None: ...
-
-    @property
-    def partials(self) -> int: ...
-
-    @partials.setter
-    def partials(self, arg: int, /) -> None: ...
-
-    @property
-    def arenas(self) -> int: ...
-
-    @arenas.setter
-    def arenas(self, arg: int, /) -> None: ...
-
-    @property
-    def x_offset(self) -> int: ...
-
-    @x_offset.setter
-    def x_offset(self, arg: int, /) -> None: ...
-
-    @property
-    def x_in_arena(self) -> int: ...
-
-    @x_in_arena.setter
-    def x_in_arena(self, arg: int, /) -> None: ...
-
-def throughput_combine(stream: Stream, args: CombineArgs, shape: LaunchShape) -> None: ...
-
-IDENTITY_STATE_BYTES: int = 32
-
-PARTIAL_STATE_BYTES: int = 24
-
 MAX_PARTIALS: int = 64
-
-class SettleArgs:
-    @overload
-    def __init__(self) -> None: ...
-
-    @overload
-    def __init__(self, prototype: SettleArgs) -> None: ...
-
-    @property
-    def bytes(self) -> bytes:
-        """The struct as a kernel launch passes it."""
-
-    @property
-    def rank(self) -> RankContext: ...
-
-    @rank.setter
-    def rank(self, arg: RankContext, /) -> None: ...
-
-    @property
-    def direction(self) -> int: ...
-
-    @direction.setter
-    def direction(self, arg: int, /) -> None: ...
-
-    @property
-    def num_channels(self) -> int: ...
-
-    @num_channels.setter
-    def num_channels(self, arg: int, /) -> None: ...
-
-    @property
-    def row_bytes(self) -> int: ...
-
-    @row_bytes.setter
-    def row_bytes(self, arg: int, /) -> None: ...
-
-    @property
-    def last(self) -> int: ...
-
-    @last.setter
-    def last(self, arg: int, /) -> None: ...
-
-def throughput_settle(stream: Stream, args: SettleArgs, shape: LaunchShape) -> None: ...
-
-SETTLED_GEOMETRY_BYTES: int = 16
-
-class BarrierArgs:
-    @overload
-    def __init__(self) -> None: ...
-
-    @overload
-    def __init__(self, prototype: BarrierArgs) -> None: ...
-
-    @property
-    def bytes(self) -> bytes:
-        """The struct as a kernel launch passes it."""
-
-    @property
-    def rank(self) -> RankContext: ...
-
-    @rank.setter
-    def rank(self, arg: RankContext, /) -> None: ...
-
-    @property
-    def round(self) -> int: ...
-
-    @round.setter
-    def round(self, arg: int, /) -> None: ...
-
-def rank_barrier(stream: Stream, args: BarrierArgs, shape: LaunchShape) -> None: ...
-
-WARP: int = 32
-
-GRID_BARRIER_WORDS: int = 1
 
 class ProbeSettings:
     def __init__(self) -> None: ...

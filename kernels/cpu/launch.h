@@ -4,19 +4,18 @@
 
 namespace uccl::cpu {
 
-struct Launch {
+struct Shape {
   u32 blocks, warps, threads;
-  u32 shared_bytes;  // of a block
 };
 
 // Runs a kernel at the width of the including file. Returns when its last block has ended; throws what simt::launch does.
 template <class Args>
-void run(void (*kernel)(Args), const Args& args, const Launch& launch) {
+void run(void (*kernel)(Args), const Args& args, const Shape& shape) {
   simt::LaunchConfig config;
-  config.grid = launch.blocks;
-  config.block = launch.warps * simt::kWarp;
-  config.smem_bytes = launch.shared_bytes;
-  config.threads = launch.threads;
+  config.grid = shape.blocks;
+  config.block = shape.warps * simt::kWarp;
+  config.smem_bytes = static_cast<u32>(shared_bytes(args, shape.warps));
+  config.threads = shape.threads;
   simt::launch(config, [&] { kernel(args); });
 }
 

@@ -2,17 +2,14 @@
 // Dispatch's sending half is not among them: a warp finds runs of rows for another node with a lane a token.
 #pragma once
 #include "kernels/cpu/launch.h"
-#include "kernels/low_latency/combine_recv.h"
-#include "kernels/low_latency/combine_reduce.h"
-#include "kernels/low_latency/combine_send.h"
-#include "kernels/low_latency/dispatch_recv.h"
+#include "kernels/launch/low_latency.h"
 
 namespace uccl::cpu {
 
 // Each returns when its last block has ended; throws what simt::launch does.
-void low_latency_dispatch_recv(const DispatchReceiveArgs& args, const Launch& launch);
-void low_latency_combine_send(const CombineSendArgs& args, const Launch& launch);
-void low_latency_combine_reduce(const CombineReduceArgs& args, const Launch& launch);
-void low_latency_combine_recv(const CombineReceiveArgs& args, const Launch& launch);
+void low_latency_dispatch_recv(const DispatchReceiveArgs& args, const Shape& shape);
+void low_latency_combine_send(const CombineSendArgs& args, const Shape& shape);
+void low_latency_combine_reduce(const CombineReduceArgs& args, const Shape& shape);
+void low_latency_combine_recv(const CombineReceiveArgs& args, const Shape& shape);
 
 }  // namespace uccl::cpu

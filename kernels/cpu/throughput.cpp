@@ -5,12 +5,10 @@ namespace uccl::cpu {
 
 static_assert(simt::kWarp == 1);
 
-void throughput_layout(const LayoutArgs& args, const Launch& launch) { run(uccl::throughput_layout, args, launch); }
-void throughput_counts(const CountsArgs& args, const Launch& launch) { run(uccl::throughput_counts, args, launch); }
-void throughput_dispatch(const DispatchArgs& args, const Launch& launch) {
-  run(uccl::throughput_dispatch, args, launch);
-}
-void throughput_combine(const CombineArgs& args, const Launch& launch) { run(uccl::throughput_combine, args, launch); }
-void throughput_settle(const SettleArgs& args, const Launch& launch) { run(uccl::throughput_settle, args, launch); }
+void throughput_layout(const LayoutArgs& args, const Shape& shape) { run(uccl::throughput_layout, args, shape); }
+void throughput_counts(const CountsArgs& args, const Shape& shape) { run(uccl::throughput_counts, args, shape); }
+void throughput_dispatch(const DispatchArgs& args, const Shape& shape) { run(uccl::throughput_dispatch, args, shape); }
+void throughput_combine(const CombineArgs& args, const Shape& shape) { run(uccl::throughput_combine, args, shape); }
+void throughput_settle(const SettleArgs& args, const Shape& shape) { run(uccl::throughput_settle, args, shape); }
 
 }  // namespace uccl::cpu

@@ -3,19 +3,15 @@
 // to meet it. The kernels are the same source; kernels/host/README.md has the widths.
 #pragma once
 #include "kernels/cpu/launch.h"
-#include "kernels/throughput/combine.h"
-#include "kernels/throughput/counts.h"
-#include "kernels/throughput/dispatch.h"
-#include "kernels/throughput/layout.h"
-#include "kernels/throughput/settle.h"
+#include "kernels/launch/throughput.h"
 
 namespace uccl::cpu {
 
 // Each returns when its last block has ended; throws what simt::launch does.
-void throughput_layout(const LayoutArgs& args, const Launch& launch);
-void throughput_counts(const CountsArgs& args, const Launch& launch);
-void throughput_dispatch(const DispatchArgs& args, const Launch& launch);
-void throughput_combine(const CombineArgs& args, const Launch& launch);
-void throughput_settle(const SettleArgs& args, const Launch& launch);
+void throughput_layout(const LayoutArgs& args, const Shape& shape);
+void throughput_counts(const CountsArgs& args, const Shape& shape);
+void throughput_dispatch(const DispatchArgs& args, const Shape& shape);
+void throughput_combine(const CombineArgs& args, const Shape& shape);
+void throughput_settle(const SettleArgs& args, const Shape& shape);
 
 }  // namespace uccl::cpu

@@ -21,6 +21,7 @@ NB_MODULE(_native, m) {
   uccl::register_layouts(m);
   uccl::register_streams(m);
   uccl::register_kernels(m);
+  uccl::register_launches(m);
   uccl::register_probe(m);
   uccl::register_diag(m);
   uccl::register_ids(m);

@@ -2,8 +2,6 @@
 #pragma once
 #include <nanobind/nanobind.h>
 
-#include <cstdint>
-
 namespace uccl {
 
 void register_memory(nanobind::module_& m);
@@ -12,16 +10,9 @@ void register_enums(nanobind::module_& m);
 void register_layouts(nanobind::module_& m);
 void register_streams(nanobind::module_& m);
 void register_kernels(nanobind::module_& m);
+void register_launches(nanobind::module_& m);
 void register_probe(nanobind::module_& m);
 void register_diag(nanobind::module_& m);
 void register_ids(nanobind::module_& m);
-
-// A pointer field as an integer address.
-template <class C, class P>
-void address(nanobind::class_<C>& c, const char* name, P C::* field) {
-  c.def_prop_rw(
-      name, [field](const C& s) { return reinterpret_cast<std::uintptr_t>(s.*field); },
-      [field](C& s, std::uintptr_t v) { s.*field = reinterpret_cast<P>(v); });
-}
 
 }  // namespace uccl

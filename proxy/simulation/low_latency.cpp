@@ -1,11 +1,6 @@
 // The low-latency calls of a simulated rank.
 #include "simulation/low_latency.h"
 
-#include "kernels/low_latency/combine_recv.h"
-#include "kernels/low_latency/combine_send.h"
-#include "kernels/low_latency/dispatch_recv.h"
-#include "kernels/low_latency/dispatch_send.h"
-
 namespace uccl::simulation {
 
 LowLatencyRank::LowLatencyRank(Driver& driver, World& world, Attendance& attendance, LowLatencyOracle& oracle,
@@ -16,53 +11,41 @@ LowLatencyRank::LowLatencyRank(Driver& driver, World& world, Attendance& attenda
       case_(c),
       oracle_(oracle),
       rank_(rank),
-      state_(LowLatencyState::bytes(world.num_ranks()) / 8),
-      tickets_(4),
-      grid_barriers_(4 * kGridBarrierWords),
-      num_writes_(world.num_cells),
-      staging_tickets_(c.world.staging_rows) {
-  auto* state = reinterpret_cast<LowLatencyState*>(state_.data());
+      workspace_(LowLatencyCalls::workspace_bytes(world.num_ranks()) / sizeof(u64)) {
+  LowLatencyState& state = calls().state();
   const u64 age = c.world.age;
-  state->dispatch = state->combine = PhaseEpochs{age, age, 0, age};
-  state->announcements = age;
+  state.dispatch = state.combine = PhaseEpochs{age, age, 0, age};
+  state.announcements = age;
   combines_ = age;
 }
 
-simt::LaunchConfig LowLatencyRank::shape(u64 smem_bytes) const {
+LowLatencyCalls LowLatencyRank::calls() const {
+  u64* const workspace = const_cast<u64*>(workspace_.data());
+  return {world_.context(rank_), world_.low_latency, case_.num_experts, reinterpret_cast<u8*>(workspace)};
+}
+
+template <class Args>
+void LowLatencyRank::launch(Kernel which, void (*kernel)(Args), const Args& args) {
   simt::LaunchConfig config;
   config.grid = case_.grid;
   config.block = case_.warps * simt::kWarp;
-  config.smem_bytes = static_cast<u32>(smem_bytes);
+  config.smem_bytes = static_cast<u32>(shared_bytes(args, case_.warps));
   config.seed = case_.in_turn ? 0 : key_of(case_.seed, 0x1a, rank_);
-  return config;
-}
-
-LowLatencyCall LowLatencyRank::call(u64* epoch, u32 which) {
-  LowLatencyCall c{};
-  c.layout = world_.low_latency;
-  c.state = reinterpret_cast<LowLatencyState*>(state_.data());
-  c.epoch = epoch;
-  c.num_experts = case_.num_experts;
-  c.num_local_experts = case_.num_experts / world_.num_ranks();
-  c.ticket = tickets_.data() + which;
-  c.grid_barrier = grid_barriers_.data() + which * kGridBarrierWords;
-  return c;
+  driver_.launch(rank_, which, kernel, args, config);
 }
 
 void LowLatencyRank::dispatch_send(u64 round, Call& c) {
   const LowLatencyInput& in = oracle_.input(round, rank_);
   DispatchSendArgs a{};
-  a.rank = world_.context(rank_);
-  a.call = call(c.dispatch_epoch, 0);
   a.x = in.x.data();
   a.topk_idx = in.topk_idx.data();
-  a.num_writes = num_writes_.data();
   a.num_tokens = in.num_tokens;
   a.topk = in.topk;
   a.format = static_cast<u32>(case_.format);
   a.round_scale = case_.round_scale;
+  a = calls().dispatch_send(c.dispatch_words.poison(calls().dispatch_words()), a).args;
   a.batch = case_.batch;
-  driver_.launch(rank_, Kernel::kDispatchSend, low_latency_dispatch_send, a, shape(sizeof(DispatchSendShared)));
+  launch(Kernel::kDispatchSend, low_latency_dispatch_send, a);
   attendance_.did(rank_, round, Deed::kRows);
 }
 
@@ -70,17 +53,14 @@ void LowLatencyRank::dispatch_recv(u64, Call& c) {
   const u64 experts = case_.num_experts, rows = experts * case_.world.max_tokens, hidden = case_.world.hidden;
   const bool bf16 = case_.format == RowFormat::kBf16;
   DispatchReceiveArgs a{};
-  a.rank = world_.context(rank_);
-  a.call = call(c.dispatch_epoch, 1);
   a.recv_x = c.x.poison(rows * hidden * (bf16 ? 2 : 1));
   u32* const scales = c.scales.poison(rows * (LowLatencyLayout::scale_bytes(case_.world.hidden, case_.format) / 4));
   a.recv_scales = bf16 ? nullptr : reinterpret_cast<u8*>(scales);
   a.recv_count = c.count.poison(experts / world_.num_ranks());
   a.src_info = c.src_info.poison(3 * rows + 1);
   a.layout_range = c.layout_range.poison(experts);
-  a.counts = c.counts.poison(experts);
   a.format = static_cast<u32>(case_.format);
-  driver_.launch(rank_, Kernel::kDispatchReceive, low_latency_dispatch_recv, a, shape(sizeof(DispatchReceiveShared)));
+  launch(Kernel::kDispatchReceive, low_latency_dispatch_recv, calls().dispatch_recv(c.dispatch_words.data(), a).args);
 }
 
 u32 LowLatencyRank::row_stride() const {
@@ -103,37 +83,30 @@ void LowLatencyRank::combine_send(u64 round, Call& c) {
     x = c.rows.poison(rows * a.row_stride);
   }
   oracle_.fill_combine_rows(round, rank_, received(c), x, a.row_stride);
-  a.rank = world_.context(rank_);
-  a.call = call(c.combine_epoch, 2);
   a.x = x;
   a.src_info = c.src_info.data();
   a.layout_range = c.layout_range.data();
-  a.staging_ticket = staging_tickets_.data();
   a.own_stay = 1;
-  if (case_.rows_stay) {
+  a = calls().combine_send(c.combine_words, a, false, false).args;
+  if (case_.rows_stay) {  // whatever memory they are in: ranks share all of it here
     a.node_rows = static_cast<u32>(NodeRows::kStay);
     a.x_at = reinterpret_cast<u64>(x);
   }
-  c.own_rows = x;
-  driver_.launch(rank_, Kernel::kCombineSend, low_latency_combine_send, a, shape(sizeof(CombineSendShared)));
+  c.sent = a;
+  launch(Kernel::kCombineSend, low_latency_combine_send, a);
   attendance_.did(rank_, round, Deed::kCombine);
 }
 
 void LowLatencyRank::combine_recv(u64 round, Call& c) {
   const LowLatencyInput& in = oracle_.input(round, rank_);
   CombineReceiveArgs a{};
-  a.rank = world_.context(rank_);
-  a.call = call(c.combine_epoch, 3);
   a.out = c.out.poison(u64{case_.world.max_tokens} * case_.world.hidden);
   a.topk_idx = in.topk_idx.data();
   a.weights = in.weights.data();
   a.num_tokens = in.num_tokens;
   a.topk = in.topk;
-  a.zero_copy = case_.zero_copy;
-  a.own_rows = c.own_rows;
-  a.own_stride = row_stride();
   a.registered = case_.rows_stay ? world_.memories(rank_) : nullptr;
-  driver_.launch(rank_, Kernel::kCombineReceive, low_latency_combine_recv, a, shape(sizeof(CombineReceiveShared)));
+  launch(Kernel::kCombineReceive, low_latency_combine_recv, calls().combine_recv(c.sent, a).args);
 }
 
 Received LowLatencyRank::received(const Call& c) const {
@@ -142,19 +115,19 @@ Received LowLatencyRank::received(const Call& c) const {
 
 // `count` rounds from `round` on, whose halves are interleaved as two outstanding results allow.
 void LowLatencyRank::round_trip(u64 round, u64 count, bool combine) {
-  for (u64 i = 0; i < count; ++i) dispatch_send(round + i, calls_[i]);
+  for (u64 i = 0; i < count; ++i) dispatch_send(round + i, open_[i]);
   attendance_.leave_in_the_middle(rank_, round, round + count - 1);
   for (u64 i = 0; i < count; ++i) {
-    dispatch_recv(round + i, calls_[i]);
+    dispatch_recv(round + i, open_[i]);
     const Presences from = attendance_.seen_by(rank_, round + i, Deed::kRows);
-    rows_ += oracle_.check_received(round + i, rank_, received(calls_[i]), from);
+    rows_ += oracle_.check_received(round + i, rank_, received(open_[i]), from);
   }
   attendance_.notice_in_the_middle(rank_, round, round + count - 1);
-  for (u64 i = 0; combine && i < count; ++i) combine_send(round + i, calls_[i]);
+  for (u64 i = 0; combine && i < count; ++i) combine_send(round + i, open_[i]);
   for (u64 i = 0; combine && i < count; ++i) {
-    combine_recv(round + i, calls_[i]);
+    combine_recv(round + i, open_[i]);
     const Presences owners = attendance_.seen_by(rank_, round + i, Deed::kCombine);
-    rows_ += oracle_.check_combined(round + i, rank_, calls_[i].out, owners);
+    rows_ += oracle_.check_combined(round + i, rank_, open_[i].out, owners);
   }
 }
 

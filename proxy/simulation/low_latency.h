@@ -1,7 +1,7 @@
-// Drives the four low-latency kernels for one simulated rank: arguments as uccl_ep/low_latency/launch.py fills them, calls in
-// the orders that Buffer allows, results against low_latency_oracle.h.
+// Makes the low-latency calls of one simulated rank in the orders that Buffer allows; results against
+// low_latency_oracle.h.
 #pragma once
-#include "kernels/low_latency/common.h"
+#include "kernels/launch/low_latency.h"
 #include "simulation/driver.h"
 #include "simulation/low_latency_oracle.h"
 
@@ -20,15 +20,17 @@ class LowLatencyRank {
   // Of one dispatch and the combine that answers it; two may be outstanding.
   struct Call {
     Buffer<u8> x;
-    Buffer<u32> scales, counts;
+    Buffer<u32> scales;
     Buffer<i32> count, src_info;
     Buffer<i64> layout_range;
     Buffer<u16> rows, out;
-    const u16* own_rows = nullptr;  // combine's x, which stays as it is until the receiving half has run
-    u64 dispatch_epoch[2]{}, combine_epoch[2]{};
+    Buffer<u64> dispatch_words;
+    u64 combine_words[LowLatencyCalls::kCombineWords]{};
+    CombineSendArgs sent{};
   };
-  LowLatencyCall call(u64* epoch, u32 which);
-  simt::LaunchConfig shape(u64 smem_bytes) const;
+  LowLatencyCalls calls() const;
+  template <class Args>
+  void launch(Kernel which, void (*kernel)(Args), const Args& args);
   u32 row_stride() const;  // elements between combine rows
   void dispatch_send(u64 round, Call& c);
   void dispatch_recv(u64 round, Call& c);
@@ -44,10 +46,8 @@ class LowLatencyRank {
   LowLatencyOracle& oracle_;
   u32 rank_;
   u64 combines_ = 0, rows_ = 0;
-  std::vector<u64> state_;
-  std::vector<u32> tickets_, grid_barriers_, num_writes_;
-  std::vector<u64> staging_tickets_;
-  Call calls_[2];
+  std::vector<u64> workspace_;
+  Call open_[2];
 };
 
 }  // namespace uccl::simulation

@@ -1,11 +1,6 @@
 // The throughput calls of a simulated rank.
 #include "simulation/throughput.h"
 
-#include "kernels/throughput/combine.h"
-#include "kernels/throughput/counts.h"
-#include "kernels/throughput/dispatch.h"
-#include "kernels/throughput/layout.h"
-
 namespace uccl::simulation {
 
 ThroughputRank::ThroughputRank(Driver& driver, World& world, Attendance& attendance, ThroughputOracle& oracle,
@@ -16,16 +11,24 @@ ThroughputRank::ThroughputRank(Driver& driver, World& world, Attendance& attenda
       case_(c),
       oracle_(oracle),
       rank_(rank),
-      epoch_(c.world.age),
-      identities_{c.world.age, c.world.age, c.world.age, 0, 0} {}
+      workspace_(ThroughputCalls::kWorkspaceBytes / sizeof(u64)) {
+  calls().epoch() = c.world.age;
+  calls().identities() = IdentityState{c.world.age, c.world.age, c.world.age, 0, 0};
+}
 
-simt::LaunchConfig ThroughputRank::shape(u32 grid, u64 smem_bytes) const {
+ThroughputCalls ThroughputRank::calls() const {
+  u64* const workspace = const_cast<u64*>(workspace_.data());
+  return {world_.context(rank_), world_.throughput, reinterpret_cast<u8*>(workspace)};
+}
+
+template <class Args>
+void ThroughputRank::launch(Kernel which, void (*kernel)(Args), const Args& args, u32 grid) {
   simt::LaunchConfig config;
   config.grid = grid;
   config.block = case_.warps * simt::kWarp;
-  config.smem_bytes = static_cast<u32>(smem_bytes);
+  config.smem_bytes = static_cast<u32>(shared_bytes(args, case_.warps));
   config.seed = case_.in_turn ? 0 : key_of(case_.seed, 0x1b, rank_);
-  return config;
+  driver_.launch(rank_, which, kernel, args, config);
 }
 
 void ThroughputRank::layout(u64 round) {
@@ -33,8 +36,6 @@ void ThroughputRank::layout(u64 round) {
   Routing& r = routing_;
   LayoutArgs a{};
   const std::vector<u8> left_out = attendance_.left_out_by(rank_);
-  a.topology = world_.context(rank_).topology;
-  a.mask = case_.world.shrink ? world_.context(rank_).mask : nullptr;
   a.topk_idx = in.topk_idx.data();
   a.num_tokens_per_rank = r.tokens_per_rank.zero(world_.num_ranks());
   u32* const per_node = r.tokens_per_node.zero(world_.num_nodes);
@@ -44,7 +45,7 @@ void ThroughputRank::layout(u64 round) {
   a.num_tokens = in.num_tokens;
   a.topk = in.topk;
   a.num_experts = case_.num_experts;
-  driver_.launch(rank_, Kernel::kLayout, throughput_layout, a, shape(case_.grid, 0));
+  launch(Kernel::kLayout, throughput_layout, calls().layout(a).args, case_.grid);
   oracle_.check_layout(round, rank_,
                        {r.is_token_in_rank.data(), a.num_tokens_per_rank, per_node, a.num_tokens_per_expert}, left_out);
 }
@@ -53,70 +54,45 @@ void ThroughputRank::counts(u64 round) {
   const RoundPlan& plan = oracle_.plan(round);
   Routing& r = routing_;
   const u64 ranks = world_.num_ranks(), channels = plan.channels;
-  r.channels = plan.channels;
+  RoutingTables& to = r.tables;
+  to.channels = plan.channels;
+  to.num_tokens = oracle_.input(round, rank_).num_tokens;
+  to.num_local_experts = case_.num_experts / world_.num_ranks();
+  to.is_token_in_rank = case_.world.shrink ? r.taken.poison(to.num_tokens * ranks) : r.is_token_in_rank.data();
+  to.channel_prefix = r.channel_prefix.poison(ranks * channels);
+  to.node_rows = r.node_rows.poison(world_.num_cells * channels);
+  to.recv_tokens = r.recv_tokens.poison(ranks * channels);
+  to.recv_begin = r.recv_begin.poison(ranks * channels);
+  to.stream_rows = r.stream_rows.poison(ranks * channels);
+  to.reducer_tokens = r.reducer_tokens.poison(ranks * world_.max_readers * channels);
+  to.rank_prefix = r.rank_prefix.poison(world_.num_nodes == 1 ? ranks * ranks : ranks);
+  to.expert_counts = r.expert_counts.poison(to.num_local_experts);
+  to.recv_total = r.recv_total.poison(1);
+  to.number = r.number.poison(1);
   CountsArgs a{};
-  a.rank = world_.context(rank_);
-  a.layout = world_.throughput;
-  a.shape = dispatch_shape(plan, plan.topk);
-  a.epoch = &epoch_;
   a.is_token_in_rank = r.is_token_in_rank.data();
   a.num_tokens_per_expert = reinterpret_cast<const i32*>(r.tokens_per_expert.data());
   a.topk_idx = plan.topk != 0 ? oracle_.input(round, rank_).topk_idx.data() : nullptr;
   a.num_tokens_per_rank = reinterpret_cast<const i32*>(r.tokens_per_rank.data());
   a.num_tokens_per_node = world_.num_nodes == 1 ? nullptr : reinterpret_cast<const i32*>(r.tokens_per_node.data());
-  a.findings = reinterpret_cast<LayoutFindings*>(r.findings.poison(LayoutFindings::words(ranks, case_.num_experts)));
-  a.num_tokens = oracle_.input(round, rank_).num_tokens;
-  a.num_channels = plan.channels;
-  a.num_local_experts = case_.num_experts / world_.num_ranks();
+  a.findings = reinterpret_cast<LayoutFindings*>(r.findings.poison(calls().findings_words(case_.num_experts)));
   a.expert_alignment = plan.alignment;
-  a.readers = world_.max_readers;
-  a.taken = case_.world.shrink ? r.taken.poison(a.num_tokens * ranks) : nullptr;
-  a.channel_prefix = r.channel_prefix.poison(ranks * channels);
-  a.node_rows = r.node_rows.poison(world_.num_cells * channels);
-  a.recv_tokens = r.recv_tokens.poison(ranks * channels);
-  a.recv_begin = r.recv_begin.poison(ranks * channels);
-  a.stream_rows = r.stream_rows.poison(ranks * channels);
-  a.reducer_tokens = r.reducer_tokens.poison(ranks * world_.max_readers * channels);
-  a.rank_prefix = r.rank_prefix.poison(world_.num_nodes == 1 ? ranks * ranks : ranks);
-  a.expert_counts = r.expert_counts.poison(a.num_local_experts);
-  a.recv_total = r.recv_total.poison(1);
-  a.number = r.number.poison(1);
   const std::vector<u8> left_out = attendance_.left_out_by(rank_);
-  driver_.launch(rank_, Kernel::kCounts, throughput_counts, a, shape(1, sizeof(CountsShared)));
+  launch(Kernel::kCounts, throughput_counts, calls().counts(a, dispatch_shape(plan, plan.topk), to).args, 1);
   attendance_.did(rank_, round, Deed::kCounts);
   attendance_.leave_in_the_middle(rank_, round, round);
-  oracle_.check_counts(
-      round, rank_,
-      {a.recv_tokens, a.recv_begin, a.channel_prefix, a.rank_prefix, a.expert_counts, *a.recv_total, plan.channels},
-      left_out, attendance_.seen_by(rank_, round, Deed::kCounts));
+  oracle_.check_counts(round, rank_,
+                       {to.recv_tokens, to.recv_begin, to.channel_prefix, to.rank_prefix, to.expert_counts,
+                        *to.recv_total, plan.channels},
+                       left_out, attendance_.seen_by(rank_, round, Deed::kCounts));
   attendance_.notice_in_the_middle(rank_, round, round);
 }
 
-ThroughputCall ThroughputRank::call(const RowShape& row, u32 num_tokens, Direction direction) {
-  Routing& r = routing_;
-  ThroughputCall c{};
-  c.layout = world_.throughput;
-  c.shape = row;
-  c.geometry = StreamGeometry::make(world_.throughput.unit_bytes, r.channels, row.bytes());
-  SettleArgs settle{};
-  settle.rank = world_.context(rank_);
-  settle.last = settled_;
-  settle.direction = static_cast<u32>(direction);
-  settle.num_channels = c.geometry.num_channels;
-  settle.row_bytes = c.geometry.row_bytes;
-  driver_.launch(rank_, Kernel::kSettle, throughput_settle, settle, shape(1, sizeof(SettleShared)));
-  c.num_local_experts = case_.num_experts / world_.num_ranks();
-  c.is_token_in_rank = case_.world.shrink ? r.taken.data() : r.is_token_in_rank.data();
-  c.node_rows = r.node_rows.data();
-  c.recv_tokens = r.recv_tokens.data();
-  c.recv_begin = r.recv_begin.data();
-  c.stream_rows = r.stream_rows.data();
-  c.reducer_tokens = r.reducer_tokens.data();
-  c.number = r.number.data();
-  c.identities = &identities_;
-  c.num_tokens = num_tokens;
-  c.readers = world_.max_readers;
-  return c;
+StreamGeometry ThroughputRank::cut(const RowShape& shape, Direction direction) {
+  const u32 channels = routing_.tables.channels;
+  const StreamGeometry g = StreamGeometry::make(world_.throughput.unit_bytes, channels, shape.bytes());
+  launch(Kernel::kSettle, throughput_settle, calls().settle(direction, channels, g.row_bytes).args, 1);
+  return g;
 }
 
 // `again`: with the same routing, and without ids.
@@ -127,9 +103,6 @@ u64 ThroughputRank::dispatch(u64 round, bool again, Dispatched* out) {
   const ThroughputInput& in = oracle_.input(round, rank_);
   const u64 capacity = worst ? u64{world_.num_ranks()} * case_.max_tokens : routing_.recv_total[0];
   DispatchArgs a{};
-  a.rank = world_.context(rank_);
-  a.call = call(dispatch_shape(plan, topk), in.num_tokens, Direction::kDispatch);
-  a.call.identify = again;
   a.x = reinterpret_cast<const u8*>(in.x.data());
   a.scales = plan.scale_words != 0 ? in.scales.data() : nullptr;
   a.scale_token_stride = in.scale_token_stride;
@@ -141,10 +114,11 @@ u64 ThroughputRank::dispatch(u64 round, bool again, Dispatched* out) {
   a.recv_topk_idx = out->topk_idx.poison(capacity * topk);
   a.recv_topk_weights = out->topk_weights.poison(capacity * topk);
   a.recv_src_idx = out->src_idx.poison(capacity);
-  a.recv_total = routing_.recv_total.data();
   a.capacity = static_cast<u32>(capacity);
   a.pad_tail = worst;
-  driver_.launch(rank_, Kernel::kDispatch, throughput_dispatch, a, shape(2 * routing_.channels, 0));
+  const RowShape shape = dispatch_shape(plan, topk);
+  const auto l = calls().dispatch(a, shape, cut(shape, Direction::kDispatch), routing_.tables, again);
+  launch(Kernel::kDispatch, throughput_dispatch, l.args, l.grid.blocks);
   const Deed deed = again ? Deed::kRowsAgain : Deed::kRows;
   attendance_.did(rank_, round, deed);
   return oracle_.check_dispatched(round, rank_,
@@ -157,10 +131,7 @@ u64 ThroughputRank::combine(u64 round) {
   combine_input_ = oracle_.combine_input(round, rank_);  // after a fault others may still read it
   const auto& rows = combine_input_;
   const u32 tokens = oracle_.input(round, rank_).num_tokens;
-  const bool several = world_.num_nodes > 1;
   CombineArgs a{};
-  a.rank = world_.context(rank_);
-  a.call = call(combine_shape(plan), tokens, Direction::kCombine);
   a.x = rows.x.data();
   a.topk_weights = rows.weights.data();
   a.recv_src_idx = first_.src_idx.data();
@@ -168,15 +139,15 @@ u64 ThroughputRank::combine(u64 round) {
   a.bias1 = plan.biases > 1 ? rows.bias[1].data() : nullptr;
   a.out = out_.poison(u64{tokens} * plan.combine_hidden);
   a.out_weights = out_weights_.poison(u64{tokens} * plan.combine_topk);
-  a.scratch = scratch_.poison(several ? u64{routing_.channels} * case_.warps * plan.combine_hidden : 0);
-  const u64 states = u64{routing_.channels} * world_.num_cells;
-  a.partials = reinterpret_cast<PartialState*>(partials_.poison(states * sizeof(PartialState) / sizeof(u64)));
   a.hidden = plan.combine_hidden;
   a.arenas = case_.rows_stay ? world_.memories(rank_) : nullptr;
   a.x_offset = reinterpret_cast<u64>(rows.x.data());
   a.x_in_arena = case_.rows_stay;
-  driver_.launch(rank_, Kernel::kCombine, throughput_combine, a,
-                 shape((several ? 3 : 2) * routing_.channels, CombineShared::bytes(case_.warps)));
+  const u64 words = ceil_div(calls().combine_bytes(routing_.tables.channels, a.hidden, case_.warps), sizeof(u64));
+  const RowShape shape = combine_shape(plan);
+  const auto l = calls().combine(a, shape, cut(shape, Direction::kCombine), routing_.tables,
+                                 reinterpret_cast<u8*>(combine_workspace_.poison(words)), case_.warps);
+  launch(Kernel::kCombine, throughput_combine, l.args, l.grid.blocks);
   attendance_.did(rank_, round, Deed::kCombine);
   return oracle_.check_combined(round, rank_, out_, out_weights_, attendance_.seen_by(rank_, round, Deed::kCombine));
 }

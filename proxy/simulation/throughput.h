@@ -1,7 +1,6 @@
-// Drives the throughput kernels for one simulated rank: arguments as uccl_ep/throughput/launch.py fills them, results against
-// throughput_oracle.h.
+// Makes the throughput calls of one simulated rank; results against throughput_oracle.h.
 #pragma once
-#include "kernels/throughput/settle.h"
+#include "kernels/launch/throughput.h"
 #include "simulation/driver.h"
 #include "simulation/throughput_oracle.h"
 
@@ -17,9 +16,9 @@ class ThroughputRank {
   void run(u64* rows);
 
  private:
-  // The tables between the kernels of one round (uccl_ep/throughput/launch.py, Routing).
+  // The tables between the kernels of one round.
   struct Routing {
-    u32 channels = 1;
+    RoutingTables tables;
     Buffer<u32> tokens_per_rank, tokens_per_node, tokens_per_expert, channel_prefix, node_rows, recv_tokens, recv_begin,
         stream_rows, reducer_tokens, rank_prefix, expert_counts, recv_total, findings, number;
     Buffer<u8> is_token_in_rank, taken;
@@ -31,12 +30,14 @@ class ThroughputRank {
     Buffer<float> topk_weights;
     Buffer<i32> src_idx;
   };
-  simt::LaunchConfig shape(u32 grid, u64 smem_bytes) const;
+  ThroughputCalls calls() const;
+  template <class Args>
+  void launch(Kernel which, void (*kernel)(Args), const Args& args, u32 grid);
   void layout(u64 round);
   void counts(u64 round);
   u64 dispatch(u64 round, bool again, Dispatched* out);
   u64 combine(u64 round);
-  ThroughputCall call(const RowShape& shape, u32 num_tokens, Direction direction);
+  StreamGeometry cut(const RowShape& shape, Direction direction);  // drained
 
   Driver& driver_;
   World& world_;
@@ -44,15 +45,13 @@ class ThroughputRank {
   const Case& case_;
   ThroughputOracle& oracle_;
   u32 rank_;
-  u64 epoch_;
-  IdentityState identities_;
-  SettledGeometry settled_[kNumDirections]{};
+  std::vector<u64> workspace_;
   Routing routing_;
   Dispatched first_, again_;
   ThroughputOracle::CombineInput combine_input_;
-  Buffer<u16> out_, scratch_;
+  Buffer<u16> out_;
   Buffer<float> out_weights_;
-  Buffer<u64> partials_;
+  Buffer<u64> combine_workspace_;
 };
 
 }  // namespace uccl::simulation

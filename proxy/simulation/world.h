@@ -4,8 +4,8 @@
 #include <memory>
 #include <vector>
 
-#include "bindings/rank_tables.h"
 #include "engine/worker.h"
+#include "kernels/launch/rank_tables.h"
 #include "kernels/layout/throughput.h"
 #include "simulation/arena.h"
 #include "simulation/case.h"

@@ -50,8 +50,7 @@ def compiler() -> str:
 def fuzzer(tmp_path_factory: pytest.TempPathFactory) -> Path:
     clang, folder = compiler(), tmp_path_factory.mktemp("fuzzer")
     sources = [p for name in _FOLDERS for p in sorted((ROOT / "proxy" / name).rglob("*.cpp"))]
-    sources += [ROOT / "proxy/bindings/rank_tables.cpp"]
-    sources += sorted((ROOT / "kernels/host").glob("*.cpp"))
+    sources += [p for name in ("host", "launch") for p in sorted((ROOT / "kernels" / name).glob("*.cpp"))]
     for name in ("fuzz", "kernels", "kernels/throughput", "kernels/low_latency"):
         sources += [p for p in sorted((ROOT / "tests" / name).glob("*.cpp")) if not p.name.startswith("test_")]
     includes = [f"-I{ROOT / p}" for p in ("proxy", "", "tests")]

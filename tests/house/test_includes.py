@@ -19,12 +19,14 @@ ALLOWED = {
     },
     "proxy/bindings": {
         "proxy/wire", "proxy/ring", "proxy/memory", "proxy/topology", "proxy/diag", "proxy/transport", "proxy/engine",
-        "proxy/simulation", "kernels",
+        "proxy/simulation", "kernels", "kernels/launch", "kernels/cpu",
     },
     "proxy/simulation": {
         "proxy/wire", "proxy/ring", "proxy/memory", "proxy/transport", "proxy/engine", "kernels",
-        "proxy/bindings/rank_tables.h",
+        "kernels/launch",
     },
+    "kernels/launch": {"proxy/wire", "proxy/ring", "kernels"},
+    "kernels/cpu": {"proxy/wire", "kernels", "kernels/launch"},
     "kernels": {"proxy/wire", "proxy/ring/layout.h"},
 }  # fmt: skip
 _INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*"([^"]+)"', re.MULTILINE)
@@ -58,8 +60,12 @@ def problems(path: str, text: str, exists: object) -> dict[str, str]:
 
 
 def device_problems(path: str, text: str) -> dict[str, str]:
-    """Device code compiles with NVRTC, which has no system header. The host's own headers are in kernels/host."""
-    if not path.startswith(("kernels/", "proxy/wire/", "proxy/ring/layout.h")) or path.startswith("kernels/host/"):
+    """Device code compiles with NVRTC, which has no system header. The host's are sources and kernels/host."""
+    if (
+        not path.startswith(("kernels/", "proxy/wire/", "proxy/ring/layout.h"))
+        or path.startswith(("kernels/host/", "kernels/launch/rank_tables."))
+        or path.endswith(".cpp")
+    ):
         return {}
     return {f"{path} -> <{name}>": "device code includes no system header" for name in _SYSTEM.findall(text)}
 

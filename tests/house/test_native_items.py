@@ -53,6 +53,7 @@ def project(tmp_path: Path) -> Path:
         "proxy/simulation/probe.cpp": "int probe_of_simulation() { return 2; }\n",
         "kernels/host/probe.h": "namespace uccl { int probe_width(); }\n",
         "kernels/host/probe.cpp": "namespace uccl { int probe_width() { return UCCL_SIMT_WARP; } }\n",
+        "kernels/launch/probe.cpp": "namespace uccl { int probe_of_launch() { return 1; } }\n",
         "kernels/cpu/probe.cpp": "namespace uccl { int probe_of_cpu() { return UCCL_SIMT_WARP; } }\n",
         "tests/kernels/test_probe.cpp": TEST,
         "tests/kernels/throughput/test_stream.cpp": STREAM_TEST,

@@ -11,9 +11,9 @@
 #include <typeindex>
 #include <vector>
 
-#include "bindings/rank_tables.h"
 #include "engine/engine.h"
 #include "kernels/host/runtime.h"
+#include "kernels/launch/rank_tables.h"
 #include "kernels/layout/low_latency.h"
 #include "kernels/layout/throughput.h"
 #include "kernels/values.h"
@@ -53,11 +53,11 @@ struct LaunchShape {
 };
 
 template <class Args>
-void launch_kernel(void (*kernel)(Args), const Args& args, u64 smem_bytes, const LaunchShape& shape) {
+void launch_kernel(void (*kernel)(Args), const Args& args, const LaunchShape& shape) {
   simt::LaunchConfig config;
   config.grid = shape.grid;
   config.block = shape.warps * simt::kWarp;
-  config.smem_bytes = static_cast<u32>(smem_bytes);
+  config.smem_bytes = static_cast<u32>(shared_bytes(args, shape.warps));
   config.threads = shape.threads;
   config.seed = shape.seed;
   simt::launch(config, [&] { kernel(args); });
@@ -68,22 +68,21 @@ class Recording {
  public:
   // Launches; and keeps the launch, and what it points at, while recording.
   template <class Args>
-  void launch(void (*kernel)(Args), const Args& args, u64 smem_bytes, const LaunchShape& shape,
-              std::shared_ptr<void> held = nullptr) {
+  void launch(void (*kernel)(Args), const Args& args, const LaunchShape& shape, std::shared_ptr<void> held = nullptr) {
     const auto other = others_.find(typeid(Args));
     const Other by = other == others_.end() ? Other() : other->second;
-    const auto run = [kernel, args, smem_bytes, shape, held, by] {
-      if (by != nullptr) return by(&args, smem_bytes, shape);
-      launch_kernel(kernel, args, smem_bytes, shape);
+    const auto run = [kernel, args, shape, held, by] {
+      if (by != nullptr) return by(&args, shape);
+      launch_kernel(kernel, args, shape);
     };
     if (on_) launches_.push_back(run);
     run();
   }
   // From now on another form of the kernel with these arguments is launched in its stead.
   template <class Args>
-  void replace(std::function<void(const Args&, u64 smem_bytes, const LaunchShape&)> other) {
-    others_[typeid(Args)] = [other](const void* args, u64 smem_bytes, const LaunchShape& shape) {
-      other(*static_cast<const Args*>(args), smem_bytes, shape);
+  void replace(std::function<void(const Args&, const LaunchShape&)> other) {
+    others_[typeid(Args)] = [other](const void* args, const LaunchShape& shape) {
+      other(*static_cast<const Args*>(args), shape);
     };
   }
   void record(bool on) { on_ = on; }
@@ -94,7 +93,7 @@ class Recording {
   }
 
  private:
-  using Other = std::function<void(const void* args, u64 smem_bytes, const LaunchShape& shape)>;
+  using Other = std::function<void(const void* args, const LaunchShape& shape)>;
   bool on_ = false;
   std::vector<std::function<void()>> launches_;
   std::map<std::type_index, Other> others_;

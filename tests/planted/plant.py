@@ -61,7 +61,7 @@ def _sources(files: tuple[Path, ...]) -> list[Path]:
     product = [p for p in (ROOT / "proxy").rglob("*.cpp") if p.parent.name not in ("bindings", "simulation")]
     # kernels/cpu has warps of another width; its own test is not among those that find faults.
     kernels = [p for p in (ROOT / "kernels").rglob("*.cpp") if p.parent.name != "cpu"]
-    product += [ROOT / "proxy/bindings/rank_tables.cpp", *kernels]
+    product += kernels
     if any("simulation" in file.parts for file in files):
         product += (ROOT / "proxy/simulation").glob("*.cpp")
     helpers = [p for p in (ROOT / "tests/kernels").rglob("*.cpp") if not p.name.startswith("test_")]

@@ -26,10 +26,8 @@ class Gate:
         settings.num_rings = 0
         settings.timeout_ns = 50 * 10**9
         tables = _native.RankTables(settings)
-        args = _native.BarrierArgs()
-        args.rank, args.round = tables.context, 1
         device.begin()
-        device.launch(_native.rank_barrier, args, device.shape(1, 1))
+        device.launch(_native.barrier_launch(tables.context, 1))
         device.record((memories, tables))
         self._kept = memories, tables  # on a GPU only tensors are held
 

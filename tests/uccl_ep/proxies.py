@@ -67,10 +67,8 @@ class Half:
         idle = _native.rings_idle(self.rings.address, 1, CAPACITY)
         context, tables = self._context()
         self._streams.append(_native.Stream())
-        args = _native.BarrierArgs()
-        args.rank, args.round = context, round_
         self._kept.append(tables)
-        _native.rank_barrier(self._streams[-1], args, _native.LaunchShape(1, 1, 1))
+        _native.barrier_launch(context, round_).queue(self._streams[-1], 1, 1)
         assert idle and eventually(lambda: self._pushed() == round_)
 
     def _pushed(self) -> int:

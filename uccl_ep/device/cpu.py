@@ -59,14 +59,6 @@ class CpuDevice:
         """Throughput channels for a Config's SM count. A CPU gains nothing from more than a few."""
         return max(1, min(num_sms // 2, self._blocks or 2, _native.MAX_CHANNELS))
 
-    def shape(self, blocks: int, warps: int) -> _native.LaunchShape:
-        """Launch shape for a kernel that needs exactly `blocks` blocks."""
-        return _native.LaunchShape(blocks, warps, self._threads)
-
-    def grid(self, units: int, warps: int) -> _native.LaunchShape:
-        """Launch shape for a kernel whose `units` of work go round any number of blocks."""
-        return self.shape(max(1, min(self._blocks or self._threads, units)), warps)
-
     def begin(self, on_caller: bool = False) -> None:
         """Nothing: the caller has done all that it was told to."""
 
@@ -75,11 +67,12 @@ class CpuDevice:
         self.wait_for(previous_event)
         return nullcontext()
 
-    def launch(self, kernel: Callable[..., None], args: Any, shape: _native.LaunchShape) -> None:
-        """Queues a kernel on the comm stream."""
-        self._note(kernel.__name__)
+    def launch(self, launch: _native.Launch) -> None:
+        """Queues a kernel on the comm stream, with a block for each of its threads where it may have fewer."""
+        self._note(launch.kernel)
         self._open = True
-        kernel(self.comm_stream, args, shape)
+        blocks = launch.blocks if launch.exact else min(launch.blocks, self._blocks or self._threads)
+        launch.queue(self.comm_stream, blocks, self._threads)
 
     def record(self, held: object = None) -> EventHandle:
         """An event after everything queued on the comm stream so far; waiting for it raises the buffer's fault.

@@ -15,6 +15,13 @@ from uccl_ep.system import ownership
 _FOREVER_NS = (1 << 63) - 1
 
 
+class Memory(Protocol):
+    """What kernels read or write: a tensor, or words that the host shares with them."""
+
+    def data_ptr(self) -> int:
+        """Its address, as kernels see it."""
+
+
 class Point(Protocol):
     """A point in a stream's work."""
 
@@ -105,12 +112,6 @@ class Device(Protocol):
     def channels(self, num_sms: int) -> int:
         """Throughput channels for a Config's SM count; the same on all ranks."""
 
-    def shape(self, blocks: int, warps: int) -> Any:
-        """Launch shape for a kernel that needs exactly `blocks` blocks."""
-
-    def grid(self, units: int, warps: int) -> Any:
-        """Launch shape for a kernel whose `units` of work go round any number of blocks."""
-
     def begin(self, on_caller: bool = False) -> None:
         """Starts a call: its kernels run after what the caller has queued; on the caller's stream with `on_caller`."""
 
@@ -118,8 +119,8 @@ class Device(Protocol):
         """Starts a call whose kernels run after `previous_event` only (None: as begin). What the call allocates and
         converts within the context is ordered like its kernels."""
 
-    def launch(self, kernel: Callable[..., None], args: Any, shape: Any) -> None:
-        """Queues a kernel with its argument struct."""
+    def launch(self, launch: _native.Launch) -> None:
+        """Queues a kernel. Its blocks are those that the launch asks for, or fewer where it leaves that open."""
 
     def record(self, held: object = None) -> EventHandle:
         """Ends a call asynchronously: an event after all its kernels. `held`: the tensors that they use."""

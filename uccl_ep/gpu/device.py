@@ -5,7 +5,7 @@ from __future__ import annotations
 import mmap
 import os
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -78,15 +78,6 @@ def check_group(hellos: Sequence[Hello], rank: int) -> Share:
     share = share_of(hellos, rank)
     check_queues(hellos[rank].device, share.threads, os.environ)
     return share
-
-
-@dataclass(frozen=True)
-class Shape:
-    """Blocks and warps of a launch; `elastic`: fewer blocks do as well."""
-
-    blocks: int
-    warps: int
-    elastic: bool
 
 
 class Member(Protocol):
@@ -163,20 +154,12 @@ class GpuDevice:
         if value.device != self.where:
             refuse_elsewhere(name, value, self.name)
 
-    # ---- shapes ------------------------------------------------------------------------------------------------
+    # ---- blocks ------------------------------------------------------------------------------------------------
 
     def channels(self, num_sms: int) -> int:
         """Throughput channels, so that no kernel has more blocks than `num_sms`, nor than this rank's share."""
         blocks = min(num_sms, self.share.blocks)
         return max(1, min(blocks // self._roles, _native.MAX_CHANNELS))
-
-    def shape(self, blocks: int, warps: int) -> Shape:
-        """Exactly so many blocks."""
-        return Shape(blocks, warps, False)
-
-    def grid(self, units: int, warps: int) -> Shape:
-        """At most so many blocks, and no more than this rank's share of the GPU holds at once."""
-        return Shape(max(1, units), warps, True)
 
     def _limit(self, kernel: str, warps: int) -> int:
         """Blocks of a kernel that can run at once beside those of the GPU's other ranks."""
@@ -198,17 +181,17 @@ class GpuDevice:
         """Starts a call behind an event; see uccl_ep.gpu.streams."""
         return self._order.behind(previous_event)
 
-    def launch(self, kernel: Callable[..., None], args: Any, shape: Shape) -> None:
-        """Queues a kernel on the call's stream.
+    def launch(self, launch: _native.Launch) -> None:
+        """Queues a kernel on the call's stream, with no more blocks than this rank's share of the GPU holds at once.
 
         Raises:
             UcclEpError: more blocks than can run at once, which would wait for ever.
         """
-        name = kernel.__name__
-        limit = self._limit(name, shape.warps)
-        if shape.blocks > limit and not shape.elastic:
+        name, blocks, warps = launch.kernel, launch.blocks, launch.warps
+        limit = self._limit(name, warps)
+        if blocks > limit and launch.exact:
             raise UcclEpError(
-                f"{name} with {shape.blocks} blocks is refused: {limit} can run at once on this rank's share of the "
+                f"{name} with {blocks} blocks is refused: {limit} can run at once on this rank's share of the "
                 "GPU. Use a Config with fewer num_sms, or fewer ranks on the GPU."
             )
         self._session.note(name)
@@ -216,7 +199,7 @@ class GpuDevice:
         if not self._recorded and self.driver.capturing(stream):
             self._recorded = True
             self._session.keep_awake()
-        self._kernels.launch(name, args.bytes, min(shape.blocks, limit), shape.warps, stream)
+        self._kernels.launch(name, launch.args, min(blocks, limit), warps, stream)
 
     def record(self, held: object = None) -> EventHandle:
         """Ends a call: an event of the comm stream."""

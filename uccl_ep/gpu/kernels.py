@@ -58,7 +58,7 @@ class KernelLibrary:
 
         Args:
             name: a key of `_native.kernel_arguments()`.
-            args: the kernel's argument struct (`.bytes`).
+            args: the kernel's argument struct (`_native.Launch.args`).
             grid: blocks.
             warps: warps a block, of the GPU's own width.
             stream: of the driver.

@@ -256,4 +256,4 @@ class LowLatencyCalls:
 
     def refresh_tag(self) -> None:
         """The session's call tag has changed: kernels get it from the next call on."""
-        self._low_latency.prototypes.refresh()
+        self._low_latency.refresh()

@@ -10,19 +10,15 @@ import torch
 
 from uccl_ep import _native
 from uccl_ep.device.protocol import Device
-from uccl_ep.errors import InvalidArgument, NotSupported, refuse
+from uccl_ep.errors import NotSupported, refuse
 from uccl_ep.layout.combine_formats import CombineFormat
-from uccl_ep.low_latency.arguments import Prototypes
 from uccl_ep.low_latency.dispatch_formats import Format, ReceivedRows
+from uccl_ep.low_latency.epochs import Epochs
 from uccl_ep.low_latency.handle import Handle, OwnedInt, planes_of
 from uccl_ep.low_latency.node_sums import Sums
 from uccl_ep.low_latency.overlap import Overlap
 from uccl_ep.session.session import Session
 from uccl_ep.sizes import format_bytes
-
-_WARPS = 4
-_SEND_BLOCKS = 8  # of a combine that nothing is computed beside
-_BATCH_BYTES = 1 << 18  # rows that a warp stages before it sends
 
 Tensor = torch.Tensor
 
@@ -49,47 +45,10 @@ class _Place(NamedTuple):
     stride: int
 
 
-class Epochs:
-    """Calls of one phase that were queued, and which of them have their receiving half queued.
-
-    Only to refuse a third outstanding result: the numbers that kernels go by are theirs (kernels/low_latency/common.h),
-    since a recorded graph runs calls that nobody makes here.
-    """
-
-    def __init__(self) -> None:
-        self.sent = 0
-        self.consumed = 0  # every call up to here
-        self._ahead: set[int] = set()
-
-    def next(self, what: str) -> int:
-        """The next call's epoch.
-
-        Raises:
-            InvalidArgument: two calls before it have not been received yet.
-        """
-        if self.sent - self.consumed >= 2:
-            self.refuse_third(what)
-        self.sent += 1
-        return self.sent
-
-    def refuse_third(self, what: str) -> None:
-        """Raises InvalidArgument when two calls have not been received yet."""
-        if self.sent - self.consumed >= 2:
-            raise InvalidArgument(
-                f"a third {what} before the receive hook of {what} number {self.consumed + 1} has run is refused: "
-                "at most two results may be outstanding. Call that hook first."
-            )
-
-    def finish(self, epoch: int) -> None:
-        """The receiving half of `epoch` has been queued."""
-        self._ahead.add(epoch)
-        while self.consumed + 1 in self._ahead:
-            self.consumed += 1
-            self._ahead.discard(self.consumed)
-
-
 class LowLatency:
     """The low-latency half of a Buffer."""
+
+    _launches: _native.LowLatencyCalls  # once set_shape was called
 
     def __init__(self, session: Session, device: Device) -> None:
         self._session, self._device = session, device
@@ -102,7 +61,9 @@ class LowLatency:
         self._recorded: tuple[int, int, int] | None = None  # the sizes of calls that are in graphs
         self._layout = _native.LowLatencyLayout()
         self._max_topk = 0  # of a call with this layout
-        self.prototypes = Prototypes(session, device)
+        self._workspace = device.zeros(
+            _native.LowLatencyCalls.workspace_bytes(session.num_ranks) // 8, dtype=torch.int64
+        )
         self._sums = Sums(session, device)
         self._ranks, self._has_remote = session.num_ranks, session.topology.num_nodes > 1
 
@@ -159,9 +120,16 @@ class LowLatency:
         if self._shape is not None:
             barrier()
         self._shape, self._layout, self._max_topk = shape, layout, layout.max_topk
-        self.prototypes.lay_out(layout, num_experts)
+        self.refresh()
         self._sums.use(form)
         self._recorded = shape if capturing else self._recorded
+
+    def refresh(self) -> None:
+        """The sizes of calls, or the session's context, have changed: launches have them from now on."""
+        if self._shape is not None:
+            self._launches = _native.LowLatencyCalls(
+                self._session.context, self._layout, self._shape[2], self._workspace
+            )
 
     def leave_shape(self, barrier: Callable[[], None]) -> None:
         """After a receiving half: when the sizes are not those of this Buffer's graphs, all ranks wait for each other,
@@ -227,52 +195,54 @@ class LowLatency:
             self._sums.refuse_topk(topk, self._max_topk)
         epoch = self._dispatches.next("low_latency_dispatch")
         self._begin()
-        work = device.empty(2 + -(-ranks * local // 2), dtype=torch.int64)  # the epoch's words, then counts of rows
-        words = work.data_ptr()
-
-        args = _native.DispatchSendArgs(self.prototypes.dispatch_send)
-        args.epoch, args.x, args.topk_idx = words, x.data_ptr(), topk_idx.data_ptr()
-        args.num_tokens, args.topk = tokens, topk
-        args.format, args.round_scale = form.code, int(form.round_scale)
-        args.global_scale = 0 if form.global_scale is None else form.global_scale.data_ptr()
-        row_bytes = _native.LowLatencyLayout.row_bytes(hidden, form.code)
-        args.batch = max(1, min(_native.WARP, _BATCH_BYTES // row_bytes))
-        device.launch(_native.low_latency_dispatch_send, args, device.grid(max(1, tokens), _WARPS))
-
+        words = device.empty(self._launches.dispatch_words, dtype=torch.int64)
+        device.launch(
+            self._launches.dispatch_send(
+                words,
+                x=x,
+                topk_idx=topk_idx,
+                num_tokens=tokens,
+                topk=topk,
+                format=form.code,
+                round_scale=form.round_scale,
+                global_scale=form.global_scale,
+            )
+        )
         received = ReceivedRows.make(device, form.code, local, rows, hidden)
         count = device.empty(local, dtype=torch.int32)
         # Three planes: token, slot at its source, source rank; then the dispatch's number. The handle shows the first;
         # combine finds the others in the same storage, also where a handle was put together again from its parts.
         src_info = device.empty(3 * local * rows + 1, dtype=torch.int32)
         layout_range = device.empty(local, ranks, dtype=torch.int64)
-        given = (x, topk_idx, form.global_scale, cumulative_stats, wait_stats)
 
         def receive() -> None:
             self._dispatches.finish(epoch)
             if self._sums.owed:
                 self._sums.catch_up()
-            take = _native.DispatchReceiveArgs(self.prototypes.dispatch_receive)
-            take.epoch, take.counts, take.format = words, words + 16, form.code
-            take.recv_x = received.x.data_ptr()
-            take.recv_scales = 0 if received.scales is None else received.scales.data_ptr()
-            take.recv_count, take.src_info = count.data_ptr(), src_info.data_ptr()
-            take.layout_range = layout_range.data_ptr()
-            take.cumulative_stats = 0 if cumulative_stats is None else cumulative_stats.data_ptr()
-            take.wait_stats = 0 if wait_stats is None else wait_stats.data_ptr()
-            device.launch(_native.low_latency_dispatch_recv, take, device.grid(ranks, _WARPS))
+            device.launch(
+                self._launches.dispatch_recv(
+                    words,
+                    format=form.code,
+                    recv_x=received.x,
+                    recv_scales=received.scales,
+                    recv_count=count,
+                    src_info=src_info,
+                    layout_range=layout_range,
+                    cumulative_stats=cumulative_stats,
+                    wait_stats=wait_stats,
+                )
+            )
 
+        first_plane = src_info.as_strided((local, rows), (rows, 1))
         return Received(
             x=received.view(),
             count=count,
-            handle=(
-                src_info.as_strided((local, rows), (rows, 1)),
-                layout_range,
-                OwnedInt(max_tokens, self.life),
-                hidden,
-                num_experts,
-            ),
+            handle=(first_plane, layout_range, OwnedInt(max_tokens, self.life), hidden, num_experts),
             receive=receive,
-            keep=(work, *given, received.x, received.scales, count, src_info, layout_range),
+            keep=(
+                *(words, x, topk_idx, form.global_scale, cumulative_stats, wait_stats),
+                *(received.x, received.scales, count, src_info, layout_range),
+            ),
         )
 
     # ---- combine ---------------------------------------------------------------------------------------------------
@@ -297,61 +267,63 @@ class LowLatency:
         """
         device, hidden = self._device, handle[3]
         planes = planes_of(handle)
-        plain = form is CombineFormat.BF16
         tokens, topk = topk_idx.shape
         if topk > self._max_topk:
             self._sums.refuse_topk(topk, self._max_topk)
         registered = self._zero_copy_place(handle, self.next_combine_epoch()) if zero_copy else None
         epoch = self._combines.next("low_latency_combine")
         self._begin()
-        word = device.empty(2, dtype=torch.int64)
+        words = device.empty(_native.LowLatencyCalls.COMBINE_WORDS, dtype=torch.int64)
         reduces = self._sums.form_of(form).reduces
-        args = _native.CombineSendArgs(self.prototypes.combine_send)
-        args.epoch, args.reduces = word.data_ptr(), int(reduces)
-        args.x, args.row_stride, args.format = x.data_ptr(), hidden, int(form)
-        args.src_info, args.layout_range = planes, handle[1].data_ptr()
-        if reduces:
-            args.num_tokens, args.topk = tokens, topk
-            args.topk_idx, args.weights = topk_idx.data_ptr(), topk_weights.data_ptr()
-        rows, begin = x, 0
-        if registered is not None:
-            rows, begin = registered.memory, registered.begin
-            args.x, args.row_stride = rows.data_ptr() + begin, registered.stride
-            args.zero_copy_offset = registered.offset
-        overwritten = out.untyped_storage().data_ptr() == rows.untyped_storage().data_ptr()
-        own_rows = args.x if (stays or zero_copy) and plain and not overwritten else 0
-        own_stride = args.row_stride
-        args.own_stay = int(own_rows != 0)
         readable = self._session.regions.zero_copy_rows
-        if readable and plain:
-            stay = zero_copy and own_rows != 0
-            args.node_rows = _native.NODE_ROWS_STAY if stay else _native.NODE_ROWS_COPIED_AND_MARKED
-            args.x_at = begin if stay else 0
-        signals = None
-        if overlap is not None:
-            signals = overlap.signals
-            args.signals = 0 if signals is None else signals.data_ptr()
-            args.signals_per_expert, args.signal_rows = overlap.per_expert, overlap.rows
-            args.signal_value = overlap.value
-        blocks = _SEND_BLOCKS if overlap is None else overlap.num_sms
-        device.launch(_native.low_latency_combine_send, args, device.grid(blocks, _WARPS))
+        place = registered or _Place(x, 0, 0, 0, 0, hidden)
+        overwritten = out.untyped_storage().data_ptr() == place.memory.untyped_storage().data_ptr()
+        signals = None if overlap is None else overlap.signals
+        sent = self._launches.combine_send(
+            words,
+            x=place.memory.data_ptr() + place.begin,
+            row_stride=place.stride,
+            zero_copy_offset=place.offset,
+            x_at=place.begin,
+            src_info=planes,
+            layout_range=handle[1],
+            format=int(form),
+            own_stay=(stays or zero_copy) and not overwritten,
+            reduces=reduces,
+            node_reads=readable != 0,
+            topk_idx=topk_idx,
+            weights=topk_weights,
+            num_tokens=tokens,
+            topk=topk,
+            signals=signals,
+            signals_per_expert=0 if overlap is None else overlap.per_expert,
+            signal_rows=0 if overlap is None else overlap.rows,
+            signal_value=0 if overlap is None else overlap.value,
+            blocks=0 if overlap is None else max(1, overlap.num_sms),
+        )
+        device.launch(sent)
         if reduces:
-            self._sums.owe(self.prototypes.combine_reduce, wait_stats, word, readable)
+            sums = self._launches.combine_reduce(words, wait_stats=wait_stats, registered=readable)
+            self._sums.owe(sums, (words, wait_stats))
 
         def receive() -> None:
             self._combines.finish(epoch)
             if self._sums.owed:
                 self._sums.catch_up()
-            take = _native.CombineReceiveArgs(self.prototypes.combine_receive)
-            take.epoch, take.reduces = word.data_ptr(), int(reduces)
-            take.out, take.topk_idx, take.weights = out.data_ptr(), topk_idx.data_ptr(), topk_weights.data_ptr()
-            take.wait_stats = 0 if wait_stats is None else wait_stats.data_ptr()
-            take.num_tokens, take.topk = tokens, topk
-            take.format, take.zero_copy = int(form), int(zero_copy)
-            take.own_rows, take.own_stride, take.registered = own_rows, own_stride, readable
-            device.launch(_native.low_latency_combine_recv, take, device.grid(max(1, tokens), _WARPS))
+            device.launch(
+                self._launches.combine_recv(
+                    sent,
+                    out=out,
+                    topk_idx=topk_idx,
+                    weights=topk_weights,
+                    num_tokens=tokens,
+                    topk=topk,
+                    wait_stats=wait_stats,
+                    registered=readable,
+                )
+            )
 
-        return receive, (word, x, topk_idx, topk_weights, handle[0], handle[1], out, wait_stats, signals)
+        return receive, (words, x, topk_idx, topk_weights, handle[0], handle[1], out, wait_stats, signals)
 
     def next_combine_epoch(self) -> int:
         """Epoch of the combine call that comes next."""

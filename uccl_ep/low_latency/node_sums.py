@@ -6,8 +6,6 @@ from __future__ import annotations
 from collections import deque
 from typing import Any, NoReturn
 
-import torch
-
 from uccl_ep import _native
 from uccl_ep.device.protocol import Device
 from uccl_ep.errors import refuse
@@ -16,7 +14,6 @@ from uccl_ep.layout.combine_formats import CombineFormat
 from uccl_ep.layout.plan import low_latency_layout
 from uccl_ep.session.session import Session
 
-_BLOCKS, _WARPS = 8, 4
 _DIRECT = CombineForm(False, "no call yet")
 
 
@@ -35,7 +32,7 @@ class Sums:
     def __init__(self, session: Session, device: Device) -> None:
         self._session, self._device = session, device
         self._form = _DIRECT
-        self.owed: list[tuple[_native.CombineReduceArgs, tuple[Any, ...]]] = []
+        self.owed: list[tuple[_native.Launch, tuple[Any, ...]]] = []
         self._kept: deque[tuple[Any, ...]] = deque(maxlen=4)  # no more than two calls are outstanding
 
     def lay_out(self, max_tokens: int, hidden: int, num_experts: int) -> tuple[_native.LowLatencyLayout, CombineForm]:
@@ -69,29 +66,13 @@ class Sums:
         """Raises InvalidArgument: tokens name more experts than memory is laid out for."""
         refuse("topk_idx", f"{topk} columns", f"up to {most}", "UCCL_EP_LOW_LATENCY_TOPK allows more, on all ranks.")
 
-    def owe(
-        self,
-        prototype: _native.CombineReduceArgs,
-        wait_stats: torch.Tensor | None,
-        word: torch.Tensor,
-        readable: int,
-    ) -> None:
-        """A sending half has been queued whose rows this rank sums for others.
-
-        Args:
-            prototype: the kernel's arguments but for the call's. word: keeps the call's numbers.
-            wait_stats: int64 [N] that waits are added to.
-            readable: where ranks of the node see each other's registered memory (Regions.zero_copy_rows), or 0.
-        """
-        args = _native.CombineReduceArgs(prototype)
-        args.epoch, args.reduces = word.data_ptr(), 1
-        args.wait_stats = 0 if wait_stats is None else wait_stats.data_ptr()
-        args.registered = readable
-        self.owed.append((args, (word, wait_stats)))
+    def owe(self, launch: _native.Launch, keep: tuple[Any, ...]) -> None:
+        """A sending half has been queued whose rows this rank sums for others, by `launch`, which uses what is kept."""
+        self.owed.append((launch, keep))
 
     def catch_up(self) -> None:
         """Queues what is owed, oldest first."""
         while self.owed:
-            args, keep = self.owed.pop(0)
-            self._device.launch(_native.low_latency_combine_reduce, args, self._device.grid(_BLOCKS, _WARPS))
+            launch, keep = self.owed.pop(0)
+            self._device.launch(launch)
             self._kept.append(keep)  # also when the caller has dropped the hook

@@ -22,8 +22,6 @@ class Collective:
         """
         self._device.check_host_wait()
         self._round += 1
-        args = _native.BarrierArgs()
-        args.rank, args.round = self._session.context, self._round
         self._device.begin()
-        self._device.launch(_native.rank_barrier, args, self._device.shape(1, 1))
+        self._device.launch(_native.barrier_launch(self._session.context, self._round))
         self._device.finish()

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from uccl_ep import _native
 from uccl_ep.device.protocol import HostWords
 from uccl_ep.errors import NotSupported
 
@@ -44,6 +45,25 @@ class Routing:
     def tensors(self) -> tuple[Tensor | HostWords, ...]:
         """Everything that queued kernels read."""
         return tuple(v for v in vars(self).values() if isinstance(v, (Tensor, HostWords)))
+
+    def tables(self) -> _native.RoutingTables:
+        """Likewise, as launches are told of them."""
+        return _native.routing_tables(
+            channels=self.channels,
+            num_tokens=self.num_tokens,
+            num_local_experts=self.num_local_experts,
+            is_token_in_rank=self.is_token_in_rank,
+            channel_prefix=self.channel_prefix,
+            node_rows=self.node_rows,
+            recv_tokens=self.recv_tokens,
+            recv_begin=self.recv_begin,
+            stream_rows=self.stream_rows,
+            reducer_tokens=self.reducer_tokens,
+            rank_prefix=self.rank_prefix,
+            expert_counts=self.expert_counts,
+            recv_total=self.recv_total,
+            number=self.number,
+        )
 
     def counted(self) -> list[int]:
         """Rows for each local expert, once the host may read them; `num_rows` is set too."""

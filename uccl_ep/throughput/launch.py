@@ -1,4 +1,4 @@
-"""Throughput dispatch and combine: argument structs and the kernel launches."""
+"""Throughput dispatch and combine: tables, outputs, and the kernel launches."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ from uccl_ep.session.session import Session
 from uccl_ep.sizes import format_bytes
 from uccl_ep.throughput.handle import Routing
 
-_WARPS = 4
 # On a CPU, rings of a node that fit into its caches together stay there, each this large at most.
 _CACHED_RING_BYTES, _CACHED_RINGS, _CACHED_RING_SLOTS = 2 << 20, 8, 8
 Tensor = torch.Tensor
@@ -72,13 +71,14 @@ class Throughput:
     def __init__(self, session: Session, device: Device) -> None:
         self._session, self._device = session, device
         self._owner = object()
-        self._epoch = device.zeros(1, dtype=torch.int64)
-        self._identities = device.zeros(_native.IDENTITY_STATE_BYTES // 8, dtype=torch.int64)
-        self._settled = device.zeros(_native.SETTLED_GEOMETRY_BYTES // 4, dtype=torch.int32)
+        self._workspace = device.zeros(_native.ThroughputCalls.WORKSPACE_BYTES // 8, dtype=torch.int64)
         self._geometry: dict[str, Any] = {"dispatch": None, "combine": None}
         self.calls = 0  # dispatches and combines
         self._masked_at: dict[int, int] = {}  # by rank: `calls` when the caller masked it
         self._recorded = False  # calls of this rank are in graphs, which run without passing here
+
+    def _launches(self) -> _native.ThroughputCalls:
+        return _native.ThroughputCalls(self._session.context, self._session.plan.throughput, self._workspace)
 
     def note_masked(self, rank: int, masked: bool) -> None:
         """The caller has masked a rank, or taken the mask away."""
@@ -116,14 +116,18 @@ class Throughput:
         per_node = device.zeros(topology.num_nodes, dtype=torch.int32) if topology.num_nodes > 1 else None
         per_expert = device.zeros(num_experts, dtype=torch.int32)
         in_rank = device.empty(tokens, topology.num_ranks, dtype=torch.bool)
-        args = _native.LayoutArgs()
-        args.set_topology(self._session.context)
-        args.topk_idx = topk_idx.data_ptr()
-        args.num_tokens, args.topk, args.num_experts = tokens, topk, num_experts
-        args.num_tokens_per_rank, args.num_tokens_per_expert = per_rank.data_ptr(), per_expert.data_ptr()
-        args.num_tokens_per_node = 0 if per_node is None else per_node.data_ptr()
-        args.is_token_in_rank = in_rank.data_ptr()
-        device.launch(_native.throughput_layout, args, device.grid(-(-max(1, tokens) // _native.WARP), 1))
+        device.launch(
+            self._launches().layout(
+                topk_idx=topk_idx,
+                num_tokens=tokens,
+                topk=topk,
+                num_experts=num_experts,
+                num_tokens_per_rank=per_rank,
+                num_tokens_per_node=per_node,
+                num_tokens_per_expert=per_expert,
+                is_token_in_rank=in_rank,
+            )
+        )
         return per_rank, per_node, per_expert, in_rank
 
     # ---- geometry --------------------------------------------------------------------------------------------------
@@ -164,32 +168,13 @@ class Throughput:
                 return small
         return _native.StreamGeometry.make(unit, channels, row_bytes)
 
-    def _call(self, routing: Routing, shape: Any, geometry: Any, direction: str) -> Any:
-        self.calls += 1
-        call = _native.ThroughputCall()
-        call.number, call.identities = routing.number.data_ptr(), self._identities.data_ptr()
-        call.layout = self._session.plan.throughput
-        call.geometry, call.shape = geometry, shape
-        call.num_local_experts = routing.num_local_experts
-        self._settle(geometry, direction)
-        call.num_tokens = routing.num_tokens
-        call.readers = max(self._session.topology.sizes)
-        for name in "is_token_in_rank node_rows recv_tokens recv_begin stream_rows reducer_tokens".split():
-            setattr(call, name, getattr(routing, name).data_ptr())
-        return call
-
     def _settle(self, geometry: Any, direction: str) -> None:
         """Before streams are cut in another way, everything sent in the old way must have been read."""
         self._recorded = self._recorded or self._device.capturing()
         if not self._recorded and self._geometry[direction] == geometry:
             return
         self._geometry[direction] = geometry
-        args = _native.SettleArgs()
-        args.rank = self._session.context
-        args.direction = int(direction == "combine")
-        args.num_channels, args.row_bytes = geometry.num_channels, geometry.row_bytes
-        args.last = self._settled.data_ptr()
-        self._device.launch(_native.throughput_settle, args, self._device.shape(1, 1))
+        self._device.launch(self._launches().settle(geometry, direction == "combine"))
 
     # ---- dispatch --------------------------------------------------------------------------------------------------
 
@@ -229,24 +214,22 @@ class Throughput:
             num_rows=options.num_worst_tokens,
             owner=self._owner,
         )
-        args = _native.CountsArgs()
-        args.rank, args.layout, args.shape = self._session.context, self._session.plan.throughput, shape
-        args.epoch, args.num_tokens, args.num_channels = self._epoch.data_ptr(), routing.num_tokens, channels
-        args.num_local_experts, args.expert_alignment, args.readers = local, options.expert_alignment, readers
-        args.is_token_in_rank, args.num_tokens_per_expert = in_rank.data_ptr(), per_expert.data_ptr()
-        args.num_tokens_per_rank = given.per_rank.data_ptr()
-        args.num_tokens_per_node = 0 if given.per_node is None else given.per_node.data_ptr()
-        args.topk_idx = 0 if given.ids is None else given.ids.data_ptr()
-        findings = device.empty(_native.LAYOUT_FINDINGS_WORDS + ranks + per_expert.numel(), dtype=torch.int32)
-        args.findings = findings.data_ptr()
-        args.refusal = 0 if routing.refusal is None else routing.refusal.data_ptr()
-        args.taken = taken.data_ptr() if self._session.shrink else 0
-        for name in (
-            "channel_prefix node_rows recv_tokens recv_begin stream_rows reducer_tokens rank_prefix expert_counts "
-            "recv_total number"
-        ).split():
-            setattr(args, name, getattr(routing, name).data_ptr())
-        device.launch(_native.throughput_counts, args, device.shape(1, _WARPS))
+        launches = self._launches()
+        findings = device.empty(launches.findings_words(per_expert.numel()), dtype=torch.int32)
+        device.launch(
+            launches.counts(
+                shape,
+                routing.tables(),
+                is_token_in_rank=in_rank,
+                num_tokens_per_rank=given.per_rank,
+                num_tokens_per_node=given.per_node,
+                num_tokens_per_expert=per_expert,
+                topk_idx=given.ids,
+                expert_alignment=options.expert_alignment,
+                findings=findings,
+                refusal=routing.refusal,
+            )
+        )
         return routing, (*given, findings)
 
     def check_refusal(self, routing: Routing) -> None:
@@ -285,23 +268,30 @@ class Throughput:
         recv_src_idx = device.empty(routing.num_rows, dtype=torch.int32)
         if not again:  # a cached call finds the same ones again; the handle keeps its own
             routing.recv_src_idx = recv_src_idx
-        call = self._call(routing, shape, geometry, "dispatch")
-        call.identify = int(again)  # the others have just been told with the counts
-
-        args = _native.DispatchArgs()
-        args.rank, args.call = self._session.context, call
-        args.x, args.recv_x = rows.x.data_ptr(), recv_x.data_ptr()
-        if rows.scales is not None and recv_scales is not None:
-            args.scales, args.recv_scales = rows.scales.data_ptr(), recv_scales.data_ptr()
-            args.scale_token_stride, args.scale_stride = rows.scales.stride()
-        if topk_idx is not None and recv_idx is not None:
-            args.topk_idx, args.recv_topk_idx = topk_idx.data_ptr(), recv_idx.data_ptr()
-        if topk_weights is not None and recv_weights is not None:
-            args.topk_weights, args.recv_topk_weights = topk_weights.data_ptr(), recv_weights.data_ptr()
-        args.recv_src_idx = recv_src_idx.data_ptr()
-        args.recv_total, args.capacity = routing.recv_total.data_ptr(), routing.num_rows
-        args.pad_tail = int(pad)
-        device.launch(_native.throughput_dispatch, args, device.shape(2 * routing.channels, _WARPS))
+        self.calls += 1
+        self._settle(geometry, "dispatch")
+        token_stride, stride = (0, 0) if rows.scales is None else rows.scales.stride()
+        device.launch(
+            self._launches().dispatch(
+                shape,
+                geometry,
+                routing.tables(),
+                x=rows.x,
+                scales=rows.scales,
+                scale_token_stride=token_stride,
+                scale_stride=stride,
+                topk_idx=topk_idx,
+                topk_weights=topk_weights,
+                recv_x=recv_x,
+                recv_scales=recv_scales,
+                recv_topk_idx=recv_idx,
+                recv_topk_weights=recv_weights,
+                recv_src_idx=recv_src_idx,
+                capacity=routing.num_rows,
+                pad_tail=pad,
+                identify=again,  # otherwise the others have just been told with the counts
+            )
+        )
         keep = (
             rows.x,
             rows.scales,
@@ -341,23 +331,28 @@ class Throughput:
         out_weights = None
         if topk_weights is not None:
             out_weights = device.empty(routing.num_tokens, shape.topk, dtype=torch.float32)
-        several = topology.num_nodes > 1
-        scratch = device.empty(routing.channels * _WARPS * hidden if several else 0, dtype=torch.bfloat16)
-        states = device.empty(
-            routing.channels * topology.num_cells * _native.PARTIAL_STATE_BYTES // 8, dtype=torch.int64
-        )
-        args = _native.CombineArgs()
-        args.rank, args.call = self._session.context, self._call(routing, shape, geometry, "combine")
-        args.hidden, args.x, args.out = hidden, x.data_ptr(), out.data_ptr()
-        args.recv_src_idx = routing.recv_src_idx.data_ptr()
-        args.topk_weights = 0 if topk_weights is None else topk_weights.data_ptr()
-        args.out_weights = 0 if out_weights is None else out_weights.data_ptr()
-        args.bias0 = 0 if bias[0] is None else bias[0].data_ptr()
-        args.bias1 = 0 if bias[1] is None else bias[1].data_ptr()
-        args.scratch, args.partials = scratch.data_ptr(), states.data_ptr()
-        args.arenas = self._session.regions.arenas
+        self.calls += 1
+        self._settle(geometry, "combine")
+        launches = self._launches()
+        workspace = device.empty(-(-launches.combine_bytes(routing.channels, hidden) // 8), dtype=torch.int64)
         offset = device.arena_offset(x)
-        args.x_in_arena, args.x_offset = int(offset is not None), offset or 0
-        roles = 3 if several else 2
-        device.launch(_native.throughput_combine, args, device.shape(roles * routing.channels, _WARPS))
-        return out, out_weights, (x, topk_weights, *bias, out, out_weights, scratch, states, *routing.tensors())
+        device.launch(
+            launches.combine(
+                shape,
+                geometry,
+                routing.tables(),
+                workspace=workspace,
+                hidden=hidden,
+                x=x,
+                topk_weights=topk_weights,
+                recv_src_idx=routing.recv_src_idx,
+                bias0=bias[0],
+                bias1=bias[1],
+                out=out,
+                out_weights=out_weights,
+                arenas=self._session.regions.arenas,
+                x_in_arena=offset is not None,
+                x_offset=offset or 0,
+            )
+        )
+        return out, out_weights, (x, topk_weights, *bias, out, out_weights, workspace, *routing.tensors())

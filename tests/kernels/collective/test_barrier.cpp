@@ -2,7 +2,7 @@
 // rank that does not come is named.
 #include <algorithm>
 
-#include "kernels/collective/barrier.h"
+#include "kernels/launch/collective.h"
 #include "kernels/world.h"
 #include "native/check.h"
 
@@ -12,10 +12,7 @@ using namespace uccl::testing;
 namespace {
 
 void enter(World& world, u32 me, u64 round) {
-  BarrierArgs a{};
-  a.rank = world.context(me);
-  a.round = round;
-  launch_kernel(rank_barrier, a, 0, LaunchShape{1, 1, 1, 0});
+  launch_kernel(rank_barrier, barrier_launch(world.context(me), round).args, LaunchShape{1, 1, 1, 0});
 }
 
 }  // namespace

@@ -12,9 +12,9 @@ using namespace uccl::testing;
 namespace {
 
 template <class Args>
-void narrow(LowLatencyRank* rank, void (*run)(const Args&, const cpu::Launch&)) {
-  rank->recording.replace<Args>([run](const Args& args, u64 smem_bytes, const LaunchShape& shape) {
-    run(args, cpu::Launch{shape.grid, shape.warps, shape.threads, static_cast<u32>(smem_bytes)});
+void narrow(LowLatencyRank* rank, void (*run)(const Args&, const cpu::Shape&)) {
+  rank->recording.replace<Args>([run](const Args& args, const LaunchShape& shape) {
+    run(args, cpu::Shape{shape.grid, shape.warps, shape.threads});
   });
 }
 

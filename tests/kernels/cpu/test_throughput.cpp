@@ -34,8 +34,8 @@ TEST(cpu_throughput_counts_as_warps_of_32_do) {
   for (u64 round = 0; round < 20; ++round) {
     const RankInput in = throughput_input(world, c, round, 0);
     Routing wide(world, c, in, 1), narrow(world, c, in, 1);
-    launch_kernel(throughput_layout, layout_args(world, c, in, &wide), 0, LaunchShape{2, 1, 1, 0});
-    cpu::throughput_layout(layout_args(world, c, in, &narrow), cpu::Launch{2, 3, 2, 0});
+    launch_kernel(throughput_layout, layout_args(world, c, in, &wide), LaunchShape{2, 1, 1, 0});
+    cpu::throughput_layout(layout_args(world, c, in, &narrow), cpu::Shape{2, 3, 2});
     check_layout(world, c, round, 0, narrow);
     for (u32 r = 0; r < 3; ++r) CHECK_EQ(narrow.tokens_per_rank[r], wide.tokens_per_rank[r]);
     for (u32 e = 0; e < c.num_experts; ++e) CHECK_EQ(narrow.tokens_per_expert[e], wide.tokens_per_expert[e]);

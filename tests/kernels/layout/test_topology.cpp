@@ -1,7 +1,7 @@
 // Hosts and hosted slots of every topology: one place for each remote source, no two sources in one place.
 #include <set>
 
-#include "bindings/rank_tables.h"
+#include "kernels/launch/rank_tables.h"
 #include "kernels/layout/topology.h"
 #include "kernels/values.h"
 #include "native/check.h"

@@ -5,7 +5,7 @@
 #include <set>
 #include <string>
 
-#include "kernels/low_latency/common.h"
+#include "kernels/launch/low_latency.h"
 #include "kernels/world.h"
 
 namespace uccl::testing {
@@ -43,7 +43,6 @@ struct Received {
   Poisoned<u32> scales;
   Poisoned<i32> count, src_info;
   Poisoned<i64> layout_range;
-  Poisoned<u32> counts;
 };
 
 class LowLatencyRank {
@@ -76,19 +75,21 @@ class LowLatencyRank {
   Poisoned<i64> wait_stats;
 
  private:
-  struct CallWords;
-  void fill_call(CallWords* words, u64* epoch, u32 which);
+  using Words = std::shared_ptr<Poisoned<u64>>;  // of a call, until its receiving half has run
+  struct Sent {
+    CombineSendArgs args;
+    Words words;
+  };
+  LowLatencyCalls calls() const;
 
   World& world_;
   u32 rank_;
   LowLatencyCase case_;
-  // Where the numbers of calls that have no receiving half yet are kept.
-  std::deque<std::shared_ptr<Poisoned<u64>>> dispatches_open_, combines_open_, reductions_open_;
-  std::deque<const u16*> own_rows_open_;  // of combines_open_
+  // Those that have no receiving half yet.
+  std::deque<Words> dispatches_open_, reductions_open_;
+  std::deque<Sent> combines_open_;
   u64 num_combines_ = 0;
-  Poisoned<u32> tickets_, grid_barriers_, num_writes_, num_sums_;
-  Poisoned<u64> staging_tickets_;
-  Poisoned<u8> state_;
+  Poisoned<u64> workspace_;
 };
 
 // Throws check::Failure that names what differs. `masked`: ranks that count as absent.

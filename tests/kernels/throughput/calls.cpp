@@ -1,10 +1,5 @@
-// Arguments as uccl_ep/throughput/launch.py fills them.
+// The calls of one rank, launched at once.
 #include "kernels/throughput/calls.h"
-
-#include "kernels/throughput/combine.h"
-#include "kernels/throughput/dispatch.h"
-#include "kernels/throughput/layout.h"
-#include "kernels/throughput/settle.h"
 
 namespace uccl::testing {
 
@@ -34,20 +29,36 @@ Dispatched::Dispatched(u32 row_capacity, u32 hidden, u32 scale_words, u32 topk)
       topk_weights(u64{capacity} * topk),
       src_idx(capacity) {}
 
+RoutingTables Routing::tables(const World& w, const ThroughputCase& c, u32 num_tokens) const {
+  return {channels,
+          num_tokens,
+          c.num_experts / w.num_ranks(),
+          is_token_in_rank.data(),
+          channel_prefix.data(),
+          node_rows.data(),
+          recv_tokens.data(),
+          recv_begin.data(),
+          stream_rows.data(),
+          reducer_tokens.data(),
+          rank_prefix.data(),
+          expert_counts.data(),
+          recv_total.data(),
+          number.data()};
+}
+
 ThroughputRank::ThroughputRank(World& world, u32 rank, const ThroughputCase& c)
     : world_(world),
       rank_(rank),
       case_(c),
-      epoch_(Poisoned<u64>(1).zeroed()),
-      identities_(Poisoned<IdentityState>(1).zeroed()),
-      settled_(Poisoned<SettledGeometry>(kNumDirections).zeroed()) {}
+      workspace_(Poisoned<u64>(ThroughputCalls::kWorkspaceBytes / sizeof(u64)).zeroed()) {}
 
+ThroughputCalls ThroughputRank::calls() const {
+  return {world_.context(rank_), world_.throughput, reinterpret_cast<u8*>(workspace_.data())};
+}
 LaunchShape ThroughputRank::blocks(u32 grid) const { return LaunchShape{grid, case_.warps, case_.threads, case_.seed}; }
 
 void ThroughputRank::layout(const RankInput& in, Routing* r) {
   LayoutArgs a{};
-  a.topology = world_.context(rank_).topology;
-  a.mask = world_.shape().shrink ? world_.context(rank_).mask : nullptr;
   a.topk_idx = in.topk_idx.data();
   a.num_tokens_per_rank = r->tokens_per_rank.data();
   a.num_tokens_per_node = world_.num_nodes == 1 ? nullptr : r->tokens_per_node.data();
@@ -56,7 +67,7 @@ void ThroughputRank::layout(const RankInput& in, Routing* r) {
   a.num_tokens = in.num_tokens;
   a.topk = in.topk;
   a.num_experts = case_.num_experts;
-  recording.launch(throughput_layout, a, 0, blocks(1 + rank_ % 2));
+  recording.launch(throughput_layout, calls().layout(a).args, blocks(1 + rank_ % 2));
 }
 
 RowShape dispatch_shape(const RoundPlan& plan, u32 topk) {
@@ -70,10 +81,6 @@ RowShape dispatch_shape(const RoundPlan& plan, u32 topk) {
 
 void ThroughputRank::counts(const RoundPlan& plan, const RankInput& in, Routing* r) {
   CountsArgs a{};
-  a.rank = world_.context(rank_);
-  a.layout = world_.throughput;
-  a.shape = dispatch_shape(plan, plan.topk);
-  a.epoch = epoch_.data();
   a.is_token_in_rank = r->is_token_in_rank.data();
   a.num_tokens_per_expert = reinterpret_cast<const i32*>(r->tokens_per_expert.data());
   // Rounds that send no ids, or disagree about top-k, are compared without them.
@@ -81,66 +88,30 @@ void ThroughputRank::counts(const RoundPlan& plan, const RankInput& in, Routing*
   a.num_tokens_per_rank = reinterpret_cast<const i32*>(r->tokens_per_rank.data());
   a.num_tokens_per_node = world_.num_nodes == 1 ? nullptr : reinterpret_cast<const i32*>(r->tokens_per_node.data());
   a.findings = reinterpret_cast<LayoutFindings*>(r->findings.data());
-  a.num_tokens = in.num_tokens;
-  a.num_channels = r->channels;
-  a.num_local_experts = case_.num_experts / world_.num_ranks();
   a.expert_alignment = plan.alignment;
-  a.readers = world_.max_readers;
-  a.channel_prefix = r->channel_prefix.data();
-  a.node_rows = r->node_rows.data();
-  a.recv_tokens = r->recv_tokens.data();
-  a.recv_begin = r->recv_begin.data();
-  a.stream_rows = r->stream_rows.data();
-  a.reducer_tokens = r->reducer_tokens.data();
-  a.rank_prefix = r->rank_prefix.data();
-  a.expert_counts = r->expert_counts.data();
-  a.recv_total = r->recv_total.data();
-  a.number = r->number.data();
-  recording.launch(throughput_counts, a, sizeof(CountsShared), blocks(1));
+  const auto launch = calls().counts(a, dispatch_shape(plan, plan.topk), r->tables(world_, case_, in.num_tokens));
+  recording.launch(throughput_counts, launch.args, blocks(launch.grid.blocks));
 }
 
 void ThroughputRank::settle(Direction direction, u32 num_channels, u32 row_bytes) {
-  SettleArgs a{};
-  a.rank = world_.context(rank_);
-  a.last = settled_.data();
-  a.direction = static_cast<u32>(direction);
-  a.num_channels = num_channels;
-  a.row_bytes = row_bytes;
-  recording.launch(throughput_settle, a, sizeof(SettleShared), LaunchShape{});
+  recording.launch(throughput_settle, calls().settle(direction, num_channels, row_bytes).args, LaunchShape{});
 }
 
-ThroughputCall ThroughputRank::call(const RowShape& shape, u32 num_tokens, const Routing& r, Direction direction) {
-  ThroughputCall c{};
-  c.layout = world_.throughput;
-  c.shape = shape;
-  c.geometry = StreamGeometry::make(world_.throughput.unit_bytes, r.channels, shape.bytes());
+StreamGeometry ThroughputRank::cut(const RowShape& shape, u32 channels, Direction direction) {
+  const StreamGeometry g = StreamGeometry::make(world_.throughput.unit_bytes, channels, shape.bytes());
   auto& last = last_[static_cast<u32>(direction)];
   // What is recorded may run after anything, and anything after it.
-  if (recording.on() || recording.size() != 0 || !(last && *last == c.geometry)) {
+  if (recording.on() || recording.size() != 0 || !(last && *last == g)) {
     drains_ += last.has_value();
-    settle(direction, r.channels, c.geometry.row_bytes);
+    settle(direction, channels, g.row_bytes);
   }
-  last = c.geometry;
-  c.num_local_experts = case_.num_experts / world_.num_ranks();
-  c.is_token_in_rank = r.is_token_in_rank.data();
-  c.node_rows = r.node_rows.data();
-  c.recv_tokens = r.recv_tokens.data();
-  c.recv_begin = r.recv_begin.data();
-  c.stream_rows = r.stream_rows.data();
-  c.reducer_tokens = r.reducer_tokens.data();
-  c.number = r.number.data();
-  c.identities = identities_.data();
-  c.num_tokens = num_tokens;
-  c.readers = world_.max_readers;
-  return c;
+  last = g;
+  return g;
 }
 
 void ThroughputRank::dispatch(const RoundPlan& plan, const RankInput& in, u32 topk, const Routing& r, Dispatched* out,
                               bool pad) {
   DispatchArgs a{};
-  a.rank = world_.context(rank_);
-  a.call = call(dispatch_shape(plan, topk), in.num_tokens, r, Direction::kDispatch);
-  a.call.identify = topk == 0;
   a.x = reinterpret_cast<const u8*>(in.x.data());
   a.scales = plan.scale_words != 0 ? in.scales.data() : nullptr;
   a.scale_token_stride = in.scale_token_stride;
@@ -152,28 +123,20 @@ void ThroughputRank::dispatch(const RoundPlan& plan, const RankInput& in, u32 to
   a.recv_topk_idx = out->topk_idx.data();
   a.recv_topk_weights = out->topk_weights.data();
   a.recv_src_idx = out->src_idx.data();
-  a.recv_total = r.recv_total.data();
   a.capacity = out->capacity;
   a.pad_tail = pad;
-  recording.launch(throughput_dispatch, a, 0, blocks(2 * r.channels));
+  const RowShape shape = dispatch_shape(plan, topk);
+  const auto launch = calls().dispatch(a, shape, cut(shape, r.channels, Direction::kDispatch),
+                                       r.tables(world_, case_, in.num_tokens), topk == 0);
+  recording.launch(throughput_dispatch, launch.args, blocks(launch.grid.blocks));
 }
 
 void ThroughputRank::combine(const RoundPlan& plan, u32 num_tokens, const Routing& r, const Combining& rows) {
-  CombineArgs a{};
   RowShape shape;
   shape.payload_bytes = plan.combine_hidden * 2;
   shape.topk = plan.combine_topk;
   shape.has_weights = plan.combine_topk != 0;
-  const bool several = world_.num_nodes > 1;
-  struct Workspace {
-    Poisoned<u16> scratch;
-    Poisoned<PartialState> partials;
-  };
-  const auto workspace = std::make_shared<Workspace>(
-      Workspace{Poisoned<u16>(several ? u64{r.channels} * case_.warps * plan.combine_hidden : 0),
-                Poisoned<PartialState>(u64{r.channels} * world_.num_cells)});
-  a.rank = world_.context(rank_);
-  a.call = call(shape, num_tokens, r, Direction::kCombine);
+  CombineArgs a{};
   a.x = rows.x;
   a.topk_weights = rows.weights;
   a.recv_src_idx = rows.src_idx;
@@ -181,14 +144,16 @@ void ThroughputRank::combine(const RoundPlan& plan, u32 num_tokens, const Routin
   a.bias1 = rows.bias1;
   a.out = rows.out;
   a.out_weights = rows.out_weights;
-  a.scratch = workspace->scratch.data();
-  a.partials = workspace->partials.data();
   a.hidden = plan.combine_hidden;
   a.arenas = case_.arenas ? world_.memories(rank_) : nullptr;
   a.x_in_arena = rows.in_arena;
   a.x_offset = reinterpret_cast<u64>(rows.x) - reinterpret_cast<u64>(world_.memory(rank_));
-  recording.launch(throughput_combine, a, CombineShared::bytes(case_.warps), blocks((several ? 3 : 2) * r.channels),
-                   workspace);
+  const u64 bytes = calls().combine_bytes(r.channels, a.hidden, case_.warps);
+  const auto workspace = std::make_shared<Poisoned<u64>>(ceil_div(bytes, sizeof(u64)));
+  const auto launch =
+      calls().combine(a, shape, cut(shape, r.channels, Direction::kCombine), r.tables(world_, case_, num_tokens),
+                      reinterpret_cast<u8*>(workspace->data()), case_.warps);
+  recording.launch(throughput_combine, launch.args, blocks(launch.grid.blocks), workspace);
 }
 
 }  // namespace uccl::testing

@@ -3,8 +3,7 @@
 #pragma once
 #include <optional>
 
-#include "kernels/throughput/counts.h"
-#include "kernels/throughput/settle.h"
+#include "kernels/launch/throughput.h"
 #include "kernels/world.h"
 
 namespace uccl::testing {
@@ -49,6 +48,7 @@ struct Routing {
   Poisoned<u8> is_token_in_rank;
   Poisoned<u32> channel_prefix, node_rows, recv_tokens, recv_begin, stream_rows, reducer_tokens, rank_prefix,
       expert_counts, recv_total, findings, number;
+  RoutingTables tables(const World& world, const ThroughputCase& c, u32 num_tokens) const;
 };
 
 struct Dispatched {
@@ -85,21 +85,20 @@ class ThroughputRank {
   void settle(Direction direction, u32 num_channels, u32 row_bytes);
 
   u64 drains() const { return drains_; }  // launches of throughput_settle between two calls
-  SettledGeometry& settled(Direction d) { return settled_[static_cast<u32>(d)]; }
-  u64& epoch() { return epoch_[0]; }  // count exchanges so far
+  SettledGeometry& settled(Direction d) { return calls().settled(d); }
+  u64& epoch() { return calls().epoch(); }  // count exchanges so far
   Recording recording;
 
  private:
-  ThroughputCall call(const RowShape& shape, u32 num_tokens, const Routing& routing, Direction direction);
+  ThroughputCalls calls() const;
+  StreamGeometry cut(const RowShape& shape, u32 channels, Direction direction);  // drained where it is another
   LaunchShape blocks(u32 grid) const;
 
   World& world_;
   u32 rank_;
   ThroughputCase case_;
   u64 drains_ = 0;
-  Poisoned<u64> epoch_;
-  Poisoned<IdentityState> identities_;
-  Poisoned<SettledGeometry> settled_;
+  Poisoned<u64> workspace_;
   std::optional<StreamGeometry> last_[kNumDirections];
 };
 

@@ -52,7 +52,7 @@ TEST(throughput_layout_at_4096_experts_and_64_local_ranks) {
   a.num_tokens = 3;
   a.topk = 3;
   a.num_experts = 4096;
-  launch_kernel(throughput_layout, a, 0, LaunchShape{2, 1, 1, 0});
+  launch_kernel(throughput_layout, a, LaunchShape{2, 1, 1, 0});
   CHECK_EQ(per_expert[4095], 2u);
   CHECK_EQ(per_expert[2048], 2u);
   CHECK_EQ(per_rank[127], 1u);  // token 0 twice, counted once

@@ -41,6 +41,6 @@ def test_module_imports_alone_and_leaks_nothing_at_exit() -> None:
 
 
 def test_module_has_all_parts() -> None:
-    for name in ("Segment", "Proxy", "LowLatencyLayout", "Stream", "throughput_dispatch", "read_fault"):
+    for name in ("Segment", "Proxy", "LowLatencyLayout", "Stream", "ThroughputCalls", "read_fault"):
         assert hasattr(_native, name)
     assert _native.__doc__ and "Native core" in _native.__doc__

@@ -6,6 +6,7 @@ import gc
 import threading
 import weakref
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -111,16 +112,26 @@ def test_cpu_device_waiting_lets_other_threads_run() -> None:
 
 
 @pytest.mark.parametrize("blocks, threads, units, wanted", [
-    (0, 3, 100, 3), (0, 3, 2, 2), (5, 1, 100, 5), (5, 1, 0, 1), (0, 1, 1, 1),
+    (0, 3, 100, 3), (0, 3, 2, 2), (5, 1, 100, 5), (5, 1, 1, 1), (0, 1, 1, 1),
 ])  # fmt: skip
 def test_cpu_device_grid(blocks: int, threads: int, units: int, wanted: int) -> None:
-    shape = device(host_blocks=blocks, host_threads=threads).grid(units, 4)
-    assert (shape.grid, shape.warps, shape.threads) == (wanted, 4, threads)
+    assert queued(device(host_blocks=blocks, host_threads=threads), units, exact=False) == (wanted, threads)
 
 
-def test_cpu_device_exact_shape_is_not_limited_by_settings() -> None:
-    shape = device(host_blocks=2, host_threads=1).shape(7, 2)
-    assert (shape.grid, shape.warps, shape.threads) == (7, 2, 1)
+def test_cpu_device_exact_blocks_are_not_limited_by_settings() -> None:
+    assert queued(device(host_blocks=2, host_threads=1), 7, exact=True) == (7, 1)
+
+
+def queued(d: CpuDevice, blocks: int, exact: bool) -> tuple[int, int]:
+    """Blocks and threads of a launch that asks for so many blocks."""
+    seen: list[tuple[int, int]] = []
+
+    def queue(stream: object, blocks: int, threads: int) -> None:
+        seen.append((blocks, threads))
+
+    d.launch(SimpleNamespace(kernel="any", blocks=blocks, exact=exact, queue=queue))  # type: ignore[arg-type]
+    (only,) = seen
+    return only
 
 
 @pytest.mark.parametrize("blocks, num_sms, wanted", [(0, 20, 2), (0, 2, 1), (0, 0, 1), (8, 20, 8), (100, 1000, 64)])

@@ -92,11 +92,10 @@ class FakeDriver:
         name, warps = self._functions[function], block // self.facts.warp
         assert warps * self.facts.warp == block and shared_bytes == _native.shared_bytes(name, args, warps)
         stream.launched.append(name)
-        shape = _native.LaunchShape(grid, warps, 1)
         if stream.graph is not None:
-            stream.graph.add_launch(stream, name, args, shape)
+            stream.graph.add_launch(stream, name, args, grid, warps)
         else:
-            _native.launch(stream.native, name, args, shape)
+            _native.launch(stream.native, name, args, grid, warps)
 
     # ---- memory ----------------------------------------------------------------------------------------------------
 

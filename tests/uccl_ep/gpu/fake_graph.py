@@ -35,10 +35,10 @@ class FakeGraph:
         self._known[stream.key][stream.key] = len(self._items)
         self._items.append((kind, stream.key, *rest))
 
-    def add_launch(self, stream: Any, name: str, args: bytes, shape: Any) -> None:
+    def add_launch(self, stream: Any, name: str, args: bytes, blocks: int, warps: int) -> None:
         """A kernel."""
         self.num_launches += 1
-        self._add(stream, "launch", name, args, shape)
+        self._add(stream, "launch", name, args, blocks, warps)
 
     def add_record(self, stream: Any) -> int:
         """An event; returns its number."""

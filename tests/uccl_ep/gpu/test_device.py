@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -24,7 +25,6 @@ from uccl_ep import (
     SettingsMismatch,
     ThreadGroup,
     UcclEpError,
-    _native,
 )
 from uccl_ep.config import Config
 from uccl_ep.gpu.device import PinnedPool, share_of
@@ -104,8 +104,9 @@ def test_gpu_device_grids_leave_room_for_every_rank(variables: Any, monkeypatch:
             got = buffer.low_latency_dispatch(c.x[rank], c.topk_idx[rank], 16, 3)
             buffer.low_latency_combine(expert_rows(rank, c.shape), c.topk_idx[rank], c.topk_weights[rank], got[2])
             driver.settle()
+            five = SimpleNamespace(kernel="rank_barrier", args=b"", blocks=5, warps=1, exact=True)
             with pytest.raises(UcclEpError, match="with 5 blocks is refused: 4 can run at once"):
-                buffer._device.launch(_native.rank_barrier, _native.BarrierArgs(), buffer._device.shape(5, 1))
+                buffer._device.launch(five)  # type: ignore[arg-type]
 
     run_gpu_ranks(driver, 3, body)
     assert {"low_latency_dispatch_send", "low_latency_combine_recv"} <= {name for name, _ in grids}

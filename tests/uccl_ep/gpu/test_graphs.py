@@ -381,4 +381,4 @@ def test_gpu_graphs_the_fake_gpu_is_strict() -> None:
         assert doubled.tolist() == [2, 2, 2]
         with pytest.raises(UcclEpError, match="before its first stream waited"), driver.capture():
             driver.wait(side, driver.record(driver.current_stream()))
-            side.graph.add_launch(side, "rank_barrier", b"", None)
+            side.graph.add_launch(side, "rank_barrier", b"", 1, 1)

@@ -152,7 +152,7 @@ def test_gpu_streams_a_capture_waits_for_nothing_of_before_and_nobody_for_what_i
         order.launch_stream()
         order.end(None)
         order.catch_up()
-        graph.add_launch(driver.current_stream(), "rank_barrier", b"", None)
+        graph.add_launch(driver.current_stream(), "rank_barrier", b"", 1, 1)
     assert driver.waits() == [(comm, mine), (comm, comm), (mine, comm), (mine, comm), (mine, mine)]
     mine = driver.current_stream().key
     inside.current_stream_wait()
@@ -164,7 +164,7 @@ def test_gpu_streams_a_capture_waits_for_nothing_of_before_and_nobody_for_what_i
 def test_gpu_streams_work_that_nothing_waits_for_is_found_by_the_capture(driver: Spy, order: CallOrder) -> None:
     with pytest.raises(UcclEpError, match="before its first stream waited"), driver.capture() as graph:
         order.begin(False)
-        graph.add_launch(order.launch_stream(), "rank_barrier", b"", None)
+        graph.add_launch(order.launch_stream(), "rank_barrier", b"", 1, 1)
         order.record(None)  # nobody waits for it
 
 

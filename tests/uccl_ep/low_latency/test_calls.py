@@ -13,7 +13,7 @@ import torch
 
 from tests.uccl_ep.gate import Gate
 from tests.uccl_ep.ranks import assert_low_latency, assert_refused, case, expert_rows, low_latency, reference_of, same
-from uccl_ep import Buffer, InvalidArgument, NotSupported, ThreadGroup, reference, run_ranks
+from uccl_ep import Buffer, InvalidArgument, NotSupported, ThreadGroup, _native, reference, run_ranks
 from uccl_ep.reference import RandomCase
 
 Tensor = torch.Tensor
@@ -294,7 +294,8 @@ def test_low_latency_api_zero_copy(variables: Any, transport: str, per_node: int
         rank = group.rank()
         garbage = torch.full(expert_rows(rank, c.shape).shape, torch.nan, dtype=torch.bfloat16)
         with low_latency(group, c.shape) as buffer:
-            staging = buffer._life.low_latency._low_latency.prototypes._staging_tickets
+            workspace = buffer._life.low_latency._low_latency._workspace
+            staging = workspace[: _native.LowLatencyCalls.MAX_STAGING_ROWS]  # their tickets
             seen = set()
             for _ in range(5):
                 _, _, handle, _, _ = dispatch(buffer, c)

@@ -1,4 +1,4 @@
-"""Low latency below the calls: epochs, handles, sizes that change, and rows equal to the reference on every path."""
+"""Low latency below the calls: handles, sizes that change, and rows equal to the reference on every path."""
 
 from __future__ import annotations
 
@@ -7,8 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
 from tests.uccl_ep.ranks import (
     assert_low_latency,
@@ -20,35 +18,7 @@ from tests.uccl_ep.ranks import (
     same,
 )
 from uccl_ep import Buffer, InvalidArgument, ThreadGroup, _native, reference, run_ranks
-from uccl_ep.low_latency.launch import Epochs
 from uccl_ep.reference import CaseShape, Fp8Format, RandomCase
-
-
-def test_low_latency_epochs_allow_two_outstanding() -> None:
-    epochs = Epochs()
-    assert [epochs.next("dispatch"), epochs.next("dispatch")] == [1, 2]
-    with pytest.raises(InvalidArgument, match="a third dispatch before the receive hook of dispatch number 1 has run"):
-        epochs.next("dispatch")
-    epochs.finish(2)  # out of order: the first still holds its set
-    with pytest.raises(InvalidArgument, match="number 1"):
-        epochs.next("dispatch")
-    epochs.finish(1)
-    assert epochs.consumed == 2
-    assert epochs.next("dispatch") == 3
-
-
-@given(st.lists(st.booleans(), max_size=100), st.randoms(use_true_random=False))
-def test_low_latency_epochs_consumed_leaves_none_out(steps: list[bool], order: random.Random) -> None:
-    epochs, open_, finished = Epochs(), [], set()
-    for send in steps:
-        if send and epochs.sent - epochs.consumed < 2:
-            open_.append(epochs.next("x"))
-        elif open_:
-            epoch = open_.pop(order.randrange(len(open_)))
-            finished.add(epoch)
-            epochs.finish(epoch)
-        assert epochs.consumed == next(e for e in range(len(finished) + 1) if e + 1 not in finished)
-
 
 WORLDS = [
     pytest.param(1, 0, "auto", 1, id="one rank"),

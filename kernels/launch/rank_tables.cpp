@@ -1,5 +1,5 @@
 // Node and cell numbering, member lists and views of a rank's rings, checked and laid out for kernels.
-#include "bindings/rank_tables.h"
+#include "kernels/launch/rank_tables.h"
 
 #include <algorithm>
 #include <stdexcept>

@@ -1,0 +1,102 @@
+// What the kernels of a low-latency call are told besides what is the call's own.
+#include "kernels/launch/low_latency.h"
+
+#include <algorithm>
+#include <stdexcept>
+
+namespace uccl {
+namespace {
+
+constexpr u32 kKernels = 5;
+constexpr u64 kBatchBytes = 256 << 10;  // rows that a warp of dispatch stages before it sends
+constexpr u32 kMaxBatch = 32;           // and no more than it has lanes
+
+}  // namespace
+
+u64 LowLatencyCalls::workspace_bytes(u32 num_ranks) {
+  const u64 words = kKernels * (1 + kGridBarrierWords) + 2ull * num_ranks;
+  return LowLatencyState::bytes(num_ranks) + kMaxStagingRows * sizeof(u64) + align_up(words * sizeof(u32), 8);
+}
+
+LowLatencyCalls::LowLatencyCalls(const RankContext& rank, const LowLatencyLayout& layout, u32 num_experts,
+                                 u8* workspace)
+    : rank_(rank) {
+  if (layout.staging_rows > kMaxStagingRows) throw std::invalid_argument("LowLatencyCalls: too many staging rows");
+  const u32 ranks = rank.topology.num_ranks;
+  call_.layout = layout;
+  call_.num_experts = num_experts;
+  call_.num_local_experts = num_experts / ranks;
+  staging_tickets_ = reinterpret_cast<u64*>(workspace);
+  workspace += kMaxStagingRows * sizeof(u64);
+  call_.state = reinterpret_cast<LowLatencyState*>(workspace);
+  call_.ticket = reinterpret_cast<u32*>(workspace + LowLatencyState::bytes(ranks));
+  call_.grid_barrier = call_.ticket + kKernels;
+  num_writes_ = call_.grid_barrier + kKernels * kGridBarrierWords;
+  num_sums_ = num_writes_ + ranks;
+}
+
+template <class Args>
+Launch<Args> LowLatencyCalls::launch(const Args& own, u64* words, u32 kernel, u32 units) const {
+  Launch<Args> l{own, up_to(units)};
+  l.args.rank = rank_;
+  l.args.call = call_;
+  l.args.call.epoch = words;
+  l.args.call.ticket += kernel;
+  l.args.call.grid_barrier += kernel * kGridBarrierWords;
+  return l;
+}
+
+Launch<DispatchSendArgs> LowLatencyCalls::dispatch_send(u64* words, const DispatchSendArgs& own) const {
+  auto l = launch(own, words, 0, own.num_tokens);
+  const u64 row = LowLatencyLayout::row_bytes(call_.layout.hidden, static_cast<RowFormat>(own.format));
+  l.args.batch = static_cast<u32>(std::clamp<u64>(kBatchBytes / row, 1, kMaxBatch));
+  l.args.num_writes = num_writes_;
+  return l;
+}
+
+Launch<DispatchReceiveArgs> LowLatencyCalls::dispatch_recv(u64* words, const DispatchReceiveArgs& own) const {
+  auto l = launch(own, words, 1, rank_.topology.num_ranks);
+  l.args.counts = reinterpret_cast<u32*>(words + kCombineWords);
+  return l;
+}
+
+Launch<CombineSendArgs> LowLatencyCalls::combine_send(u64* words, const CombineSendArgs& own, bool reduces,
+                                                      bool node_reads, u32 blocks) const {
+  auto l = launch(own, words, 2, blocks == 0 ? kSendBlocks : blocks);
+  CombineSendArgs& a = l.args;
+  const bool plain = static_cast<CombineFormat>(a.format) == CombineFormat::kBf16;
+  a.call.reduces = reduces;
+  if (!reduces) {
+    a.topk_idx = nullptr;
+    a.weights = nullptr;
+    a.num_tokens = a.topk = 0;
+  }
+  a.staging_ticket = staging_tickets_;
+  a.own_stay = own.own_stay && plain;
+  const bool stay = a.own_stay && a.zero_copy_offset != 0;
+  a.node_rows = static_cast<u32>(!node_reads || !plain ? NodeRows::kCopied
+                                 : stay                ? NodeRows::kStay
+                                                       : NodeRows::kCopiedAndMarked);
+  return l;
+}
+
+Launch<CombineReduceArgs> LowLatencyCalls::combine_reduce(u64* words, const CombineReduceArgs& own) const {
+  auto l = launch(own, words, 4, kSendBlocks);
+  l.args.call.reduces = 1;
+  l.args.num_writes = num_sums_;
+  return l;
+}
+
+Launch<CombineReceiveArgs> LowLatencyCalls::combine_recv(const CombineSendArgs& sent,
+                                                         const CombineReceiveArgs& own) const {
+  auto l = launch(own, sent.call.epoch, 3, own.num_tokens);
+  CombineReceiveArgs& a = l.args;
+  a.call.reduces = sent.call.reduces;
+  a.format = sent.format;
+  a.zero_copy = sent.zero_copy_offset != 0;
+  a.own_rows = sent.own_stay ? sent.x : nullptr;
+  a.own_stride = sent.row_stride;
+  return l;
+}
+
+}  // namespace uccl

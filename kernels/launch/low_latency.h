@@ -1,0 +1,60 @@
+// The low-latency calls of one rank as launches. Python, the native tests and the simulation fill in what is a call's own
+// in the kernel's argument struct; the rest of it, the memory that kernels count in, and grids are here.
+#pragma once
+#include "kernels/launch/launch.h"
+#include "kernels/low_latency/combine_recv.h"
+#include "kernels/low_latency/combine_reduce.h"
+#include "kernels/low_latency/combine_send.h"
+#include "kernels/low_latency/dispatch_recv.h"
+#include "kernels/low_latency/dispatch_send.h"
+
+namespace uccl {
+
+// Shared memory of a block.
+inline u64 shared_bytes(const DispatchSendArgs&, u32) { return sizeof(DispatchSendShared); }
+inline u64 shared_bytes(const DispatchReceiveArgs&, u32) { return sizeof(DispatchReceiveShared); }
+inline u64 shared_bytes(const CombineSendArgs&, u32) { return sizeof(CombineSendShared); }
+inline u64 shared_bytes(const CombineReduceArgs&, u32) { return sizeof(CombineReduceShared); }
+inline u64 shared_bytes(const CombineReceiveArgs&, u32) { return sizeof(CombineReceiveShared); }
+
+class LowLatencyCalls {
+ public:
+  static constexpr u32 kMaxStagingRows = 1024;
+  static constexpr u32 kSendBlocks = 8;  // of a combine that nothing is computed beside, and of its sums
+  // Of a call, from its sending half until its receiving half has run: in u64.
+  static constexpr u64 kCombineWords = 2;
+  u64 dispatch_words() const { return kCombineWords + ceil_div(call_.num_experts, 2); }
+  // What kernels count in from call to call: of this rank alone, zeroed once, 8-byte aligned.
+  static u64 workspace_bytes(u32 num_ranks);
+
+  // Throws std::invalid_argument when `layout` has too many staging rows.
+  LowLatencyCalls(const RankContext& rank, const LowLatencyLayout& layout, u32 num_experts, u8* workspace);
+
+  LowLatencyState& state() const { return *call_.state; }
+
+  // `own`: x, topk_idx, num_tokens, topk, format, round_scale, global_scale.
+  Launch<DispatchSendArgs> dispatch_send(u64* words, const DispatchSendArgs& own) const;
+  // `own`: outputs, cumulative_stats, wait_stats, and the format of the sending half.
+  Launch<DispatchReceiveArgs> dispatch_recv(u64* words, const DispatchReceiveArgs& own) const;
+
+  // `own`: x, row_stride, zero_copy_offset and x_at, src_info, layout_range, format, signals; own_stay, which counts
+  // where rows travel as they are; and with `reduces` num_tokens, topk, topk_idx, weights. `node_reads`: ranks of the
+  // node read each other's registered memory. `blocks`: 0 = kSendBlocks.
+  Launch<CombineSendArgs> combine_send(u64* words, const CombineSendArgs& own, bool reduces, bool node_reads,
+                                       u32 blocks = 0) const;
+  // Between the halves of a combine that reduces. `own`: wait_stats, registered.
+  Launch<CombineReduceArgs> combine_reduce(u64* words, const CombineReduceArgs& own) const;
+  // Of the combine that `sent` began. `own`: out, topk_idx, weights, num_tokens, topk, wait_stats, registered.
+  Launch<CombineReceiveArgs> combine_recv(const CombineSendArgs& sent, const CombineReceiveArgs& own) const;
+
+ private:
+  template <class Args>
+  Launch<Args> launch(const Args& own, u64* words, u32 kernel, u32 units) const;
+
+  RankContext rank_;
+  LowLatencyCall call_{};  // of the first kernel
+  u64* staging_tickets_;
+  u32 *num_writes_, *num_sums_;
+};
+
+}  // namespace uccl
