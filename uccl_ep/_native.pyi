@@ -840,6 +840,59 @@ class ThroughputLayout:
 
     def bytes(self) -> int: ...
 
+class GroupShape:
+    """What the numbering of ranks fixes."""
+
+    @staticmethod
+    def of(node_of: Sequence[int], cell_of: Sequence[int]) -> GroupShape:
+        """`cell_of` empty: a cell is a node. NO_NODE: an absent rank."""
+
+    @property
+    def num_ranks(self) -> int: ...
+
+    @property
+    def num_nodes(self) -> int: ...
+
+    @property
+    def num_cells(self) -> int: ...
+
+    @property
+    def max_readers(self) -> int:
+        """Ranks of the largest node."""
+
+    @property
+    def num_landing_slots(self) -> int:
+        """Places for remote sources' rows; 0 on one node."""
+
+    @property
+    def num_units(self) -> int:
+        """Units that the throughput part is cut into."""
+
+class RegionPlan:
+    """Offsets of a rank's regions."""
+
+    def __init__(self, group: GroupShape, *, num_channels: int, max_local_experts: int, unit_bytes: int, low_latency_bytes: int) -> None: ...
+
+    @property
+    def signals(self) -> SignalLayout: ...
+
+    @property
+    def control(self) -> ControlLayout: ...
+
+    @property
+    def throughput(self) -> ThroughputLayout: ...
+
+    @property
+    def low_latency_base(self) -> int:
+        """Where the low-latency part starts."""
+
+    @property
+    def control_offset(self) -> int:
+        """Where data ends, in whole pages."""
+
+    @property
+    def zero_copy_offset(self) -> int: ...
+
 class Event:
     def __init__(self) -> None: ...
 

@@ -1,9 +1,8 @@
 // The layouts: Python asks the same structs that kernels and proxy use where bytes live.
+#include <nanobind/stl/vector.h>
+
 #include "bindings/register.h"
-#include "kernels/layout/low_latency.h"
-#include "kernels/layout/signals.h"
-#include "kernels/layout/throughput.h"
-#include "wire/control.h"
+#include "kernels/launch/region_plan.h"
 
 namespace nb = nanobind;
 
@@ -114,12 +113,49 @@ void register_throughput(nb::module_& m) {
       .def("bytes", &ThroughputLayout::bytes);
 }
 
+void register_plan(nb::module_& m) {
+  nb::class_<GroupShape>(m, "GroupShape", "What the numbering of ranks fixes.")
+      .def_static("of", &GroupShape::of, nb::arg("node_of"), nb::arg("cell_of"),
+                  "`cell_of` empty: a cell is a node. NO_NODE: an absent rank.")
+      .def_ro("num_ranks", &GroupShape::num_ranks)
+      .def_ro("num_nodes", &GroupShape::num_nodes)
+      .def_ro("num_cells", &GroupShape::num_cells)
+      .def_ro("max_readers", &GroupShape::max_readers, "Ranks of the largest node.")
+      .def_ro("num_landing_slots", &GroupShape::num_landing_slots, "Places for remote sources' rows; 0 on one node.")
+      .def_prop_ro(
+          "num_units", [](const GroupShape& g) { return g.throughput().num_units(); },
+          "Units that the throughput part is cut into.");
+  nb::class_<RegionPlan>(m, "RegionPlan", "Offsets of a rank's regions.")
+      .def(
+          "__init__",
+          [](RegionPlan* self, const GroupShape& group, u32 num_channels, u32 max_local_experts, u64 unit_bytes,
+             u64 low_latency_bytes) {
+            RegionSizes s;
+            s.num_channels = num_channels;
+            s.max_local_experts = max_local_experts;
+            s.unit_bytes = unit_bytes;
+            s.low_latency_bytes = low_latency_bytes;
+            new (self) RegionPlan(group, s);
+          },
+          nb::arg("group"), nb::kw_only(), nb::arg("num_channels"), nb::arg("max_local_experts"), nb::arg("unit_bytes"),
+          nb::arg("low_latency_bytes"))
+      .def_ro("signals", &RegionPlan::signals)
+      .def_ro("control", &RegionPlan::control)
+      .def_ro("throughput", &RegionPlan::throughput)
+      .def_prop_ro(
+          "low_latency_base", [](const RegionPlan& p) { return p.low_latency.base; },
+          "Where the low-latency part starts.")
+      .def_ro("control_offset", &RegionPlan::control_offset, "Where data ends, in whole pages.")
+      .def_ro("zero_copy_offset", &RegionPlan::zero_copy_offset);
+}
+
 }  // namespace
 
 void register_layouts(nb::module_& m) {
   register_words(m);
   register_low_latency(m);
   register_throughput(m);
+  register_plan(m);
 }
 
 }  // namespace uccl

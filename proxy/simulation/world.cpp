@@ -8,10 +8,25 @@
 #include "engine/words.h"
 
 namespace uccl::simulation {
+namespace {
+
+RegionSizes sizes_of(const WorldShape& shape) {
+  RegionSizes s;
+  s.num_channels = shape.num_channels;
+  s.max_local_experts = shape.max_local_experts;
+  s.unit_bytes = shape.unit_bytes;
+  s.low_latency.max_tokens = shape.max_tokens;
+  s.low_latency.hidden = shape.hidden;
+  s.low_latency.max_topk = shape.max_topk;
+  s.low_latency.staging_rows = shape.staging_rows;
+  return s;
+}
+
+}  // namespace
 
 World::Rank::Rank(World& w, u32, Arena& arena)
-    : data(arena.take(w.data_bytes_)),
-      control(arena.take(w.control_layout_.bytes())),
+    : data(arena.take(w.plan_.data_bytes)),
+      control(arena.take(w.plan_.control.bytes())),
       rings(arena.take(w.shape_.num_rings * ring_bytes(w.shape_.ring_capacity))),
       zero_copy(arena.take(w.shape_.zero_copy_bytes)),
       worker_counters(w.shape_.num_workers, WorkerCounters{}),
@@ -20,8 +35,15 @@ World::Rank::Rank(World& w, u32, Arena& arena)
       membership(w.num_ranks(), peer_counters.data(), faults) {}
 
 World::World(const WorldShape& shape, std::shared_ptr<SimulatedNetwork> network, Arena& arena)
-    : shape_(shape), network_(std::move(network)) {
-  plan();
+    : shape_(shape),
+      network_(std::move(network)),
+      group_(GroupShape::of(shape.node_of, shape.cell_of)),
+      plan_(group_, sizes_of(shape)) {
+  low_latency = plan_.low_latency;
+  throughput = plan_.throughput;
+  num_nodes = group_.num_nodes;
+  num_cells = group_.num_cells;
+  max_readers = group_.max_readers;
   for (u32 r = 0; r < num_ranks(); ++r) ranks_.push_back(std::make_unique<Rank>(*this, r, arena));
   for (auto& rank : ranks_) age(*rank);
   for (u32 r = 0; r < num_ranks(); ++r) make_tables(r, arena);
@@ -30,53 +52,11 @@ World::World(const WorldShape& shape, std::shared_ptr<SimulatedNetwork> network,
 
 World::~World() { network_->end_all(); }
 
-// Signals, throughput part, low-latency part; then control; then zero copy (memory.py's MemoryPlan).
-void World::plan() {
-  const u32 ranks = num_ranks();
-  num_nodes = shape_.num_nodes();
-  num_cells = shape_.num_cells();
-  const auto size = [](const std::vector<u32>& of, u32 n) {
-    return static_cast<u32>(std::count(of.begin(), of.end(), n));
-  };
-  u32 smallest = ~0u;
-  for (u32 n = 0; n < num_nodes; ++n) max_readers = std::max(max_readers, size(shape_.node_of, n));
-  for (u32 n = 0; n < num_cells; ++n) smallest = std::min(smallest, size(shape_.cells(), n));
-  const u32 num_landing_slots = num_nodes > 1 ? num_nodes * static_cast<u32>(ceil_div(max_readers, smallest)) : 0;
-  signals_.num_ranks = ranks;
-  signals_.num_channels = shape_.num_channels;
-  signals_.max_readers = max_readers;
-  control_layout_ = ControlLayout{ranks, shape_.num_channels};
-  u64 end = align_up(signals_.bytes(), 4096);
-  if (shape_.unit_bytes != 0) {
-    throughput.base = end;
-    throughput.num_ranks = ranks;
-    throughput.num_cells = num_cells;
-    throughput.num_landing_slots = num_landing_slots;
-    throughput.max_readers = max_readers;
-    throughput.max_local_experts = shape_.max_local_experts;
-    throughput.unit_bytes = shape_.unit_bytes;
-    end = align_up(end + throughput.bytes(), 128);
-  }
-  if (shape_.hidden != 0) {
-    low_latency.max_tokens = shape_.max_tokens;
-    low_latency.hidden = shape_.hidden;
-    low_latency.max_topk = shape_.max_topk;
-    low_latency.num_landing_slots = num_landing_slots;
-    low_latency.staging_rows = num_nodes > 1 ? shape_.staging_rows : 0;
-    low_latency.num_ranks = ranks;
-    low_latency.base = end;
-    end += low_latency.bytes();
-  }
-  data_bytes_ = align_up(end, 16) + kRegionSlackBytes;
-  control_offset_ = align_up(data_bytes_, 4096);
-  zero_copy_offset_ = align_up(control_offset_ + control_layout_.bytes(), 4096);
-}
-
 // A rank that has been at it for long: all its words are counters, but for the fault and for who has left.
 void World::age(Rank& rank) {
   if (shape_.age == 0) return;
-  for (u64 at = 0; at < signals_.bytes(); at += 8) *reinterpret_cast<u64*>(rank.data + at) = shape_.age;
-  const u64 tables_end = control_layout_.departed(0);
+  for (u64 at = 0; at < plan_.signals.bytes(); at += 8) *reinterpret_cast<u64*>(rank.data + at) = shape_.age;
+  const u64 tables_end = plan_.control.departed(0);
   for (u64 at = ControlLayout::kTables; at < tables_end; at += 8) control_word(rank.control, at) = shape_.age;
   control_word(rank.control, ControlLayout::kBarrier) = shape_.age;
   control_word(rank.control, ControlLayout::kLocalBarrier) = shape_.age;
@@ -90,9 +70,9 @@ void World::age(Rank& rank) {
 
 AddressSpace World::flat_space(const Rank& rank) const {
   AddressSpace space;
-  space.add(Span{0, data_bytes_, rank.data});
-  space.add(Span{control_offset_, control_layout_.bytes(), rank.control});
-  if (shape_.zero_copy_bytes != 0) space.add(Span{zero_copy_offset_, shape_.zero_copy_bytes, rank.zero_copy});
+  space.add(Span{0, plan_.data_bytes, rank.data});
+  space.add(Span{plan_.control_offset, plan_.control.bytes(), rank.control});
+  if (shape_.zero_copy_bytes != 0) space.add(Span{plan_.zero_copy_offset, shape_.zero_copy_bytes, rank.zero_copy});
   return space;
 }
 
@@ -118,7 +98,7 @@ void World::make_tables(u32 rank, Arena& arena) {
   s.mask = reinterpret_cast<u64>(arena.take(num_ranks() * sizeof(u32)));
   s.peer_stats = reinterpret_cast<u64>(arena.take(u64{num_ranks()} * kPeerStats * sizeof(u64)));
   s.timeout_ns = shape_.timeout_ns;
-  s.control_offset = control_offset_;
+  s.control_offset = plan_.control_offset;
   s.num_channels = shape_.num_channels;
   me.tables = std::make_unique<RankTables>(s);
 }
@@ -134,9 +114,9 @@ void World::make_engine(u32 rank) {
   e.local = flat_space(me);
   e.peer_bytes.assign(num_ranks(), 0);
   for (u32 r = 0; r < num_ranks(); ++r)
-    if (shape_.node_of[r] != shape_.node_of[rank]) e.peer_bytes[r] = zero_copy_offset_ + shape_.zero_copy_bytes;
+    if (shape_.node_of[r] != shape_.node_of[rank]) e.peer_bytes[r] = plan_.zero_copy_offset + shape_.zero_copy_bytes;
   e.control = me.control;
-  e.control_layout = control_layout_;
+  e.control_layout = plan_.control;
   e.losses_are_absences = shape_.shrink;
   e.max_in_flight = shape_.max_in_flight;
   e.max_in_flight_bytes = shape_.max_in_flight_bytes;
@@ -172,20 +152,20 @@ bool World::masked(u32 rank, u32 peer) const {
 
 void World::leave_out(u32 rank, u32 peer) {
   __atomic_store_n(&context(rank).mask[peer], 1u, __ATOMIC_RELEASE);
-  publish_word(control(rank), control_layout_.excluded(peer), 1);
+  publish_word(control(rank), plan_.control.excluded(peer), 1);
   std::atomic_ref<u64>(control_word(control(rank), ControlLayout::kExclusions)).fetch_add(1, std::memory_order_release);
 }
 
 u64 World::exclusions(u32 rank) const { return read_word(control_word(control(rank), ControlLayout::kExclusions)); }
 
 bool World::departed(u32 rank, u32 peer) const {
-  return read_word(control_word(control(rank), control_layout_.departed(peer))) != 0;
+  return read_word(control_word(control(rank), plan_.control.departed(peer))) != 0;
 }
 
 // As engine.cpp's watch has it.
 void World::lose_process(u32 rank, u32 peer) {
   if (shape_.shrink) {
-    Departures(control(rank), control_layout_).lost(peer);
+    Departures(control(rank), plan_.control).lost(peer);
     membership(rank).dismiss(peer);
   }
   membership(rank).lose(peer, PeerFault::kLost, 0);

@@ -6,6 +6,7 @@
 
 #include "engine/worker.h"
 #include "kernels/launch/rank_tables.h"
+#include "kernels/launch/region_plan.h"
 #include "kernels/layout/throughput.h"
 #include "simulation/arena.h"
 #include "simulation/case.h"
@@ -31,7 +32,7 @@ class World {
   u8* zero_copy(u32 rank) const { return ranks_[rank]->zero_copy; }
   // What row_in_memory is given (kernels/layout/access.h). All ranks are of one process: every memory begins at address 0.
   const u8* const* memories(u32 rank) const { return ranks_[rank]->memories.data(); }
-  u64 zero_copy_offset() const { return zero_copy_offset_; }
+  u64 zero_copy_offset() const { return plan_.zero_copy_offset; }
   Worker& worker(u32 rank, u32 index) { return *ranks_[rank]->workers[index]; }
   Membership& membership(u32 rank) { return ranks_[rank]->membership; }
   const std::vector<WorkerCounters>& worker_counters(u32 rank) const { return ranks_[rank]->worker_counters; }
@@ -68,7 +69,6 @@ class World {
     std::vector<std::unique_ptr<SimulatedLane>> lanes;
     std::vector<std::unique_ptr<Worker>> workers;  // end before the lanes, which they use
   };
-  void plan();
   void make_tables(u32 rank, Arena& arena);
   void make_engine(u32 rank);
   void age(Rank& rank);
@@ -76,9 +76,8 @@ class World {
 
   WorldShape shape_;
   std::shared_ptr<SimulatedNetwork> network_;
-  SignalLayout signals_;
-  ControlLayout control_layout_;
-  u64 data_bytes_ = 0, control_offset_ = 0, zero_copy_offset_ = 0;
+  GroupShape group_;
+  RegionPlan plan_;
   std::vector<std::unique_ptr<Rank>> ranks_;
 };
 

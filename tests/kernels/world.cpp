@@ -11,6 +11,27 @@
 namespace uccl::testing {
 namespace {
 
+// The cell of each rank; empty: a cell is a node.
+std::vector<u32> cells_of(const WorldShape& shape) {
+  std::vector<u32> cells;
+  const bool apart = shape.apart && *std::max_element(shape.node_of.begin(), shape.node_of.end()) != 0;
+  for (u32 r = 0; apart && r < shape.num_ranks(); ++r) cells.push_back(r);
+  return cells;
+}
+
+RegionSizes sizes_of(const WorldShape& shape) {
+  RegionSizes s;
+  s.num_channels = shape.num_channels;
+  s.max_local_experts = shape.max_local_experts;
+  s.unit_bytes = shape.unit_bytes;
+  s.low_latency.max_tokens = shape.max_tokens;
+  s.low_latency.hidden = shape.hidden;
+  s.low_latency.max_topk = shape.max_topk;
+  s.low_latency.staging_rows = shape.staging_rows;
+  s.low_latency.reduces = shape.reduces;
+  return s;
+}
+
 std::atomic<u64> next_session{0x5eed0000};
 
 u64 acquire(const u8* base, u64 offset) {
@@ -20,8 +41,8 @@ u64 acquire(const u8* base, u64 offset) {
 }  // namespace
 
 World::Rank::Rank(const World& w, u32)
-    : data(Poisoned<u8>(w.data_bytes_).zeroed()),
-      control(Poisoned<u8>(w.control_layout_.bytes()).zeroed()),
+    : data(Poisoned<u8>(w.plan_.data_bytes).zeroed()),
+      control(Poisoned<u8>(w.plan_.control.bytes()).zeroed()),
       rings(Poisoned<u8>(w.shape_.num_rings * ring_bytes(w.shape_.ring_capacity)).zeroed()),
       zero_copy(Poisoned<u8>(w.shape_.zero_copy_bytes).zeroed()),
       mask(Poisoned<u32>(w.num_ranks()).zeroed()),
@@ -29,10 +50,15 @@ World::Rank::Rank(const World& w, u32)
       worker_counters(w.shape_.num_workers, WorkerCounters{}),
       peer_counters(w.num_ranks(), PeerCounters{}) {}
 
-World::World(const WorldShape& shape) : shape_(shape) {
+World::World(const WorldShape& shape)
+    : shape_(shape), group_(GroupShape::of(shape.node_of, cells_of(shape))), plan_(group_, sizes_of(shape)) {
+  low_latency = plan_.low_latency;
+  throughput = plan_.throughput;
+  num_nodes = group_.num_nodes;
+  num_cells = group_.num_cells;
+  max_readers = group_.max_readers;
   all_ = shape_.here;
   for (u32 r = 0; shape_.here.empty() && r < num_ranks(); ++r) all_.push_back(r);
-  plan();
   ranks_.resize(num_ranks());
   for (const u32 r : all_) ranks_[r] = std::make_unique<Rank>(*this, r);
   for (const u32 r : all_) make_tables(r);
@@ -59,56 +85,12 @@ World::World(const WorldShape& shape) : shape_(shape) {
   run([&](u32 r) { start_engine(r, addresses); });
 }
 
-// Signals, throughput part, low-latency part; then control; then zero copy (memory.py's MemoryPlan).
-void World::plan() {
-  const u32 ranks = num_ranks();
-  num_nodes = *std::max_element(shape_.node_of.begin(), shape_.node_of.end()) + 1;
-  u32 smallest = ~0u;
-  for (u32 n = 0; n < num_nodes; ++n) {
-    const u32 size = static_cast<u32>(std::count(shape_.node_of.begin(), shape_.node_of.end(), n));
-    max_readers = std::max(max_readers, size);
-    smallest = std::min(smallest, size);
-  }
-  const bool apart = shape_.apart && num_nodes > 1;
-  num_cells = apart ? num_ranks() : num_nodes;
-  const u32 fan = static_cast<u32>(ceil_div(max_readers, apart ? 1u : smallest));
-  const u32 num_landing_slots = num_nodes > 1 ? num_nodes * fan : 0;
-  signals_.num_ranks = ranks;
-  signals_.num_channels = shape_.num_channels;
-  signals_.max_readers = max_readers;
-  control_layout_ = ControlLayout{ranks, shape_.num_channels};
-  u64 end = align_up(signals_.bytes(), 4096);
-  if (shape_.unit_bytes != 0) {
-    throughput.base = end;
-    throughput.num_ranks = ranks;
-    throughput.num_cells = num_cells;
-    throughput.num_landing_slots = num_landing_slots;
-    throughput.max_readers = max_readers;
-    throughput.max_local_experts = shape_.max_local_experts;
-    throughput.unit_bytes = shape_.unit_bytes;
-    end = align_up(end + throughput.bytes(), 128);
-  }
-  if (shape_.hidden != 0) {
-    low_latency.max_tokens = shape_.max_tokens;
-    low_latency.hidden = shape_.hidden;
-    low_latency.max_topk = shape_.max_topk;
-    low_latency.num_landing_slots = num_landing_slots;
-    low_latency.staging_rows = num_nodes > 1 ? shape_.staging_rows : 0;
-    low_latency.num_ranks = ranks;
-    low_latency.base = end;
-    low_latency.reduces = shape_.reduces;
-    end += low_latency.bytes();
-  }
-  data_bytes_ = align_up(end, 16) + kRegionSlackBytes;
-  control_offset_ = align_up(data_bytes_, 4096);
-  zero_copy_offset_ = align_up(control_offset_ + control_layout_.bytes(), 4096);
-}
-
 AddressSpace World::flat_space(const Rank& rank) const {
   AddressSpace space;
-  space.add(Span{0, data_bytes_, rank.data.data()});
-  space.add(Span{control_offset_, control_layout_.bytes(), rank.control.data()});
-  if (shape_.zero_copy_bytes != 0) space.add(Span{zero_copy_offset_, shape_.zero_copy_bytes, rank.zero_copy.data()});
+  space.add(Span{0, plan_.data_bytes, rank.data.data()});
+  space.add(Span{plan_.control_offset, plan_.control.bytes(), rank.control.data()});
+  if (shape_.zero_copy_bytes != 0)
+    space.add(Span{plan_.zero_copy_offset, shape_.zero_copy_bytes, rank.zero_copy.data()});
   return space;
 }
 
@@ -117,7 +99,7 @@ void World::make_tables(u32 rank) {
   RankTablesSettings s;
   s.rank = rank;
   s.node_of = shape_.node_of;
-  for (u32 r = 0; num_cells != num_nodes && r < num_ranks(); ++r) s.cell_of.push_back(r);
+  s.cell_of = cells_of(shape_);
   for (u32 r = 0; r < num_ranks(); ++r) {
     if (shape_.node_of[r] != shape_.node_of[rank]) continue;
     s.data.push_back(reinterpret_cast<u64>(data(r)));
@@ -133,7 +115,7 @@ void World::make_tables(u32 rank) {
   s.peer_stats = reinterpret_cast<u64>(me.peer_stats.data());
   s.shrink = shape_.shrink;
   s.timeout_ns = shape_.timeout_ns;
-  s.control_offset = control_offset_;
+  s.control_offset = plan_.control_offset;
   s.num_channels = shape_.num_channels;
   me.tables = std::make_unique<RankTables>(s);
   me.context = me.tables->context();
@@ -153,11 +135,11 @@ void World::start_engine(u32 rank, const std::vector<std::string>& addresses) {
   for (u32 r = 0; r < num_ranks(); ++r) {
     if (shape_.node_of[r] == shape_.node_of[rank]) continue;
     wanted[r] = addresses[r];
-    e.peer_bytes[r] = zero_copy_offset_ + shape_.zero_copy_bytes;
+    e.peer_bytes[r] = plan_.zero_copy_offset + shape_.zero_copy_bytes;
   }
   me.transport->connect(wanted);
   e.control = me.control.data();
-  e.control_layout = control_layout_;
+  e.control_layout = plan_.control;
   e.max_in_flight = shape_.max_in_flight;
   me.engine = std::make_unique<Engine>(std::move(e), std::move(me.transport), me.worker_counters.data(),
                                        me.peer_counters.data());

@@ -14,6 +14,7 @@
 #include "engine/engine.h"
 #include "kernels/host/runtime.h"
 #include "kernels/launch/rank_tables.h"
+#include "kernels/launch/region_plan.h"
 #include "kernels/layout/low_latency.h"
 #include "kernels/layout/throughput.h"
 #include "kernels/values.h"
@@ -127,7 +128,7 @@ class World {
   u8* data(u32 rank) const { return ranks_[rank]->data.data(); }
   u8* control(u32 rank) const { return ranks_[rank]->control.data(); }
   u8* zero_copy(u32 rank) const { return ranks_[rank]->zero_copy.data(); }
-  u64 zero_copy_offset() const { return zero_copy_offset_; }
+  u64 zero_copy_offset() const { return plan_.zero_copy_offset; }
   // What row_in_memory is given: the zero-copy regions of a rank's node; of a world that has none, all that there is.
   const u8* const* memories(u32 rank) const { return ranks_[rank]->memories.data(); }
   const u8* memory(u32 rank) const { return shape_.zero_copy_bytes != 0 ? zero_copy(rank) : nullptr; }
@@ -158,16 +159,14 @@ class World {
     RankContext context{};
     std::unique_ptr<Engine> engine;
   };
-  void plan();
   void make_tables(u32 rank);
   void start_engine(u32 rank, const std::vector<std::string>& addresses);
   AddressSpace flat_space(const Rank& rank) const;
 
   WorldShape shape_;
   std::vector<u32> all_;  // of this process
-  SignalLayout signals_;
-  ControlLayout control_layout_;
-  u64 data_bytes_ = 0, control_offset_ = 0, zero_copy_offset_ = 0;
+  GroupShape group_;
+  RegionPlan plan_;
   std::vector<std::unique_ptr<Rank>> ranks_;  // null: another process's
 };
 

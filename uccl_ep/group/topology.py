@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from uccl_ep._native import NO_NODE as NO_NODE
+from uccl_ep._native import GroupShape
 from uccl_ep.errors import refuse
 
 
@@ -65,7 +66,7 @@ class Topology:
     @property
     def num_cells(self) -> int:
         """Cells of the group."""
-        return max(cell for cell in self.cell_of if cell != NO_NODE) + 1
+        return self.shape.num_cells
 
     def read_at(self, source: int, reader: int) -> int:
         """The rank in whose memory `reader` finds the rows of `source`."""
@@ -73,15 +74,15 @@ class Topology:
             return reader
         return self.landing_rank(source, self.node_of[reader])
 
-    @property
-    def fan(self) -> int:
-        """Most sources of one node that one rank of another stands for (kernels/layout/topology.h)."""
-        return -(-max(self.sizes) // (1 if self.apart and self.num_nodes > 1 else min(self.sizes)))
+    @cached_property
+    def shape(self) -> GroupShape:
+        """What this numbering fixes for kernels and memory."""
+        return GroupShape.of(self.node_of, self.cell_of)
 
     @property
     def num_landing_slots(self) -> int:
-        """Hosted slots a rank keeps for remote sources; none on a single node."""
-        return self.num_nodes * self.fan if self.num_nodes > 1 else 0
+        """Places a rank keeps for remote sources' rows; none on a single node."""
+        return self.shape.num_landing_slots
 
     def without(self, absent: Collection[int]) -> Topology:
         """The same nodes with only the other ranks; nodes that lost all ranks are gone, the rest numbered anew.

@@ -109,46 +109,34 @@ class MemoryPlan:
         self.topology = topology
         self.low_latency = low_latency
         self.num_channels = _native.MAX_CHANNELS
-        self.signals = _native.SignalLayout()
-        self.signals.num_ranks = topology.num_ranks
-        self.signals.num_channels = self.num_channels
-        self.signals.max_readers = max(topology.sizes)
-        self.control = _native.ControlLayout()
-        self.control.num_ranks = topology.num_ranks
-        self.control.num_channels = self.num_channels
         self.throughput_budget = num_nvl_bytes + (0 if low_latency else num_rdma_bytes)
         self.low_latency_budget = num_rdma_bytes if low_latency else 0
         if whole is not None:
             self._grow(whole)
-        self.throughput = self._throughput_layout(topology)
-        self.low_latency_base = round_up(self.throughput.base + self.throughput.bytes(), _PAGE)
-        self.data_bytes = round_up(self.low_latency_base + self.low_latency_budget + 128, _PAGE)
-        self.control_offset = self.data_bytes
+        regions = _native.RegionPlan(
+            topology.shape,
+            num_channels=self.num_channels,
+            max_local_experts=-(-_native.MAX_EXPERTS // topology.num_ranks),
+            unit_bytes=self.throughput_budget // topology.shape.num_units // 128 * 128,
+            low_latency_bytes=self.low_latency_budget,
+        )
+        self.signals, self.control, self.throughput = regions.signals, regions.control, regions.throughput
+        self.low_latency_base = regions.low_latency_base
+        self.data_bytes = self.control_offset = regions.control_offset
         self.control_bytes = self.control.bytes()
-        self.zero_copy_offset = round_up(self.control_offset + self.control_bytes, _PAGE)
+        self.zero_copy_offset = regions.zero_copy_offset
         # Two sets of [L, P, H + H/64] rows can never exceed twice what the classic per-expert layout takes; pages of
         # it come into being only when get_next_low_latency_combine_buffer's result is written.
         self.zero_copy_bytes = 0
         self.zero_copy_pinned = False
 
     def _grow(self, whole: Topology) -> None:
-        before, now = self._throughput_layout(whole).num_units(), self._throughput_layout(self.topology).num_units()
+        before, now = whole.shape.num_units, self.topology.shape.num_units
         self.throughput_budget = round_up(max(1, -(-now // before)) * self.throughput_budget, 128)
         sources = -(-(1 + self.topology.num_landing_slots) // (1 + whole.num_landing_slots))
         if not self.topology.apart and whole.num_landing_slots:  # sums take memory by hosted sources alone
             sources = max(sources, -(-self.topology.num_landing_slots // whole.num_landing_slots))
         self.low_latency_budget = round_up(max(1, sources) * self.low_latency_budget, 128)
-
-    def _throughput_layout(self, topology: Topology) -> _native.ThroughputLayout:
-        layout = _native.ThroughputLayout()
-        layout.base = round_up(self.signals.bytes(), _PAGE)
-        layout.num_ranks = topology.num_ranks
-        layout.num_cells = topology.num_cells
-        layout.num_landing_slots = topology.num_landing_slots
-        layout.max_readers = max(topology.sizes)
-        layout.max_local_experts = -(-_native.MAX_EXPERTS // topology.num_ranks)
-        layout.unit_bytes = self.throughput_budget // layout.num_units() // 128 * 128
-        return layout
 
     def reserve_zero_copy(self, num_bytes: int, pinned: bool = False) -> None:
         """Adds the zero-copy span, once, before the segments are made. `pinned`: a NIC takes all its pages at once."""

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from uccl_ep import _native
-from uccl_ep.group.topology import NO_NODE, split_into_nodes
+from uccl_ep.group.topology import NO_NODE, Topology, split_into_nodes
 
 MOST = _native.MAX_RANKS_PER_NODE
 
@@ -37,6 +37,12 @@ def read(address: int, count: int) -> list[int]:
     return list((ctypes.c_uint32 * count).from_address(address))
 
 
+def fan_of(topology: Topology) -> int:
+    """Most sources of one node that one rank of another stands for."""
+    cells = [topology.cell_of.count(cell) for cell in range(topology.num_cells)]
+    return -(-max(topology.sizes) // min(cells))
+
+
 @given(hosts=st.lists(st.sampled_from("abcd"), min_size=1, max_size=120), data=st.data())
 def test_rank_tables_say_who_is_where(hosts: list[str], data: st.DataObject) -> None:
     topology = split_into_nodes(hosts, data.draw(st.integers(0, 9)), MOST)
@@ -49,7 +55,7 @@ def test_rank_tables_say_who_is_where(hosts: list[str], data: st.DataObject) -> 
     assert (ranks, nodes, cells, own) == (len(hosts), topology.num_nodes, topology.num_nodes, rank)
     assert (node, cell) == (topology.node_of[rank], topology.node_of[rank])
     mine = topology.members(node)
-    assert (local, place, size, fan) == (mine.index(rank), mine.index(rank), len(mine), topology.fan)
+    assert (local, place, size, fan) == (mine.index(rank), mine.index(rank), len(mine), fan_of(topology))
     assert read(node_of, ranks) == read(cell_of, ranks) == list(topology.node_of)
     assert read(local_of, ranks) == read(place_of, ranks) and read(mates, size) == mine
     begin = read(cell_begin, nodes + 1)
@@ -69,7 +75,13 @@ def test_rank_tables_with_cells_a_rank_and_absent_ranks(hosts: list[str], data: 
     raw = made.context.bytes
     node_of, _, cell_of, place_of, cell_begin, members, mates = struct.unpack_from("<7Q", raw)
     ranks, nodes, cells, own, node, _, size, cell, _, fan = struct.unpack_from("<10I", raw, 56)
-    assert (ranks, nodes, cells, own, fan) == (len(hosts), topology.num_nodes, topology.num_cells, rank, topology.fan)
+    assert (ranks, nodes, cells, own, fan) == (
+        len(hosts),
+        topology.num_nodes,
+        topology.num_cells,
+        rank,
+        fan_of(topology),
+    )
     assert (node, cell) == (topology.node_of[rank], topology.cell_of[rank])
     assert read(node_of, ranks) == list(topology.node_of) and read(cell_of, ranks) == list(topology.cell_of)
     assert read(mates, size) == topology.members(node)

@@ -34,15 +34,14 @@ def test_a_host_with_more_ranks_than_a_node_may_have_is_split_evenly(ranks: int,
 
 def test_one_node_hosts_nobody() -> None:
     alone = split_into_nodes(["h"], 0, MOST)
-    assert (alone.num_nodes, alone.fan, alone.num_landing_slots) == (1, 1, 0)
+    assert (alone.num_nodes, alone.num_landing_slots) == (1, 0)
     assert split_into_nodes(["h"] * 8, 0, MOST).num_landing_slots == 0
 
 
 def test_uneven_nodes_host_several_sources_of_a_larger_one() -> None:
     topology = split_into_nodes(["big"] * 5 + ["small"] * 2, 0, MOST)
     assert topology.sizes == [5, 2]
-    assert topology.fan == 3  # a rank of the small node stands for up to three of the big one
-    assert topology.num_landing_slots == 6
+    assert topology.num_landing_slots == 2 * 3  # a rank of the small node stands for up to three of the big one
 
 
 def test_a_proxy_never_reaches_its_own_node_nor_the_absent() -> None:
@@ -77,7 +76,7 @@ def test_members_and_sizes_of_a_given_topology() -> None:
     topology = Topology((0, 1, 1, 0, 2))
     assert topology.members(1) == [1, 2]
     assert topology.sizes == [2, 2, 1]
-    assert (topology.fan, topology.num_landing_slots) == (2, 6)
+    assert topology.num_landing_slots == 6
 
 
 def test_landing_rank_is_the_rank_on_the_same_rail() -> None:
