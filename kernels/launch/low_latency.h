@@ -1,5 +1,5 @@
-// The low-latency calls of one rank as launches. Python, the native tests and the simulation fill in what is a call's own
-// in the kernel's argument struct; the rest of it, the memory that kernels count in, and grids are here.
+// The low-latency calls of one rank as launches. A caller (Python, the native tests, the simulation) fills in those fields
+// of the kernel's argument struct that are the call's own: `own` below. The methods fill in the others, and choose the grid.
 #pragma once
 #include "kernels/launch/launch.h"
 #include "kernels/low_latency/combine_recv.h"
@@ -21,10 +21,11 @@ class LowLatencyCalls {
  public:
   static constexpr u32 kMaxStagingRows = 1024;
   static constexpr u32 kSendBlocks = 8;  // of a combine that nothing is computed beside, and of its sums
-  // Of a call, from its sending half until its receiving half has run: in u64.
+  // The caller keeps so many u64 words for a call, from its sending half until its receiving half has run.
   static constexpr u64 kCombineWords = 2;
   u64 dispatch_words() const { return kCombineWords + ceil_div(call_.num_experts, 2); }
-  // What kernels count in from call to call: of this rank alone, zeroed once, 8-byte aligned.
+  // Kernels count from call to call in the workspace. The caller zeroes it once and gives it to no other rank; 8-byte
+  // aligned.
   static u64 workspace_bytes(u32 num_ranks);
 
   // Throws std::invalid_argument when `layout` has too many staging rows.

@@ -5,6 +5,7 @@
 #include <stdexcept>
 #include <string>
 
+#include "kernels/launch/region_plan.h"
 #include "ring/consumer.h"
 
 namespace uccl {
@@ -36,9 +37,7 @@ RankTables::Grouping RankTables::group(const std::vector<u32>& of, const char* w
   g.begin.assign(count + 1, 0);
   for (u32 r = 0; r < of.size(); ++r)
     if (of[r] != kNoNode) g.index[r] = g.begin[of[r] + 1]++;
-  g.largest = *std::max_element(g.begin.begin(), g.begin.end());
-  g.smallest = *std::min_element(g.begin.begin() + 1, g.begin.end());
-  if (g.smallest == 0) refuse(std::string("a ") + what + " without ranks");
+  if (std::count(g.begin.begin() + 1, g.begin.end(), 0u) != 0) refuse(std::string("a ") + what + " without ranks");
   for (u32 n = 0; n < count; ++n) g.begin[n + 1] += g.begin[n];
   g.members.resize(g.begin[count]);
   for (u32 r = 0; r < of.size(); ++r)
@@ -54,7 +53,8 @@ RankTables::RankTables(const RankTablesSettings& s) {
   if (!s.cell_of.empty() && s.cell_of.size() != ranks) refuse("cell_of needs no entry or one a rank");
   nodes_ = group(s.node_of, "node");
   cells_ = group(s.cell_of.empty() ? s.node_of : s.cell_of, "cell");
-  if (nodes_.largest > kMaxRanksPerNode) refuse("more than 64 ranks on one node");
+  const GroupShape shape = GroupShape::of(s.node_of, s.cell_of);
+  if (shape.max_readers > kMaxRanksPerNode) refuse("more than 64 ranks on one node");
   for (u32 r = 0; r < ranks; ++r) {
     const u32 cell = cells_.of[r];
     if ((cell == kNoNode) != (nodes_.of[r] == kNoNode)) refuse("a rank is absent from nodes or from cells only");
@@ -87,7 +87,7 @@ RankTables::RankTables(const RankTablesSettings& s) {
   t.local_size = static_cast<u32>(mates_.size());
   t.cell = cells_.of[s.rank];
   t.place = cells_.index[s.rank];
-  t.fan = static_cast<u32>(ceil_div(nodes_.largest, cells_.smallest));
+  t.fan = shape.fan;
   if (data_.size() != t.local_size || control_.size() != t.local_size)
     refuse("data and control need one address a node rank");
   context_.data = data_.data();
@@ -101,7 +101,7 @@ RankTables::RankTables(const RankTablesSettings& s) {
   context_.control_offset = s.control_offset;
   context_.signals.num_ranks = ranks;
   context_.signals.num_channels = s.num_channels;
-  context_.signals.max_readers = nodes_.largest;
+  context_.signals.max_readers = shape.max_readers;
   context_.control_layout = ControlLayout{ranks, s.num_channels};
 }
 

@@ -38,7 +38,6 @@ class RankTables {
  private:
   struct Grouping {
     std::vector<u32> of, index, begin, members;
-    u32 smallest = 0, largest = 0;
     u32 count() const { return static_cast<u32>(begin.size() - 1); }
   };
   static Grouping group(const std::vector<u32>& of, const char* what);

@@ -12,16 +12,18 @@ namespace {
 
 constexpr u64 kPage = 4096;
 
-// Ranks of each group.
+// How many ranks each node, or each cell, has.
 std::vector<u32> sizes_of(const std::vector<u32>& of) {
   std::vector<u32> sizes;
   for (const u32 group : of) {
     if (group == kNoNode) continue;
-    if (group >= of.size()) throw std::invalid_argument("GroupShape: a number beyond the ranks");
+    if (group >= of.size()) throw std::invalid_argument("GroupShape: a node or cell without ranks");
     if (group >= sizes.size()) sizes.resize(group + 1);
     ++sizes[group];
   }
   if (sizes.empty()) throw std::invalid_argument("GroupShape: no rank is present");
+  if (std::count(sizes.begin(), sizes.end(), 0u) != 0)
+    throw std::invalid_argument("GroupShape: a node or cell without ranks");
   return sizes;
 }
 
@@ -34,8 +36,8 @@ GroupShape GroupShape::of(const std::vector<u32>& node_of, const std::vector<u32
   s.num_nodes = static_cast<u32>(nodes.size());
   s.num_cells = static_cast<u32>(cells.size());
   s.max_readers = *std::max_element(nodes.begin(), nodes.end());
-  const u32 smallest = std::max(1u, *std::min_element(cells.begin(), cells.end()));
-  s.num_landing_slots = s.num_nodes > 1 ? s.num_nodes * static_cast<u32>(ceil_div(s.max_readers, smallest)) : 0;
+  s.fan = static_cast<u32>(ceil_div(s.max_readers, *std::min_element(cells.begin(), cells.end())));
+  s.num_landing_slots = s.num_nodes > 1 ? s.num_nodes * s.fan : 0;
   return s;
 }
 

@@ -12,10 +12,11 @@ namespace uccl {
 // What the numbering of ranks fixes.
 struct GroupShape {
   u32 num_ranks, num_nodes, num_cells;
-  u32 max_readers;        // ranks of the largest node
-  u32 num_landing_slots;  // topology.h; none on one node
+  u32 max_readers;             // ranks of the largest node
+  u32 fan, num_landing_slots;  // topology.h; no slots on one node
 
-  // `cell_of` empty: a cell is a node. Absent ranks are kNoNode. Throws std::invalid_argument when nobody is present.
+  // `cell_of` empty: a cell is a node. Absent ranks are kNoNode. Throws std::invalid_argument when nobody is present, or
+  // nobody of a node or cell.
   static GroupShape of(const std::vector<u32>& node_of, const std::vector<u32>& cell_of);
   ThroughputLayout throughput() const;  // at 0, with units of no bytes
 };

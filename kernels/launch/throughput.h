@@ -34,7 +34,7 @@ struct RoutingTables {
 
 class ThroughputCalls {
  public:
-  // What kernels count in from call to call: of this rank alone, zeroed once, 8-byte aligned.
+  // As of LowLatencyCalls.
   static constexpr u64 kWorkspaceBytes = sizeof(IdentityState) + kNumDirections * sizeof(SettledGeometry) + sizeof(u64);
 
   ThroughputCalls(const RankContext& rank, const ThroughputLayout& layout, u8* workspace);

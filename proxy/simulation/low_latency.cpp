@@ -19,9 +19,8 @@ LowLatencyRank::LowLatencyRank(Driver& driver, World& world, Attendance& attenda
   combines_ = age;
 }
 
-LowLatencyCalls LowLatencyRank::calls() const {
-  u64* const workspace = const_cast<u64*>(workspace_.data());
-  return {world_.context(rank_), world_.low_latency, case_.num_experts, reinterpret_cast<u8*>(workspace)};
+LowLatencyCalls LowLatencyRank::calls() {
+  return {world_.context(rank_), world_.low_latency, case_.num_experts, reinterpret_cast<u8*>(workspace_.data())};
 }
 
 template <class Args>

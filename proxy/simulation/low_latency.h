@@ -28,7 +28,7 @@ class LowLatencyRank {
     u64 combine_words[LowLatencyCalls::kCombineWords]{};
     CombineSendArgs sent{};
   };
-  LowLatencyCalls calls() const;
+  LowLatencyCalls calls();
   template <class Args>
   void launch(Kernel which, void (*kernel)(Args), const Args& args);
   u32 row_stride() const;  // elements between combine rows

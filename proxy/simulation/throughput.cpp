@@ -16,9 +16,8 @@ ThroughputRank::ThroughputRank(Driver& driver, World& world, Attendance& attenda
   calls().identities() = IdentityState{c.world.age, c.world.age, c.world.age, 0, 0};
 }
 
-ThroughputCalls ThroughputRank::calls() const {
-  u64* const workspace = const_cast<u64*>(workspace_.data());
-  return {world_.context(rank_), world_.throughput, reinterpret_cast<u8*>(workspace)};
+ThroughputCalls ThroughputRank::calls() {
+  return {world_.context(rank_), world_.throughput, reinterpret_cast<u8*>(workspace_.data())};
 }
 
 template <class Args>

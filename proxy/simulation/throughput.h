@@ -30,7 +30,7 @@ class ThroughputRank {
     Buffer<float> topk_weights;
     Buffer<i32> src_idx;
   };
-  ThroughputCalls calls() const;
+  ThroughputCalls calls();
   template <class Args>
   void launch(Kernel which, void (*kernel)(Args), const Args& args, u32 grid);
   void layout(u64 round);

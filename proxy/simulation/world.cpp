@@ -25,8 +25,8 @@ RegionSizes sizes_of(const WorldShape& shape) {
 }  // namespace
 
 World::Rank::Rank(World& w, u32, Arena& arena)
-    : data(arena.take(w.plan_.data_bytes)),
-      control(arena.take(w.plan_.control.bytes())),
+    : data(arena.take(w.plan.data_bytes)),
+      control(arena.take(w.plan.control.bytes())),
       rings(arena.take(w.shape_.num_rings * ring_bytes(w.shape_.ring_capacity))),
       zero_copy(arena.take(w.shape_.zero_copy_bytes)),
       worker_counters(w.shape_.num_workers, WorkerCounters{}),
@@ -35,15 +35,10 @@ World::Rank::Rank(World& w, u32, Arena& arena)
       membership(w.num_ranks(), peer_counters.data(), faults) {}
 
 World::World(const WorldShape& shape, std::shared_ptr<SimulatedNetwork> network, Arena& arena)
-    : shape_(shape),
-      network_(std::move(network)),
-      group_(GroupShape::of(shape.node_of, shape.cell_of)),
-      plan_(group_, sizes_of(shape)) {
-  low_latency = plan_.low_latency;
-  throughput = plan_.throughput;
-  num_nodes = group_.num_nodes;
-  num_cells = group_.num_cells;
-  max_readers = group_.max_readers;
+    : group(GroupShape::of(shape.node_of, shape.cell_of)),
+      plan(group, sizes_of(shape)),
+      shape_(shape),
+      network_(std::move(network)) {
   for (u32 r = 0; r < num_ranks(); ++r) ranks_.push_back(std::make_unique<Rank>(*this, r, arena));
   for (auto& rank : ranks_) age(*rank);
   for (u32 r = 0; r < num_ranks(); ++r) make_tables(r, arena);
@@ -55,8 +50,8 @@ World::~World() { network_->end_all(); }
 // A rank that has been at it for long: all its words are counters, but for the fault and for who has left.
 void World::age(Rank& rank) {
   if (shape_.age == 0) return;
-  for (u64 at = 0; at < plan_.signals.bytes(); at += 8) *reinterpret_cast<u64*>(rank.data + at) = shape_.age;
-  const u64 tables_end = plan_.control.departed(0);
+  for (u64 at = 0; at < plan.signals.bytes(); at += 8) *reinterpret_cast<u64*>(rank.data + at) = shape_.age;
+  const u64 tables_end = plan.control.departed(0);
   for (u64 at = ControlLayout::kTables; at < tables_end; at += 8) control_word(rank.control, at) = shape_.age;
   control_word(rank.control, ControlLayout::kBarrier) = shape_.age;
   control_word(rank.control, ControlLayout::kLocalBarrier) = shape_.age;
@@ -70,9 +65,9 @@ void World::age(Rank& rank) {
 
 AddressSpace World::flat_space(const Rank& rank) const {
   AddressSpace space;
-  space.add(Span{0, plan_.data_bytes, rank.data});
-  space.add(Span{plan_.control_offset, plan_.control.bytes(), rank.control});
-  if (shape_.zero_copy_bytes != 0) space.add(Span{plan_.zero_copy_offset, shape_.zero_copy_bytes, rank.zero_copy});
+  space.add(Span{0, plan.data_bytes, rank.data});
+  space.add(Span{plan.control_offset, plan.control.bytes(), rank.control});
+  if (shape_.zero_copy_bytes != 0) space.add(Span{plan.zero_copy_offset, shape_.zero_copy_bytes, rank.zero_copy});
   return space;
 }
 
@@ -98,7 +93,7 @@ void World::make_tables(u32 rank, Arena& arena) {
   s.mask = reinterpret_cast<u64>(arena.take(num_ranks() * sizeof(u32)));
   s.peer_stats = reinterpret_cast<u64>(arena.take(u64{num_ranks()} * kPeerStats * sizeof(u64)));
   s.timeout_ns = shape_.timeout_ns;
-  s.control_offset = plan_.control_offset;
+  s.control_offset = plan.control_offset;
   s.num_channels = shape_.num_channels;
   me.tables = std::make_unique<RankTables>(s);
 }
@@ -114,9 +109,9 @@ void World::make_engine(u32 rank) {
   e.local = flat_space(me);
   e.peer_bytes.assign(num_ranks(), 0);
   for (u32 r = 0; r < num_ranks(); ++r)
-    if (shape_.node_of[r] != shape_.node_of[rank]) e.peer_bytes[r] = plan_.zero_copy_offset + shape_.zero_copy_bytes;
+    if (shape_.node_of[r] != shape_.node_of[rank]) e.peer_bytes[r] = plan.zero_copy_offset + shape_.zero_copy_bytes;
   e.control = me.control;
-  e.control_layout = plan_.control;
+  e.control_layout = plan.control;
   e.losses_are_absences = shape_.shrink;
   e.max_in_flight = shape_.max_in_flight;
   e.max_in_flight_bytes = shape_.max_in_flight_bytes;
@@ -152,20 +147,20 @@ bool World::masked(u32 rank, u32 peer) const {
 
 void World::leave_out(u32 rank, u32 peer) {
   __atomic_store_n(&context(rank).mask[peer], 1u, __ATOMIC_RELEASE);
-  publish_word(control(rank), plan_.control.excluded(peer), 1);
+  publish_word(control(rank), plan.control.excluded(peer), 1);
   std::atomic_ref<u64>(control_word(control(rank), ControlLayout::kExclusions)).fetch_add(1, std::memory_order_release);
 }
 
 u64 World::exclusions(u32 rank) const { return read_word(control_word(control(rank), ControlLayout::kExclusions)); }
 
 bool World::departed(u32 rank, u32 peer) const {
-  return read_word(control_word(control(rank), plan_.control.departed(peer))) != 0;
+  return read_word(control_word(control(rank), plan.control.departed(peer))) != 0;
 }
 
 // As engine.cpp's watch has it.
 void World::lose_process(u32 rank, u32 peer) {
   if (shape_.shrink) {
-    Departures(control(rank), plan_.control).lost(peer);
+    Departures(control(rank), plan.control).lost(peer);
     membership(rank).dismiss(peer);
   }
   membership(rank).lose(peer, PeerFault::kLost, 0);

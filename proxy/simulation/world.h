@@ -1,5 +1,6 @@
 // The ranks of one simulated run: their memory, the tables that kernels are told about, and the real engine's parts.
-// No thread: workers are stepped (driver.h). Built the way uccl_ep/session/session.py and uccl_ep/layout/plan.py build a rank.
+// No thread: workers are stepped (driver.h). Laid out by
+// kernels/launch, as every rank is; built the way uccl_ep/session/session.py builds one.
 #pragma once
 #include <memory>
 #include <vector>
@@ -32,7 +33,7 @@ class World {
   u8* zero_copy(u32 rank) const { return ranks_[rank]->zero_copy; }
   // What row_in_memory is given (kernels/layout/access.h). All ranks are of one process: every memory begins at address 0.
   const u8* const* memories(u32 rank) const { return ranks_[rank]->memories.data(); }
-  u64 zero_copy_offset() const { return plan_.zero_copy_offset; }
+  u64 zero_copy_offset() const { return plan.zero_copy_offset; }
   Worker& worker(u32 rank, u32 index) { return *ranks_[rank]->workers[index]; }
   Membership& membership(u32 rank) { return ranks_[rank]->membership; }
   const std::vector<WorkerCounters>& worker_counters(u32 rank) const { return ranks_[rank]->worker_counters; }
@@ -51,9 +52,11 @@ class World {
   void lose_process(u32 rank, u32 peer);  // its process watch says so
   bool rings_idle(u32 rank) const;  // every command so far is complete at its receiver
 
-  LowLatencyLayout low_latency;
-  ThroughputLayout throughput;
-  u32 num_nodes = 0, num_cells = 0, max_readers = 0;
+  const GroupShape group;
+  const RegionPlan plan;
+  const LowLatencyLayout& low_latency = plan.low_latency;
+  const ThroughputLayout& throughput = plan.throughput;
+  const u32 num_nodes = group.num_nodes, num_cells = group.num_cells, max_readers = group.max_readers;
 
  private:
   struct Rank {
@@ -76,8 +79,6 @@ class World {
 
   WorldShape shape_;
   std::shared_ptr<SimulatedNetwork> network_;
-  GroupShape group_;
-  RegionPlan plan_;
   std::vector<std::unique_ptr<Rank>> ranks_;
 };
 

@@ -1,4 +1,4 @@
-// Builds the ranks of a World the way uccl_ep/session/session.py and uccl_ep/layout/plan.py do.
+// Builds the ranks of a World the way uccl_ep/session/session.py does; kernels/launch lays their memory out.
 #include "kernels/world.h"
 
 #include <algorithm>
@@ -41,8 +41,8 @@ u64 acquire(const u8* base, u64 offset) {
 }  // namespace
 
 World::Rank::Rank(const World& w, u32)
-    : data(Poisoned<u8>(w.plan_.data_bytes).zeroed()),
-      control(Poisoned<u8>(w.plan_.control.bytes()).zeroed()),
+    : data(Poisoned<u8>(w.plan.data_bytes).zeroed()),
+      control(Poisoned<u8>(w.plan.control.bytes()).zeroed()),
       rings(Poisoned<u8>(w.shape_.num_rings * ring_bytes(w.shape_.ring_capacity)).zeroed()),
       zero_copy(Poisoned<u8>(w.shape_.zero_copy_bytes).zeroed()),
       mask(Poisoned<u32>(w.num_ranks()).zeroed()),
@@ -51,12 +51,7 @@ World::Rank::Rank(const World& w, u32)
       peer_counters(w.num_ranks(), PeerCounters{}) {}
 
 World::World(const WorldShape& shape)
-    : shape_(shape), group_(GroupShape::of(shape.node_of, cells_of(shape))), plan_(group_, sizes_of(shape)) {
-  low_latency = plan_.low_latency;
-  throughput = plan_.throughput;
-  num_nodes = group_.num_nodes;
-  num_cells = group_.num_cells;
-  max_readers = group_.max_readers;
+    : group(GroupShape::of(shape.node_of, cells_of(shape))), plan(group, sizes_of(shape)), shape_(shape) {
   all_ = shape_.here;
   for (u32 r = 0; shape_.here.empty() && r < num_ranks(); ++r) all_.push_back(r);
   ranks_.resize(num_ranks());
@@ -87,10 +82,10 @@ World::World(const WorldShape& shape)
 
 AddressSpace World::flat_space(const Rank& rank) const {
   AddressSpace space;
-  space.add(Span{0, plan_.data_bytes, rank.data.data()});
-  space.add(Span{plan_.control_offset, plan_.control.bytes(), rank.control.data()});
+  space.add(Span{0, plan.data_bytes, rank.data.data()});
+  space.add(Span{plan.control_offset, plan.control.bytes(), rank.control.data()});
   if (shape_.zero_copy_bytes != 0)
-    space.add(Span{plan_.zero_copy_offset, shape_.zero_copy_bytes, rank.zero_copy.data()});
+    space.add(Span{plan.zero_copy_offset, shape_.zero_copy_bytes, rank.zero_copy.data()});
   return space;
 }
 
@@ -115,7 +110,7 @@ void World::make_tables(u32 rank) {
   s.peer_stats = reinterpret_cast<u64>(me.peer_stats.data());
   s.shrink = shape_.shrink;
   s.timeout_ns = shape_.timeout_ns;
-  s.control_offset = plan_.control_offset;
+  s.control_offset = plan.control_offset;
   s.num_channels = shape_.num_channels;
   me.tables = std::make_unique<RankTables>(s);
   me.context = me.tables->context();
@@ -135,11 +130,11 @@ void World::start_engine(u32 rank, const std::vector<std::string>& addresses) {
   for (u32 r = 0; r < num_ranks(); ++r) {
     if (shape_.node_of[r] == shape_.node_of[rank]) continue;
     wanted[r] = addresses[r];
-    e.peer_bytes[r] = plan_.zero_copy_offset + shape_.zero_copy_bytes;
+    e.peer_bytes[r] = plan.zero_copy_offset + shape_.zero_copy_bytes;
   }
   me.transport->connect(wanted);
   e.control = me.control.data();
-  e.control_layout = plan_.control;
+  e.control_layout = plan.control;
   e.max_in_flight = shape_.max_in_flight;
   me.engine = std::make_unique<Engine>(std::move(e), std::move(me.transport), me.worker_counters.data(),
                                        me.peer_counters.data());

@@ -128,7 +128,7 @@ class World {
   u8* data(u32 rank) const { return ranks_[rank]->data.data(); }
   u8* control(u32 rank) const { return ranks_[rank]->control.data(); }
   u8* zero_copy(u32 rank) const { return ranks_[rank]->zero_copy.data(); }
-  u64 zero_copy_offset() const { return plan_.zero_copy_offset; }
+  u64 zero_copy_offset() const { return plan.zero_copy_offset; }
   // What row_in_memory is given: the zero-copy regions of a rank's node; of a world that has none, all that there is.
   const u8* const* memories(u32 rank) const { return ranks_[rank]->memories.data(); }
   const u8* memory(u32 rank) const { return shape_.zero_copy_bytes != 0 ? zero_copy(rank) : nullptr; }
@@ -141,9 +141,11 @@ class World {
   bool rings_idle(u32 rank) const;  // every command so far is complete at its receiver
   u64 word(const u8* base, u64 offset) const;
 
-  LowLatencyLayout low_latency;
-  ThroughputLayout throughput;
-  u32 num_nodes = 0, num_cells = 0, max_readers = 0;
+  const GroupShape group;
+  const RegionPlan plan;
+  const LowLatencyLayout& low_latency = plan.low_latency;
+  const ThroughputLayout& throughput = plan.throughput;
+  const u32 num_nodes = group.num_nodes, num_cells = group.num_cells, max_readers = group.max_readers;
 
  private:
   struct Rank {
@@ -165,8 +167,6 @@ class World {
 
   WorldShape shape_;
   std::vector<u32> all_;  // of this process
-  GroupShape group_;
-  RegionPlan plan_;
   std::vector<std::unique_ptr<Rank>> ranks_;  // null: another process's
 };
 

@@ -15,12 +15,15 @@ TEST(launch_region_plan_group_shape) {
   CHECK_EQ(one.num_landing_slots, 0u);
   const GroupShape uneven = GroupShape::of({0, 0, 0, 1, 1, kNoNode}, {});
   CHECK_EQ(uneven.num_ranks, 6u);
+  CHECK_EQ(uneven.fan, 2u);
   CHECK_EQ(uneven.num_landing_slots, 4u);  // a rank of node 1 stands for two of node 0's
   const GroupShape apart = GroupShape::of({0, 0, 1, 1}, {0, 1, 2, 3});
   CHECK_EQ(apart.num_cells, 4u);
   CHECK_EQ(apart.num_landing_slots, 4u);
   CHECK_THROWS(std::invalid_argument, GroupShape::of({kNoNode}, {}));
   CHECK_THROWS(std::invalid_argument, GroupShape::of({0, 7}, {}));
+  CHECK_THROWS(std::invalid_argument, GroupShape::of({0, 2, 2}, {}));
+  CHECK_THROWS(std::invalid_argument, GroupShape::of({0, 0, 0}, {0, 2, 2}));
 }
 
 TEST(launch_region_plan_parts_do_not_overlap) {
