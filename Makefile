@@ -8,6 +8,9 @@ BIN := $(VENV)/bin
 SAY := @printf '\n==> %s\n'
 INSTALL := $(BIN)/python -m pip install -qq --disable-pip-version-check -c constraints.txt $(PIP_ARGS)
 
+# Compiled tests are kept for the next run, which then collects them in half the time.
+unexport PYTHONDONTWRITEBYTECODE
+
 # Ranks share the cores: one OpenMP thread each, or they spin in each other's way.
 export OMP_NUM_THREADS := 1
 
@@ -83,7 +86,7 @@ demo: $(VENV)/.stamp-native ## train a small MoE model over 4 ranks and compare 
 	$(SAY) "uccl-ep demo"
 	@$(BIN)/uccl-ep demo $(ARGS)
 
-test: $(VENV)/.stamp-native ## native tests (warps of 32, 64 and 1 lanes), Python tests, house checks; proofs are in make prove
+test: $(VENV)/.stamp-native ## native tests (warps of 32 lanes and of 1), Python tests, house checks; proofs are in make prove
 	$(SAY) "pytest: native tests, Python tests, house checks"
 	@$(PYTEST) $(or $(ARGS),$(PROVED))
 
@@ -102,7 +105,7 @@ test-sanitize: $(VENV)/.stamp-native ## the native tests under ThreadSanitizer, 
 	$(SAY) "pytest: native tests under AddressSanitizer and UndefinedBehaviorSanitizer"
 	@$(PYTEST) --sanitize address $(ARGS)
 
-test-slow: $(VENV)/.stamp-native ## the tests marked slow
+test-slow: $(VENV)/.stamp-native ## the tests marked slow, and kernels with warps of 64 lanes
 	$(SAY) "pytest: slow tests"
 	@$(PYTEST) -m slow $(ARGS)
 

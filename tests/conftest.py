@@ -1,7 +1,8 @@
 """Makes every TEST of tests/**/test_*.cpp a pytest item: builds the native test programs once, runs each TEST alone.
 
---native-only leaves the Python tests out; --sanitize thread|address runs the native tests of an instrumented build;
---one-width builds and runs them with warps of 32 lanes only.
+Kernels' tests run with warps of 32 lanes and with one lane, as a CPU runs them; with 64, as on AMD processors, they are
+marked slow. --native-only leaves the Python tests out; --sanitize thread|address runs the native tests of an
+instrumented build; --one-width builds and runs them with warps of 32 lanes only.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 # Before anything imports torch: many ranks share few cores, and OpenMP threads that spin stretch milliseconds to
@@ -25,7 +27,7 @@ import pytest  # noqa: E402
 
 ROOT = Path(__file__).resolve().parent.parent
 SANITIZERS = ("thread", "address")
-# By warp width; sanitizers look at the first only.
+# By warp width; sanitizers look at the first only, and the second is built where slow tests are wanted.
 PROGRAMS = {32: "native_tests", 64: "native_tests_wave64", 1: "native_tests_wave1"}
 LIMIT_S = {"": 50, "thread": 240, "address": 150}  # one TEST; below pytest's own limit, which would end the session
 
@@ -57,10 +59,10 @@ def _one_torch_thread() -> None:
 class NativeBuild:
     """One configured and built folder of native test programs: build/native or build/native-<sanitizer>."""
 
-    def __init__(self, sanitize: str, one_width: bool = False) -> None:
+    def __init__(self, sanitize: str, widths: Iterable[int] = PROGRAMS) -> None:
         self.sanitize = sanitize
         self.folder = ROOT / "build" / ("native" + (f"-{sanitize}" if sanitize else ""))
-        self.programs = {32: PROGRAMS[32]} if sanitize or one_width else PROGRAMS
+        self.programs = {width: PROGRAMS[width] for width in widths}
         self.tests: dict[tuple[int, str], list[str]] = {}  # (warp width, source file) -> names
 
     def make(self) -> None:
@@ -69,13 +71,22 @@ class NativeBuild:
         self.folder.mkdir(parents=True, exist_ok=True)
         configure = [cmake, "-S", str(ROOT), "-B", str(self.folder), "-G", "Ninja", "-DUCCL_EP_TESTS=ON"]
         configure += [f"-DUCCL_EP_SANITIZE={self.sanitize}", f"-DCMAKE_MAKE_PROGRAM={_tool('ninja')}"]
-        with open(self.folder / ".lock", "w") as lock:
+        with open(self.folder / ".lock", "a+") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)  # several pytest processes may share the folder
+            lock.seek(0)
+            if lock.read() == (run := _this_run(self.programs)):
+                return self._list()  # another worker of this run has built it
             moved = _run(configure).returncode != 0 and (self.folder / "CMakeCache.txt").exists()
             hint = "configure the native tests (is a C++20 compiler installed? g++ 12 or newer, or CXX=...)"
             _must_run([*configure, "--fresh"] if moved else configure, hint)
             targets = list(self.programs.values())
             _must_run([cmake, "--build", str(self.folder), "--target", *targets], "build the native tests")
+            lock.seek(0)
+            lock.truncate()
+            lock.write(run)
+        return self._list()
+
+    def _list(self) -> None:
         for wave, program in self.programs.items():
             listing = _must_run([str(self.folder / program), "--list"], f"list the tests of {program}")
             for line in listing.splitlines():
@@ -104,6 +115,18 @@ def _must_run(command: list[str], purpose: str) -> str:
     return done.stdout
 
 
+def _this_run(programs: Iterable[int]) -> str:
+    """What the workers of one run of pytest-xdist have in common, and nobody else; a run without workers is its own."""
+    run = os.environ.get("PYTEST_XDIST_TESTRUNUID") or f"process {os.getpid()} at {time.monotonic_ns()}"
+    return f"{run}: {sorted(programs)}"
+
+
+def _widths(config: pytest.Config) -> list[int]:
+    if config.getoption("--sanitize") or config.getoption("--one-width"):
+        return [32]
+    return [32, 1] if config.getoption("-m").startswith("not slow") else list(PROGRAMS)
+
+
 _builds: dict[str, NativeBuild | str] = {}  # by sanitizer: what was built, or why it was not
 
 
@@ -115,7 +138,7 @@ def _build(config: pytest.Config) -> NativeBuild:
         raise pytest.Collector.CollectError(known)
     if known is None:
         _builds[sanitize] = "the native tests were not built: see the first of these errors"
-        known = NativeBuild(sanitize, config.getoption("--one-width"))
+        known = NativeBuild(sanitize, _widths(config))
         known.make()
         _builds[sanitize] = known
     return known
@@ -135,6 +158,8 @@ class NativeFile(pytest.File):
                 item.command = [str(build.folder / build.programs[wave]), name]
                 item.limit_s = LIMIT_S[build.sanitize]
                 item.add_marker(pytest.mark.native)
+                if wave == 64:
+                    item.add_marker(pytest.mark.slow)
                 item.add_marker(pytest.mark.timeout(item.limit_s + 8))
                 yield item
 

@@ -68,6 +68,7 @@ def refusals(root: Path = ROOT) -> list[Refusal]:
     return sorted(found.values(), key=lambda refusal: (refusal.argument, refusal.allowed))
 
 
+@functools.cache
 def refusal_table() -> str:
     """Every refusal, as rows of the page."""
     rows = [[f"`{r.argument}`", r.allowed, r.hint.strip(ELLIPSIS + " ")] for r in refusals()]

@@ -23,12 +23,14 @@ def run(options: dict[str, Any], *package: str) -> tuple[int, str]:
     return run_with_all_below(command, {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}, 120.0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["throughput", "low-latency"])
 def test_flame_worker_plays_rounds(mode: str) -> None:
     status, said = run({**SMALL, "mode": mode, "unknown_to_older_trees": 1})
     assert status == 0, said
 
 
+@pytest.mark.slow
 def test_flame_worker_has_perf_sample_the_rounds_between(tmp_path: Path) -> None:
     pipes = [str(tmp_path / name) for name in ("control", "ack")]
     for pipe in pipes:
@@ -56,6 +58,7 @@ def test_flame_worker_refuses_another_package_than_it_was_given(tmp_path: Path) 
     assert f"not the one in {tmp_path}" in said or "No module named 'uccl_ep'" in said
 
 
+@pytest.mark.slow
 def test_flame_worker_counts_ranks_that_fail() -> None:
     status, said = run({**SMALL, "experts": 3})  # no multiple of the ranks
     assert status == 2

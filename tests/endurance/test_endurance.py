@@ -39,6 +39,7 @@ def leaking(group: Any, ranks_per_node: int, first: int, count: int) -> Sample:
     return take()
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(120)
 def test_endurance_sees_what_a_rank_keeps() -> None:
     crew = Crew(2)

@@ -15,7 +15,7 @@ _LIMIT_S = 600  # of all of them; about two minutes on one core
 @pytest.mark.slow
 @pytest.mark.timeout(_LIMIT_S + 300)  # builds the native tests when nobody has
 def test_exhaustive_deep() -> None:
-    build = NativeBuild("")
+    build = NativeBuild("", [32])
     build.make()
     names = [n for (wave, _), tests in build.tests.items() if wave == 32 for n in tests if n.startswith("exhaustive_")]
     assert len(names) > 20

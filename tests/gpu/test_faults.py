@@ -53,8 +53,15 @@ def _call(buffer: Any, platform: Platform, mode: str, inputs: tuple[Any, Any, An
     buffer.get_dispatch_layout(ids, sizes.experts)  # any call looks at the fault record
 
 
-@pytest.mark.parametrize("mode", ["low_latency", "throughput"])
-@pytest.mark.parametrize("ranks_per_node", [0, 1], ids=["1 node", "3 nodes"])
+@pytest.mark.parametrize(
+    ("mode", "ranks_per_node"),
+    [
+        pytest.param("low_latency", 0, id="1 node-low_latency"),
+        pytest.param("throughput", 1, id="3 nodes-throughput"),
+        pytest.param("low_latency", 1, id="3 nodes-low_latency", marks=pytest.mark.slow),
+        pytest.param("throughput", 0, id="1 node-throughput", marks=pytest.mark.slow),
+    ],
+)
 def test_gpu_a_silent_rank_is_named(platform: Platform, mode: str, ranks_per_node: int) -> None:
     sizes = Sizes(3, experts=6, ranks_per_node=ranks_per_node or None)
     world = World(3, ranks_per_node, timeout_s=1.0)

@@ -45,7 +45,9 @@ def test_gpu_low_latency_is_row_exact(platform: Platform, world: World) -> None:
     run(platform, world, _play, [some_low_latency(100 + n) for n in range(_rounds(platform))], world)
 
 
-@pytest.mark.parametrize("world", WORLDS.values(), ids=list(WORLDS))
+@pytest.mark.parametrize(
+    "world", [pytest.param(w, id=name, marks=[pytest.mark.slow] * (w.ranks == 8)) for name, w in WORLDS.items()]
+)
 def test_gpu_throughput_is_row_exact(platform: Platform, world: World) -> None:
     run(platform, world, _play, [some_throughput(200 + n) for n in range(_rounds(platform))], world)
 

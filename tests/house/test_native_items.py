@@ -73,6 +73,7 @@ def run_pytest(project: Path, *arguments: str, **environment: str) -> tuple[int,
     return done.returncode, done.stdout + done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(180)  # compiles the tiny project
 def test_house_native_items(project: Path) -> None:
     status, output = run_pytest(project)

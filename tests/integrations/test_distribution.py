@@ -56,6 +56,7 @@ def files_of(modules: dict[str, dict[str, str]]) -> set[str]:
     return {name.replace(".", "/") + ("/__init__.py" if name in packages else ".py") for name in modules}
 
 
+@pytest.mark.slow
 def test_distribution_package_is_deep_ep(tmp_path: Path) -> None:
     built = wheel(PACKAGE, tmp_path)
     assert built.name.startswith("uccl_ep_deep_ep-")
@@ -69,6 +70,7 @@ def test_distribution_package_is_deep_ep(tmp_path: Path) -> None:
     assert run([sys.executable, "-c", lone], PYTHONPATH=f"{site}:{ROOT}").split()[0] == "False"
 
 
+@pytest.mark.slow
 def test_distribution_hook_owns_two_files_and_obeys_the_variable(tmp_path: Path) -> None:
     built = wheel(HOOK, tmp_path)
     assert owned(built) == {"uccl_ep_as_deep_ep.pth", "uccl_ep_hook.py"}

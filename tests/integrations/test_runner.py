@@ -168,6 +168,7 @@ def test_runner_makes_what_lies_beneath_another_python_once(tmp_path: Path, monk
     assert other_python.beneath(this, tmp_path) == (python, folder) and installed == [folder, folder]
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(200)  # an environment and pip: a minute where others use the cores
 def test_runner_says_what_could_not_be_installed_beneath(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(other_python, "TOOLS", ("uccl-ep-no-such-package",))

@@ -102,6 +102,7 @@ def test_bench_check_environment_asks_for_queues_before_cuda_starts() -> None:
     assert by_name["tests"].get("CUDA_MODULE_LOADING") == os.environ.get("CUDA_MODULE_LOADING")
 
 
+@pytest.mark.slow
 def test_bench_check_script_runs_steps_and_shows_the_table(tmp_path: Path) -> None:
     command = [str(SCRIPT), "--installed", "--device", "cpu", "--quick", "--only", "machine,kernels,launches"]
     environment = {**os.environ, "PYTHON": sys.executable}

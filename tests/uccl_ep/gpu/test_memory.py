@@ -28,7 +28,7 @@ NOTHING = {"allocated": 0, "opened": 0, "pinned": 0}
 
 
 @pytest.mark.timeout(120)  # two interpreters import torch
-@pytest.mark.parametrize("can_export", [True, False])
+@pytest.mark.parametrize("can_export", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_gpu_memory_is_shared_between_processes(tmp_path: Path, can_export: bool) -> None:
     environment = {k: v for k, v in os.environ.items() if not k.startswith("UCCL_EP_")}
     ranks = [

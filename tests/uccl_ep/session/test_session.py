@@ -39,9 +39,10 @@ def warm_up() -> None:
 
 
 WORLDS = [("thread", "auto", 0), ("thread", "loopback", 1), ("thread", "tcp", 1), ("thread", "shared_memory", 1)]
+SLOWER = [pytest.param(*world, marks=pytest.mark.slow) for world in (WORLDS[0], WORLDS[3])]
 
 
-@pytest.mark.parametrize("proxy, transport, per_node", [*WORLDS, ("process", "tcp", 1)])
+@pytest.mark.parametrize("proxy, transport, per_node", [*WORLDS[1:3], *SLOWER, ("process", "tcp", 1)])
 def test_session_destroy_gives_everything_back(variables: Any, proxy: str, transport: str, per_node: int) -> None:
     variables(PROXY=proxy, TRANSPORT=transport, RANKS_PER_NODE=per_node)
     warm_up()
@@ -66,6 +67,7 @@ def test_session_destroy_gives_everything_back(variables: Any, proxy: str, trans
     before.assert_gone_back()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("transport, per_node", [("auto", 0), ("tcp", 1)])
 def test_session_fifty_buffers_one_after_the_other(variables: Any, transport: str, per_node: int) -> None:
     variables(TRANSPORT=transport, RANKS_PER_NODE=per_node)
@@ -155,7 +157,12 @@ def broken_on(rank: int, method: str, error: Exception, monkeypatch: pytest.Monk
 
 
 STEPS = ["_make_segments", "_make_proxy", "_endpoints", "_make_context"]
-STARTS = [*(("thread", step) for step in STEPS), ("process", "_endpoints"), ("process", "_make_context")]
+STARTS = [
+    pytest.param(
+        proxy, step, marks=[pytest.mark.slow] * ((proxy, step) not in {("thread", STEPS[0]), ("process", STEPS[3])})
+    )
+    for proxy, step in [*(("thread", step) for step in STEPS), ("process", "_endpoints"), ("process", "_make_context")]
+]
 
 
 @pytest.mark.parametrize("proxy, step", STARTS)

@@ -78,14 +78,14 @@ def test_limits_of_the_roll_call(free: int, words: str) -> None:
         AgreementService(0, 2, b"s" * 32, "127.0.0.1")
 
 
-@pytest.mark.parametrize("free", [0, 1, 7, 16])
+@pytest.mark.parametrize("free", [0, *(pytest.param(free, marks=pytest.mark.slow) for free in (1, 7, 16))])
 def test_limits_of_open_files_on_one_rank_are_told_to_both(free: int) -> None:
     told = pair("same", f"files={free}")
     for said in told[1:] if free == 0 else told:  # without one, it fails before it can tell the other
         assert re.search(r"rank 1: (OSError: )?.*: Too many open files.*\(hard limit \d+\).*\(ulimit -n\): allow", said)
 
 
-@pytest.mark.parametrize("per_node", ["2", "1"])
+@pytest.mark.parametrize("per_node", ["2", pytest.param("1", marks=pytest.mark.slow)])
 def test_limits_of_address_space_cost_zero_copy_its_room_alone(per_node: str) -> None:
     """32 GiB of it are reserved otherwise. One rank's limit is enough, since it maps what the others have."""
     variables = {"UCCL_EP_RANKS_PER_NODE": per_node}
@@ -104,9 +104,14 @@ def test_limits_of_address_space_are_named() -> None:
 
 
 @as_root
-@pytest.mark.parametrize("transport", ["auto", "tcp"])
+@pytest.mark.parametrize("transport", ["auto", pytest.param("tcp", marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
-    "changes", [("same", "user=65534"), ("user=65534", "user=65534"), ("user=65534", "user=65533")]
+    "changes",
+    [
+        ("same", "user=65534"),
+        pytest.param(("user=65534", "user=65534"), marks=pytest.mark.slow),
+        pytest.param(("user=65534", "user=65533"), marks=pytest.mark.slow),
+    ],
 )
 def test_ranks_that_cannot_map_each_other_are_nodes_of_their_own(changes: tuple[str, str], transport: str) -> None:
     """Nor can two of one user that have changed to it after they began."""

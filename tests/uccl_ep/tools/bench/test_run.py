@@ -28,6 +28,7 @@ SMALL = BenchOptions(
 )
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)  # starts processes that load torch
 @pytest.mark.parametrize(
     ("mode", "combine"), [("throughput", "auto"), ("low-latency", "direct"), ("low-latency", "node")]

@@ -75,6 +75,7 @@ def with_hook() -> dict[str, str]:
     return {"PYTHONPATH": with_drop_in({"PYTHONPATH": ROOT})["PYTHONPATH"]}
 
 
+@pytest.mark.slow
 def test_launch_a_wrong_module_is_red_in_the_right_row(tmp_path: Path) -> None:
     names = ["mask_update_query_clean", "throughput_layout"]
     done = conformance(tmp_path, "almost_ep", "--ranks", "2", "--json", "--only", names[0], "--only", names[1])

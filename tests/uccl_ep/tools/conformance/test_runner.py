@@ -84,6 +84,7 @@ def test_runner_an_optional_check_decides_nothing() -> None:
     assert results[0].status == FAILED and not results[0].broken
 
 
+@pytest.mark.slow
 def test_runner_drops_buffers_after_an_exception(variables: Any) -> None:
     variables(RANKS_PER_NODE=1, TIMEOUT_S=5)
     seen: dict[int, list[Any]] = {}

@@ -49,6 +49,7 @@ def test_an_exit_status_is_told_and_a_torn_message_skipped(tmp_path: Path) -> No
     assert "rank 0 ended with exit status 3" in str(first_failure(tmp_path, {0: 3, 1: 1}))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("victim", "per_node"), [(2, 2), pytest.param(0, 2, marks=pytest.mark.slow)])
 def test_demo_goes_on_without_a_killed_rank(tmp_path: Path, victim: int, per_node: int) -> None:
     options = small(steps=5, ranks_per_node=per_node, kill=f"{victim}@step3")
@@ -65,6 +66,7 @@ def test_demo_goes_on_without_a_killed_rank(tmp_path: Path, victim: int, per_nod
     assert out.stat().st_size > 10_000
 
 
+@pytest.mark.slow
 def test_launch_says_it_when_nobody_could_be_killed(tmp_path: Path) -> None:
     """The victim fails by itself before its step."""
     os.environ["UCCL_EP_TIMEOUT_S"] = "nonsense"
