@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
+
+from uccl_ep.tools.figures import write
 
 _MOST_LEVELS = 10
 _LEAST_SHARE = 0.004  # of the widest profile; narrower frames are not drawn
@@ -50,21 +53,19 @@ def kind_of(name: str) -> str:
     return "kernel" if lowered.startswith(("throughput_", "low_latency_")) else "other"
 
 
-def draw(result: dict[str, Any], path: Path) -> None:
+def draw(result: dict[str, Any], path: Path, theme: str = "") -> None:
     """Writes the picture of a result of flame.py.
 
     Raises:
-        OSError: it cannot be written.
+        NotSupported, OSError, ValueError: see uccl_ep.tools.figures.write.
     """
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
     roots = [tree_of(profile) for profile in result["profiles"]]
+    height = 1.2 + sum(0.9 + 0.22 * min(root.depth, _MOST_LEVELS) for root in roots)
+    write(path, (12, height), partial(_fill, result, roots), theme)
+
+
+def _fill(result: dict[str, Any], roots: list[Frame], figure: Any) -> None:
     widest = max(root.ms for root in roots)
-    figure = Figure(
-        figsize=(12, 1.2 + sum(0.9 + 0.22 * min(root.depth, _MOST_LEVELS) for root in roots)), layout="constrained"
-    )
-    FigureCanvasAgg(figure)
     heights = [min(root.depth, _MOST_LEVELS) + 2 for root in roots]
     panels = figure.subplots(len(roots), 1, sharex=True, squeeze=False, height_ratios=heights)
     for (panel,), root in zip(panels, roots, strict=True):
@@ -78,7 +79,6 @@ def draw(result: dict[str, Any], path: Path) -> None:
     figure.suptitle(
         f"{o['mode']}, {o['ranks']} ranks, {o['tokens']} tokens x {o['hidden']}, top-{o['topk']}", fontsize=11
     )
-    figure.savefig(path, dpi=130)
 
 
 def _draw_frame(panel: Any, frame: Frame, left: float, level: int, widest: float) -> None:

@@ -11,7 +11,7 @@ if str(ROOT) not in sys.path:  # MkDocs loads this file by its path
     sys.path.insert(0, str(ROOT))
 
 from docs.generate.imported import TITLES, integrators  # noqa: E402 - after the path
-from docs.generate.pages import fill, generated_files  # noqa: E402
+from docs.generate.pages import drawn_files, fill, generated_files  # noqa: E402
 
 
 def on_config(config: Any) -> Any:
@@ -27,7 +27,7 @@ def on_files(files: Any, config: Any) -> Any:
     """Adds what is generated."""
     from mkdocs.structure.files import File  # type: ignore[import-not-found,unused-ignore]
 
-    for path, content in generated_files().items():
+    for path, content in {**generated_files(), **drawn_files()}.items():
         files.append(File.generated(config, path, content=content))
     return files
 

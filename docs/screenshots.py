@@ -34,6 +34,19 @@ def find_browser() -> str | None:
     return next((path for name in candidates if (path := shutil.which(name))), None)
 
 
+def headless(browser: str, profile: str) -> list[str]:
+    """The beginning of a command that shows one of our own files to nobody; `profile` is an empty folder."""
+    return [
+        browser,
+        "--headless",
+        "--no-sandbox",  # root, as in containers, cannot have the sandbox
+        "--disable-gpu",
+        "--no-first-run",
+        "--disable-dev-shm-usage",  # containers have little of it
+        f"--user-data-dir={profile}",
+    ]
+
+
 def take(browser: str, page: Path, picture: Path, size: tuple[int, int] = _SIZE) -> None:
     """One page as one PNG.
 
@@ -49,15 +62,9 @@ def take(browser: str, page: Path, picture: Path, size: tuple[int, int] = _SIZE)
     picture.unlink(missing_ok=True)
     with tempfile.TemporaryDirectory() as profile:
         command = [
-            browser,
-            "--headless",
-            "--no-sandbox",  # root, as in containers, cannot have the sandbox; only our own files are shown
-            "--disable-gpu",
+            *headless(browser, profile),
             "--hide-scrollbars",
             "--virtual-time-budget=3000",  # of the page's own clock, milliseconds: until what moves has come to rest
-            "--no-first-run",
-            "--disable-dev-shm-usage",  # containers have little of it
-            f"--user-data-dir={profile}",
             f"--window-size={size[0]},{size[1]}",
             f"--screenshot={picture.resolve()}",
             page.resolve().as_uri(),

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import json
+import tempfile
 from pathlib import Path
 from typing import Any
 
+from bench import flame_picture
 from docs.generate.markdown import table
+from uccl_ep.tools.bench.plots import draw
+from uccl_ep.tools.figures import THEMES
 
 ROOT = Path(__file__).resolve().parents[2]
 _NOTHING = (
@@ -32,6 +36,26 @@ def benchmark_tables(folder: Path = ROOT / "bench/results") -> str:
     ours = {name: content for name, content in found.items() if _kind(content) in known}
     parts = [_rendered(ours)] if ours else []
     return "\n\n".join(parts + [_section(name, content) for name, content in found.items() if name not in ours])
+
+
+def pictures(folder: Path = ROOT / "bench/results") -> dict[str, str]:
+    """File name -> SVG text of what can be drawn of the results, each in each theme.
+
+    Raises:
+        NotSupported: matplotlib is not installed.
+    """
+    found = list(results(folder).values())
+    drawn: dict[str, str] = {}
+    with tempfile.TemporaryDirectory() as scratch:
+        for theme in THEMES:
+            paths = draw(
+                [each for each in found if _kind(each) in _known_kinds()], Path(scratch), f"-{theme}.svg", theme
+            )
+            for flame in (each for each in found if _kind(each) == "flame"):
+                paths.append(Path(scratch) / f"flame-{flame['options']['mode']}-{theme}.svg")
+                flame_picture.draw(flame, paths[-1], theme)
+            drawn |= {path.name: path.read_text(encoding="utf-8") for path in paths}
+    return drawn
 
 
 def _kind(content: Any) -> str:

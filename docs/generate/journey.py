@@ -2,7 +2,7 @@
 
     python -m docs.generate.journey FOLDER      # writes journey-1-light.svg, journey-1-dark.svg, ...
 
-The site calls `pictures()` while it is built; nothing is kept in the repository that could differ from this file.
+The site calls `files()` while it is built. The README's two (pages.KEPT_PICTURES) are kept, and a test compares them.
 """
 
 from __future__ import annotations

@@ -10,22 +10,28 @@ from collections.abc import Callable
 from pathlib import Path
 
 from docs.generate import journey
-from docs.generate.benchmarks import benchmark_tables
+from docs.generate.benchmarks import benchmark_tables, pictures
 from docs.generate.commands import commands_page
 from docs.generate.imported import ROOT, imported_pages, table_of
+from docs.generate.markdown import blocks
+from docs.generate.memory import memory_table
 from docs.generate.messages import network_table, refusal_table
 from docs.generate.settings_table import settings_table
 
 PAGES = ROOT / "docs/pages"
+KEPT_PICTURES = ("journey-1-light.svg", "journey-1-dark.svg")
+"""The README shows them, so they are in the repository too: `python -m docs.generate.journey` writes them anew."""
 _PART = re.compile(r"^<!-- generated: (?P<name>[\w-]+) -->$", re.M)
+
+
+def _program() -> str:
+    """The README's program, as a file to save."""
+    (program,) = (b for b in blocks((ROOT / "README.md").read_text(encoding="utf-8")) if b.language == "python")
+    return f'```python title="{program.body.split(":")[0].removeprefix("# ")}"\n{program.body}```'
 
 
 def _integrator_table() -> str:
     return table_of((ROOT / "tests/integrations/README.md").read_text(encoding="utf-8"), "| feature |")
-
-
-def _state_table() -> str:
-    return table_of((ROOT / "README.md").read_text(encoding="utf-8"), "| | state |")
 
 
 PARTS: dict[str, Callable[[], str]] = {
@@ -34,7 +40,8 @@ PARTS: dict[str, Callable[[], str]] = {
     "network-words": network_table,
     "benchmarks": benchmark_tables,
     "integrators": _integrator_table,
-    "state": _state_table,
+    "memory": memory_table,
+    "program": _program,
 }
 
 
@@ -44,9 +51,14 @@ def written_pages(folder: Path = PAGES) -> dict[str, str]:
 
 
 def generated_files() -> dict[str, str]:
-    """Every file that the build adds, by its path on the site."""
-    pictures = {f"pictures/{name}": text for name, text in journey.files().items()}
-    return {"commands.md": commands_page(), **imported_pages(), **pictures}
+    """Every file that the build adds, by its path on the site; pictures of figures are in `drawn_files`."""
+    drawings = {f"pictures/{name}": text for name, text in journey.files().items() if name not in KEPT_PICTURES}
+    return {"commands.md": commands_page(), **imported_pages(), **drawings}
+
+
+def drawn_files() -> dict[str, str]:
+    """Every picture of measured figures, by its path on the site; takes seconds to draw."""
+    return {f"pictures/{name}": text for name, text in pictures().items()}
 
 
 def fill(markdown: str) -> str:

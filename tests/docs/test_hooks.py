@@ -20,5 +20,5 @@ def test_docs_hooks_add_integrators_once() -> None:
 
 def test_docs_hooks_fill_pages() -> None:
     filled = hooks.on_page_markdown("# T\n\n<!-- generated: settings -->\n", None, None, None)
-    assert filled.startswith("# T\n\n| variable |") and "UCCL_EP_TIMEOUT_S" in filled
+    assert filled.startswith("# T\n\n### Nodes and networks\n\n| variable |") and "UCCL_EP_TIMEOUT_S" in filled
     assert hooks.on_page_markdown("text <!-- generated: settings -->", None, None, None).startswith("text <!--")

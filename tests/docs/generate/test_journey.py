@@ -8,9 +8,11 @@ from pathlib import Path
 import pytest
 
 from docs.generate.journey import files, main, pictures
+from docs.generate.pages import KEPT_PICTURES
 from docs.generate.svg import LINE_HEIGHT, Arrow, Picture, label_position, text_width
 
-PAGE = (Path(__file__).resolve().parents[3] / "docs/pages/journey.md").read_text(encoding="utf-8")
+PAGES = Path(__file__).resolve().parents[3] / "docs/pages"
+PAGE = (PAGES / "journey.md").read_text(encoding="utf-8")
 
 
 def label_span(arrow: Arrow) -> tuple[float, float]:
@@ -18,6 +20,11 @@ def label_span(arrow: Arrow) -> tuple[float, float]:
     level = abs(arrow.x2 - arrow.x1) >= abs(arrow.y2 - arrow.y1)
     width = text_width(arrow.label)
     return (x - width / 2, x + width / 2) if level else (x, x + width)
+
+
+@pytest.mark.parametrize("name", KEPT_PICTURES)
+def test_docs_journey_pictures_of_the_readme_are_as_generated(name: str) -> None:
+    assert (PAGES / "pictures" / name).read_text(encoding="utf-8") == files()[name]
 
 
 @pytest.mark.parametrize("picture", pictures(), ids=lambda picture: picture.name)

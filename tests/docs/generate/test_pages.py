@@ -11,7 +11,7 @@ from docs.generate.pages import PARTS, all_pages, fill, generated_files, written
 
 def test_docs_generated_files_have_content() -> None:
     found = generated_files()
-    assert "commands.md" in found and "pictures/journey-1-dark.svg" in found
+    assert "commands.md" in found and "pictures/journey-2-dark.svg" in found
     assert all(len(text) > 100 for text in found.values())
 
 

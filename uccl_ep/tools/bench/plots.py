@@ -8,44 +8,37 @@ from pathlib import Path
 from typing import Any
 
 from uccl_ep.tools.bench.summary import OURS, WANTED
+from uccl_ep.tools.figures import write
 
 Result = dict[str, Any]
-_COLOURS = {OURS: "tab:blue", "gloo": "tab:orange", "openmpi": "tab:green", "memcpy limit": "lightgrey"}
+_COLOURS = {OURS: "tab:blue", "gloo": "tab:orange", "openmpi": "tab:green", "memcpy limit": "darkgrey"}
 
 
-def draw(results: list[Result], folder: Path) -> list[Path]:
-    """Writes what can be drawn of the results into `folder`; returns the files.
+def draw(results: list[Result], folder: Path, suffix: str = ".png", theme: str = "") -> list[Path]:
+    """Writes what can be drawn of the results into `folder`, in the suffix's format; returns the files.
 
     Raises:
-        OSError: the folder cannot be written.
+        NotSupported, OSError, ValueError: see figures.write.
     """
-    folder.mkdir(parents=True, exist_ok=True)
+
+    def save(name: str, fill: Callable[[Any], None]) -> Path:
+        return write(folder / f"{name}{suffix}", (11, 4.5), fill, theme)
+
     peers = [r for r in results if r["benchmark"] == "beside peers" and not _is_variant(r["options"])]
     written = []
     for mode in ("throughput", "low-latency"):
         of_mode = [result for result in peers if result["options"]["mode"] == mode]
         if of_mode:
-            written.append(_save(folder / f"peers-{mode}.png", partial(_peers, of_mode, mode)))
+            written.append(save(f"peers-{mode}", partial(_peers, of_mode, mode)))
     rings = [result for result in results if result["benchmark"] == "ring"]
     if rings:
-        written.append(_save(folder / "ring.png", partial(_ring, rings[-1])))
+        written.append(save("ring", partial(_ring, rings[-1])))
     return written
 
 
 def _is_variant(options: dict[str, Any]) -> bool:
     """Of what another file shows in the form that targets are for (summary.has_targets)."""
     return (options.get("outputs", "shared"), options.get("combine", "auto")) != ("shared", "auto")
-
-
-def _save(path: Path, fill: Callable[[Any], None]) -> Path:
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(11, 4.5), layout="constrained")
-    FigureCanvasAgg(figure)
-    fill(figure)
-    figure.savefig(path, dpi=130)
-    return path
 
 
 def _label(result: Result) -> str:
@@ -81,7 +74,7 @@ def _peers(results: list[Result], mode: str, figure: Any) -> None:
         colour = _COLOURS.get(peer)
         ratios.bar(x, middle, 0.8 / len(peers), yerr=[below, above], label=peer, color=colour, capsize=3)
         ratios.axhline(WANTED[mode][peer], color=colour, linestyle="--", linewidth=1)
-    ratios.set_ylabel("uccl_ep is faster by (dashed: wanted)")
+    ratios.set_ylabel("speed-up of uccl_ep over the other (dashed: target)")
     for axes in (times, ratios):
         axes.set_xticks(range(len(results)), [_label(result) for result in results])
         axes.grid(axis="y", alpha=0.3)

@@ -1,19 +1,26 @@
-# The demo's picture: both loss curves, and who sent how many bytes to whom. Draws to a file without a display.
+"""The demo's picture: both loss curves, and who sent how many bytes to whom."""
+
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 from uccl_ep.tools.demo.report import Report, human_bytes
+from uccl_ep.tools.figures import write
 
 
 def draw(report: Report, path: Path) -> None:
-    """Writes a picture; the file's suffix chooses the format. Raises OSError or ValueError when it cannot."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
+    """Writes the picture.
 
+    Raises:
+        NotSupported, OSError, ValueError: see figures.write.
+    """
+    write(path, (11, 4.5), partial(_fill, report))
+
+
+def _fill(report: Report, figure: Any) -> None:
     options = report.options
-    figure = Figure(figsize=(11, 4.5), layout="constrained")
-    FigureCanvasAgg(figure)
     curves, matrix = figure.subplots(1, 2, width_ratios=[1.25, 1])
 
     steps = range(1, options.steps + 1)
@@ -50,4 +57,3 @@ def draw(report: Report, path: Path) -> None:
     matrix.set_ylabel("from rank")
     matrix.set_title("bytes sent (red: border between nodes)")
     figure.colorbar(image, ax=matrix, shrink=0.85, label="MiB")
-    figure.savefig(path, dpi=130)

@@ -55,6 +55,7 @@ def run_demo(options: DemoOptions, out: Path, as_json: bool, console: Console) -
     """Runs everything and returns the exit status. Raises UcclEpError (bad option, failed rank) and Stopped."""
     options.check()
     check_out(out)
+    from uccl_ep.tools import figures
     from uccl_ep.tools.demo.launch import launch
     from uccl_ep.tools.demo.plot import draw
 
@@ -69,10 +70,12 @@ def run_demo(options: DemoOptions, out: Path, as_json: bool, console: Console) -
         )
     ranks = launch(options, show=shown is not None)
     report = Report(options, ranks, run_one_process(options, shown))
-    draw(report, out)
+    picture = f"Picture: {out}" if figures.available() else f"No picture: {figures.MISSING}"
+    if figures.available():
+        draw(report, out)
     if shown:
         show(report, shown)
-        shown.print(f"Picture: {out}", highlight=False, soft_wrap=True)
+        shown.print(picture, highlight=False, markup=False, soft_wrap=True)
     else:
         console.file.write(json.dumps(report.as_json(), indent=2) + "\n")
     return STATUS_DIFFERENT if report.problems() else 0

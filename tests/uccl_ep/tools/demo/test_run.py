@@ -61,6 +61,16 @@ def test_status_0_both_losses_and_a_picture(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("ranks_as_threads")
+def test_without_matplotlib_the_demo_runs_and_says_what_a_picture_needs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("uccl_ep.tools.figures.available", lambda: False)
+    status, output = run(small(), tmp_path / "demo.png")
+    assert status == 0 and "No picture: pictures need matplotlib: pip install 'uccl-ep[plots]'" in output
+    assert not (tmp_path / "demo.png").exists()
+
+
+@pytest.mark.usefixtures("ranks_as_threads")
 def test_json_is_all_that_is_printed(tmp_path: Path) -> None:
     status, output = run(small(fp8=True), tmp_path / "demo.png", as_json=True)
     found = json.loads(output)

@@ -2,29 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from uccl_ep.tools.figures import write
+
 _COLOURS = {"random": "tab:blue", "group-limited": "tab:green", "skewed": "tab:orange"}
-
-
-def _save(path: Path, size: tuple[float, float], fill: Callable[[Any], None]) -> None:
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=size, layout="constrained")
-    FigureCanvasAgg(figure)
-    fill(figure)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=130)
 
 
 def draw_bytes(result: dict[str, Any], path: Path) -> None:
     """Ours over upstream's by rank count: bytes to the left, messages to the right, a line for each gate and mode.
 
     Raises:
-        OSError, ValueError: the file cannot be written, or its suffix names no format.
+        NotSupported, OSError, ValueError: see figures.write.
     """
 
     def fill(figure: Any) -> None:
@@ -40,7 +30,7 @@ def draw_bytes(result: dict[str, Any], path: Path) -> None:
         panels[0].axhline(0.5, color="tab:red", linestyle=":", label="target at 32 ranks")
         figure.legend(*panels[0].get_legend_handles_labels(), loc="outside lower center", ncols=4, fontsize=7)
 
-    _save(path, (11, 5.2), fill)
+    write(path, (11, 5.2), fill)
 
 
 def _label(panel: Any, name: str, sizes: list[int]) -> None:
@@ -72,7 +62,7 @@ def draw_memory(result: dict[str, Any], path: Path) -> None:
     """Bytes of a rank by rank count: ours, with one rank a node, and upstream's.
 
     Raises:
-        OSError, ValueError: as draw_bytes.
+        NotSupported, OSError, ValueError: see figures.write.
     """
 
     def fill(figure: Any) -> None:
@@ -94,14 +84,14 @@ def draw_memory(result: dict[str, Any], path: Path) -> None:
         panel.grid(alpha=0.3)
         panel.legend(fontsize=8)
 
-    _save(path, (7, 4.5), fill)
+    write(path, (7, 4.5), fill)
 
 
 def draw_growth(result: dict[str, Any], path: Path) -> None:
     """A panel for each axis, counted above and measured below: every quantity relative to its first value.
 
     Raises:
-        OSError, ValueError: as draw_bytes.
+        NotSupported, OSError, ValueError: see figures.write.
     """
     kinds = [kind for kind in ("counted", "measured") if result[kind]]
 
@@ -122,4 +112,4 @@ def draw_growth(result: dict[str, Any], path: Path) -> None:
                 panel.grid(alpha=0.3)
             line[0].legend(fontsize=6)
 
-    _save(path, (4 * max(len(result[kind]) for kind in kinds), 3.6 * len(kinds)), fill)
+    write(path, (4 * max(len(result[kind]) for kind in kinds), 3.6 * len(kinds)), fill)

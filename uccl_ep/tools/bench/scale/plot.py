@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from uccl_ep.tools.bench.scale.report import NOTE
+from uccl_ep.tools.figures import write
 
 _COLOURS = {"upstream": "tab:orange", "ours": "tab:blue", "ours, by node": "tab:cyan"}
 _MARKS = "osD^vP"
@@ -17,14 +19,13 @@ def draw_scale(result: dict[str, Any], path: Path) -> None:
     """A row of panels for the calibration and one for each testbed.
 
     Raises:
-        OSError, ValueError: the file cannot be written, or its suffix names no format.
+        NotSupported, OSError, ValueError: see figures.write.
     """
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
     platforms = result["options"]["platforms"]
-    figure = Figure(figsize=(14, 4.2 * (1 + len(platforms))), layout="constrained")
-    FigureCanvasAgg(figure)
+    write(path, (14, 4.2 * (1 + len(platforms))), partial(_fill, result, platforms))
+
+
+def _fill(result: dict[str, Any], platforms: list[str], figure: Any) -> None:
     figure.suptitle(NOTE)
     panels = figure.subplots(1 + len(platforms), 3, squeeze=False)
     _draw_calibration(panels[0][0], result["calibration"])
@@ -34,8 +35,6 @@ def draw_scale(result: dict[str, Any], path: Path) -> None:
         for panel, mode in zip(line, ("low-latency", "throughput"), strict=False):
             _draw_rounds(panel, name, mode, result["ratios"])
         _draw_disturbances(line[2], name, result["disturbances"])
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=110)
 
 
 def _draw_calibration(panel: Any, rows: list[dict[str, Any]]) -> None:
