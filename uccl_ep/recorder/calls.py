@@ -11,9 +11,12 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from typing import Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import torch
+
+if TYPE_CHECKING:
+    from uccl_ep.recorder.journal import Journal
 
 DEPTH = 512
 """Calls that are kept."""
@@ -43,19 +46,27 @@ class Call:
     kernels: list[tuple[int, str]] = field(default_factory=list)
 
 
+Running = tuple[Call, ExitStack | None, int]
+"""A call under way: it, its ranges, and its place in the journal."""
+
+
 class CallLog:
     """The last calls of one Buffer in one life.
 
     Args:
         nvtx: also mark calls for NVIDIA's tools.
+
+    Attributes:
+        journal: where they are written too, for a rank that is killed.
     """
 
     def __init__(self, nvtx: bool = False) -> None:
         self.calls: deque[Call] = deque(maxlen=DEPTH)
+        self.journal: Journal | None = None
         self._counts: dict[str, int] = {}
         self._nvtx = nvtx and _has_nvtx()
 
-    def begin(self, name: str, arguments: tuple[Any, ...] = (), number: int = 0) -> tuple[Call, ExitStack | None]:
+    def begin(self, name: str, arguments: tuple[Any, ...] = (), number: int = 0) -> Running:
         """A call begins; what `end` must be given. `number` 0: the next of its name."""
         if number == 0:
             number = self._counts[name] = self._counts.get(name, 0) + 1
@@ -69,14 +80,16 @@ class CallLog:
             ranges = self._enter_ranges(f"uccl_ep.{name} {number}")
         call.begin_ns = time.monotonic_ns()
         self.calls.append(call)
-        return call, ranges
+        return call, ranges, -1 if self.journal is None else self.journal.begin(call)
 
-    def end(self, running: tuple[Call, ExitStack | None], error: BaseException | None = None) -> None:
+    def end(self, running: Running, error: BaseException | None = None) -> None:
         """A call has returned, or raised."""
-        call, ranges = running
+        call, ranges, place = running
         call.end_ns = time.monotonic_ns()
         if error is not None:
             call.error = type(error).__name__
+        if self.journal is not None and place >= 0:
+            self.journal.end(place, call)
         if ranges is not None:
             ranges.__exit__(None if error is None else type(error), error, None)
 

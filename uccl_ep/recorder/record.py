@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-from collections import Counter
-from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from pathlib import Path
 from typing import Any, get_args, get_origin, get_type_hints
@@ -208,52 +205,6 @@ def read(path: Path) -> Record:
         raise InvalidArgument(f"{path} cannot be read: {error.strerror}") from error
     except MemoryError as error:
         raise InvalidArgument(f"{path} cannot be read: there is no memory for it") from error
-
-
-def read_all(places: Iterable[Path]) -> list[Record]:
-    """The records in files and folders, of the session that was written last, ascending by rank. What lies beside them
-    and is none is said on stderr, by its name and why.
-
-    Raises:
-        InvalidArgument: there is none.
-    """
-    found: list[tuple[Path, Record]] = []
-    places = list(places)
-    for file in (file for place in places for file in _files(place)):
-        try:
-            found.append((file, read(file)))
-        except InvalidArgument as error:
-            _skip(str(error))
-    if not found:
-        shown = ", ".join(map(str, places))
-        raise InvalidArgument(f"no flight record (*{SUFFIX}) in {shown}. UCCL_EP_FLIGHT_RECORDER says where they go.")
-    newest = max((record for _, record in found), key=lambda record: record.wall_s).session
-    found = [(file, record) for file, record in found if record.session == newest]
-    ((group, _),) = Counter(_group(record) for _, record in found).most_common(1)
-    of_rank: dict[int, Record] = {}
-    for file, record in sorted(found, key=lambda pair: pair[1].wall_s):
-        if _group(record) == group:
-            of_rank[record.rank] = record
-        else:
-            _skip(f"{file} is of another group than most records of this job")
-    return [of_rank[rank] for rank in sorted(of_rank)]
-
-
-def _files(place: Path) -> list[Path]:
-    try:
-        return sorted(place.glob(f"*{SUFFIX}")) if place.is_dir() else [place]
-    except OSError as error:
-        _skip(f"{place} cannot be read: {error.strerror}")
-        return []
-
-
-def _group(record: Record) -> tuple[object, ...]:
-    """What all records of a session have alike."""
-    return (record.num_ranks, *record.hostnames, *record.node_of)
-
-
-def _skip(why: str) -> None:
-    print(f"uccl-ep: skipped: {printable(why)}", file=sys.stderr)
 
 
 def printable(text: str) -> str:

@@ -1,12 +1,15 @@
 """A rank's flight recorder: the proxy's event rings and the calls, and when they are written down.
 
-The rings are a memfd of the rank, mapped by whatever runs the proxy: they outlive a proxy that dies. Always on, unless
-UCCL_EP_FLIGHT_RECORDER=off; the rings take DEPTH events a proxy thread, with UCCL_EP_TRACE TRACED_DEPTH.
+The rings are in the rank's journal, a file in memory that whatever runs the proxy maps: they outlive a proxy that dies,
+and the rank. Always on, unless UCCL_EP_FLIGHT_RECORDER=off; the rings take DEPTH events a proxy thread, with
+UCCL_EP_TRACE TRACED_DEPTH.
 """
 
 from __future__ import annotations
 
+import functools
 import os
+import warnings
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,6 +18,7 @@ from uccl_ep import _native
 from uccl_ep.errors import UcclEpError
 from uccl_ep.recorder.calls import CallLog
 from uccl_ep.recorder.collect import collect
+from uccl_ep.recorder.journal import RUNNING, Journal
 from uccl_ep.recorder.record import SUFFIX, WorkerEvents, write
 from uccl_ep.settings import Settings
 from uccl_ep.system.private import temporary_folder, why_not_private
@@ -43,6 +47,7 @@ class FlightRecorder:
         self.calls = CallLog(nvtx)
         self._rank, self._settings = rank, settings
         self._events: _native.Segment | None = None
+        self._journal: Journal | None = None
         self._path = ""  # of the record of this life's fault
         self._trouble = ""  # why there is none
 
@@ -58,8 +63,23 @@ class FlightRecorder:
         traced = bool(self._settings.trace)
         self._depth = TRACED_DEPTH if traced else DEPTH
         num_bytes = _native.events_bytes(self._settings.proxy_threads, self._depth)
-        self._events = _native.Segment.create(f"uccl-ep-{self._rank}-events", num_bytes)
+        try:
+            self._journal = self.calls.journal = Journal(self._rank, num_bytes)
+            self._events = self._journal.segment
+        except OSError as error:
+            _warn_once(f"{error}: a rank that is killed will leave no flight record")
+            self._events = _native.Segment.create(f"uccl-ep-{self._rank}-events", num_bytes)
         return {"events_fd": self._events.fd, "event_capacity": self._depth, "trace": traced}
+
+    def complete(self, session: Session) -> None:
+        """The rank is ready: from here on its journal tells who it is, whatever ends it."""
+        if self._journal is None:
+            return
+        try:
+            self._journal.complete(collect(session, [], [], RUNNING))
+        except OSError as error:
+            _warn_once(f"{error}: a rank that is killed will leave no flight record")
+            self._drop_journal()
 
     def workers(self) -> list[WorkerEvents]:
         """What the proxy's workers have recorded so far."""
@@ -94,6 +114,7 @@ class FlightRecorder:
         if not self._path and not self._trouble:
             try:
                 self._path = str(self.dump(session, None, f"a call raised {type(error).__name__}", error))
+                self._drop_journal()  # the record has it all
             except Exception as trouble:  # what is being raised matters more than whatever goes wrong here
                 self._trouble = f"{type(trouble).__name__}: {trouble}"
         error.flight_record = self._path
@@ -105,7 +126,18 @@ class FlightRecorder:
         if self._settings.trace and self._events is not None and "context" in session.__dict__:
             with suppress(Exception):  # the Buffer ends either way; what is missing is seen by who wants the trace
                 self.dump(session, Path(self._settings.trace), "the end of the Buffer, with UCCL_EP_TRACE")
+        self._drop_journal()
         self._events = None
+
+    def _drop_journal(self) -> None:
+        if self._journal is not None:
+            self._journal.remove()
+        self._journal = self.calls.journal = None
+
+
+@functools.cache
+def _warn_once(text: str) -> None:
+    warnings.warn(text, stacklevel=2)
 
 
 def _told(path: str, trouble: str) -> str:

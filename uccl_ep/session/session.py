@@ -303,6 +303,7 @@ class Session(NoCopies):
         if self._proxy.pid != me.pid:
             self._guard = _native.ProxyGuard(self._proxy.pid, self.regions.control.address, self.rank)
         self._published = publish(self)
+        self.recorder.complete(self)
 
     def _make_context(self, members: list[int], shrink: bool) -> None:
         tables = _native.RankTablesSettings()

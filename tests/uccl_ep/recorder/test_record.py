@@ -12,7 +12,7 @@ from tests.uccl_ep.recorder.records import WALL, event, record, timed_out, worke
 from uccl_ep import InvalidArgument
 from uccl_ep._native import EventKind
 from uccl_ep.recorder.calls import Call
-from uccl_ep.recorder.record import pack, read, read_all, unpack, write
+from uccl_ep.recorder.record import pack, read, unpack, write
 
 
 def test_recorder_record_comes_back(tmp_path: Path) -> None:
@@ -68,22 +68,6 @@ def test_recorder_record_damaged_bytes_never_raise_anything_else() -> None:
             unpack(bytes(data), "x")
         except InvalidArgument:
             pass
-
-
-def test_recorder_record_reads_the_last_job(tmp_path: Path) -> None:
-    for rank in (2, 0):
-        write(record(rank), tmp_path)
-    write(record(1, session=77, wall_s=WALL - 60), tmp_path)
-    (tmp_path / "notes.txt").write_text("not a record")
-    assert [r.rank for r in read_all([tmp_path])] == [0, 2]
-    older = tmp_path / "older"
-    write(record(0, reason="older", wall_s=WALL - 1), older)
-    assert [r.reason for r in read_all([older, tmp_path / "1234abcd-rank0.uccl-ep"])] == ["the program asked for it"]
-    (tmp_path / "new").mkdir()
-    with pytest.raises(InvalidArgument, match="UCCL_EP_FLIGHT_RECORDER"):
-        read_all([tmp_path / "new"])
-    with pytest.raises(InvalidArgument, match=r"notes\.txt"):
-        read_all([tmp_path / "notes.txt"])
 
 
 def test_recorder_record_wall_clock() -> None:

@@ -35,7 +35,7 @@ def explain(
 
     from rich.console import Console
 
-    from uccl_ep.recorder.record import read_all
+    from uccl_ep.recorder.find import read_all
     from uccl_ep.tools.explain.show import show
     from uccl_ep.tools.explain.story import read_story
 

@@ -6,6 +6,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from uccl_ep.recorder.journal import KILLED
 from uccl_ep.recorder.record import printable
 from uccl_ep.tools.explain.story import Story, tell
 
@@ -37,7 +38,7 @@ def _table(story: Story) -> Table:
         row, wait = rows[rank], waits.get(rank)
         doing = row.doing if row.open else f"none (last: {row.doing})"
         told = "" if wait is None else f"rank {wait.peer} in {wait.phase}"
-        raised = row.error.partition(":")[0]
+        raised = "killed" if row.reason == KILLED else row.error.partition(":")[0]
         cells = (str(rank), row.host, doing, f"T{row.since_s:+.3f} s", told, raised)
         table.add_row(*(Text(printable(cell)) for cell in cells), style=style)
     return table

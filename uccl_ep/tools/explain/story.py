@@ -26,6 +26,7 @@ from uccl_ep.recorder.events import (
     phase_words,
     words_of_key,
 )
+from uccl_ep.recorder.journal import KILLED
 from uccl_ep.recorder.record import Record
 from uccl_ep.tools.explain.clock import Clocks
 
@@ -165,6 +166,8 @@ class _Reading:
             lost.add(record.blamed)  # whoever else has left has left because of that one
         elif record.fault.get("kind") == FaultKind.PEER_LOST:
             lost.add(record.fault["peer"])
+        elif record.reason == KILLED and parted:  # it was ended before it could say so
+            lost.add(min(parted, key=lambda peer: parted[peer]))
         others = [peer for peer in lost if 0 <= peer < record.num_ranks and peer != record.rank]
         return {peer: self.clocks.common(record, parted.get(peer, record.written_ns)) for peer in others}
 
@@ -344,6 +347,8 @@ def _rank_in_words(rank: RankStory, story: Story) -> str:
         text += _when(rank.since_s)
     if rank.error:
         text += f", and raised {rank.error.partition(':')[0]} {_when(rank.written_s)}"
+    elif rank.reason == KILLED:
+        text += ", when it ended without raising anything"
     if rank.masked:
         text += f"; it leaves out {_ranks(rank.masked)}"
     return text + "."
@@ -352,7 +357,9 @@ def _rank_in_words(rank: RankStory, story: Story) -> str:
 def _why_missing(story: Story) -> str:
     gone = {loss.rank for loss in story.lost}
     if set(story.missing) <= gone:
-        return "A rank that is killed writes none."
+        return (
+            "The journal of a rank that is killed lies in /dev/shm of its host: run uccl-ep explain there, or copy it."
+        )
     who = "It" if len(story.missing) == 1 else "They"
     return f"{who} may have been killed, or have met no error; Buffer.dump_flight_record() writes one at any time."
 

@@ -26,7 +26,7 @@ def trace(
     """
     import json
 
-    from uccl_ep.recorder.record import read_all
+    from uccl_ep.recorder.find import read_all
     from uccl_ep.tools.explain.chrome import trace_of
 
     found = read_all(records)

@@ -19,7 +19,8 @@ from typer.testing import CliRunner
 from tests.uccl_ep.recorder.records import bereaved, timed_out
 from uccl_ep import InvalidArgument
 from uccl_ep.cli import app
-from uccl_ep.recorder.record import SUFFIX, pack, read_all, write
+from uccl_ep.recorder.find import read_all
+from uccl_ep.recorder.record import SUFFIX, pack, write
 from uccl_ep.tools.explain.chrome import trace_of
 from uccl_ep.tools.explain.story import read_story
 
