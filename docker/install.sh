@@ -10,6 +10,7 @@
 #   install.sh roots      what a clean Debian root is made with, for tests/docker: debootstrap
 #   install.sh proofs      build, and what `make prove` takes: spin, clang with libFuzzer, ip and tc
 #   install.sh bench       build, and what `make bench` counts instructions with: valgrind
+#   install.sh arm         build, and what `make test-arm` takes: a compiler for 64-bit ARM and QEMU to run its programs
 #   install.sh cache       build, and ccache, so that CI compiles what several builds share once
 #   install.sh rdma        build, and what `make test-rdma` takes: QEMU, busybox, user-space RDMA with pyverbs, perftest
 #   install.sh package [EXTRA]   uccl-ep itself with that extra (cuda13, cuda12, rocm) into a new environment PREFIX
@@ -67,6 +68,11 @@ for_bench() {
   need valgrind valgrind
 }
 
+for_arm() {
+  for_build
+  packages g++-aarch64-linux-gnu libc6-dev-arm64-cross libstdc++-12-dev-arm64-cross qemu-user-static
+}
+
 for_cache() {
   for_build
   need ccache ccache
@@ -119,6 +125,7 @@ case "${1:-build}" in
     ;;
   proofs) for_proofs ;;
   bench) for_bench ;;
+  arm) for_arm ;;
   cache) for_cache ;;
   rdma) for_rdma ;;
   package)

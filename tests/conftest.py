@@ -2,7 +2,8 @@
 
 Kernels' tests run with warps of 32 lanes and with one lane, as a CPU runs them; with 64, as on AMD processors, they are
 marked slow. --native-only leaves the Python tests out; --sanitize thread|address runs the native tests of an
-instrumented build; --one-width builds and runs them with warps of 32 lanes only.
+instrumented build, --cross aarch64 those of another processor's, in an emulator; --one-width builds and runs them with
+warps of 32 lanes only.
 """
 
 from __future__ import annotations
@@ -27,20 +28,22 @@ import pytest  # noqa: E402
 
 ROOT = Path(__file__).resolve().parent.parent
 SANITIZERS = ("thread", "address")
+EMULATED = {"aarch64": ["qemu-aarch64-static", "-L", "/usr/aarch64-linux-gnu"]}
 # By warp width; sanitizers look at the first only, and the second is built where slow tests are wanted.
 PROGRAMS = {32: "native_tests", 64: "native_tests_wave64", 1: "native_tests_wave1"}
-LIMIT_S = {"": 50, "thread": 240, "address": 150}  # one TEST; below pytest's own limit, which would end the session
+LIMIT_S = {"": 50, "thread": 240, "address": 150, "aarch64": 240}  # one TEST; below pytest's own limit, which would end the session
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("native", "native tests (C++)")
     group.addoption("--sanitize", choices=SANITIZERS, help="run the native tests, and only those, under a sanitizer")
+    group.addoption("--cross", choices=EMULATED, help="run the native tests, and only those, for another processor")
     group.addoption("--native-only", action="store_true", help="collect no Python test")
     group.addoption("--one-width", action="store_true", help="native tests with warps of 32 lanes only: quick to build")
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
-    native_only = config.getoption("--native-only") or config.getoption("--sanitize")
+    native_only = any(map(config.getoption, ("--native-only", "--sanitize", "--cross")))
     return True if native_only and collection_path.suffix == ".py" else None
 
 
@@ -57,11 +60,17 @@ def _one_torch_thread() -> None:
 
 
 class NativeBuild:
-    """One configured and built folder of native test programs: build/native or build/native-<sanitizer>."""
+    """One configured and built folder of native test programs: build/native, or build/native-<kind>.
 
-    def __init__(self, sanitize: str, widths: Iterable[int] = PROGRAMS) -> None:
-        self.sanitize = sanitize
-        self.folder = ROOT / "build" / ("native" + (f"-{sanitize}" if sanitize else ""))
+    Args:
+        kind: a sanitizer, a processor of EMULATED, or "".
+    """
+
+    def __init__(self, kind: str, widths: Iterable[int] = PROGRAMS) -> None:
+        self.kind = kind
+        self.sanitize = kind if kind in SANITIZERS else ""
+        self.emulator = EMULATED.get(kind, [])
+        self.folder = ROOT / "build" / ("native" + (f"-{kind}" if kind else ""))
         self.programs = {width: PROGRAMS[width] for width in widths}
         self.tests: dict[tuple[int, str], list[str]] = {}  # (warp width, source file) -> names
 
@@ -71,6 +80,9 @@ class NativeBuild:
         self.folder.mkdir(parents=True, exist_ok=True)
         configure = [cmake, "-S", str(ROOT), "-B", str(self.folder), "-G", "Ninja", "-DUCCL_EP_TESTS=ON"]
         configure += [f"-DUCCL_EP_SANITIZE={self.sanitize}", f"-DCMAKE_MAKE_PROGRAM={_tool('ninja')}"]
+        if self.emulator:
+            _tool(self.emulator[0])
+            configure += [f"-DCMAKE_TOOLCHAIN_FILE={ROOT}/cmake/{self.kind}.cmake"]
         with open(self.folder / ".lock", "a+") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)  # several pytest processes may share the folder
             lock.seek(0)
@@ -88,7 +100,7 @@ class NativeBuild:
 
     def _list(self) -> None:
         for wave, program in self.programs.items():
-            listing = _must_run([str(self.folder / program), "--list"], f"list the tests of {program}")
+            listing = _must_run([*self.emulator, str(self.folder / program), "--list"], f"list the tests of {program}")
             for line in listing.splitlines():
                 name, file = line.split("\t")
                 file = file[file.index("tests/") :]  # ccache makes it relative to the build's folder
@@ -100,7 +112,8 @@ def _tool(name: str) -> str:
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ.get("PATH", "")])
     found = shutil.which(name, path=path)
     if found is None:
-        raise pytest.Collector.CollectError(f"{name} is missing, so no native test can run: pip install {name}")
+        how = "docker/install.sh arm" if name.startswith("qemu") else f"pip install {name}"
+        raise pytest.Collector.CollectError(f"{name} is missing, so no native test can run: {how}")
     return found
 
 
@@ -122,25 +135,25 @@ def _this_run(programs: Iterable[int]) -> str:
 
 
 def _widths(config: pytest.Config) -> list[int]:
-    if config.getoption("--sanitize") or config.getoption("--one-width"):
+    if any(map(config.getoption, ("--sanitize", "--cross", "--one-width"))):
         return [32]
     return [32, 1] if config.getoption("-m").startswith("not slow") else list(PROGRAMS)
 
 
-_builds: dict[str, NativeBuild | str] = {}  # by sanitizer: what was built, or why it was not
+_builds: dict[str, NativeBuild | str] = {}  # by kind: what was built, or why it was not
 
 
 def _build(config: pytest.Config) -> NativeBuild:
     """The session's build. Its failure is shown in full once; every further test file refers to it."""
-    sanitize = config.getoption("--sanitize") or ""
-    known = _builds.get(sanitize)
+    kind = config.getoption("--sanitize") or config.getoption("--cross") or ""
+    known = _builds.get(kind)
     if isinstance(known, str):
         raise pytest.Collector.CollectError(known)
     if known is None:
-        _builds[sanitize] = "the native tests were not built: see the first of these errors"
-        known = NativeBuild(sanitize, _widths(config))
+        _builds[kind] = "the native tests were not built: see the first of these errors"
+        known = NativeBuild(kind, _widths(config))
         known.make()
-        _builds[sanitize] = known
+        _builds[kind] = known
     return known
 
 
@@ -155,8 +168,9 @@ class NativeFile(pytest.File):
         for wave in build.programs:
             for name in build.tests.get((wave, file), []):
                 item = NativeTest.from_parent(self, name=name if wave == 32 else f"{name}[wave{wave}]")
-                item.command = [str(build.folder / build.programs[wave]), name]
-                item.limit_s = LIMIT_S[build.sanitize]
+                prefix = build.emulator or _fixed_addresses()
+                item.command = [*prefix, str(build.folder / build.programs[wave]), name]
+                item.limit_s = LIMIT_S[build.kind]
                 item.add_marker(pytest.mark.native)
                 if wave == 64:
                     item.add_marker(pytest.mark.slow)
@@ -179,7 +193,7 @@ class NativeTest(pytest.Item):
         env["TSAN_OPTIONS"] = "halt_on_error=1:second_deadlock_stack=1:" + env.get("TSAN_OPTIONS", "")
         env["UBSAN_OPTIONS"] = "print_stacktrace=1:" + env.get("UBSAN_OPTIONS", "")
         process = subprocess.Popen(
-            [*_fixed_addresses(), *self.command],
+            self.command,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             cwd=ROOT,
