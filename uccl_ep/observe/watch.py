@@ -11,6 +11,8 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+import psutil
+
 from uccl_ep.observe.attach import Attached, attach, find
 from uccl_ep.observe.page import Page
 from uccl_ep.observe.rates import RankRates, rates
@@ -67,6 +69,12 @@ class Watcher:
         """Ranks that are mapped, by session and rank."""
         return [self._ranks[key] for key in sorted(self._ranks)]
 
+    @property
+    def over(self) -> bool:
+        """Ranks were seen, and all have ended with their processes: none of them begins another Buffer."""
+        ranks = self._ranks.values()
+        return bool(ranks) and not any(rank.alive or _lives(rank.pid) for rank in ranks)
+
     def samples(self) -> list[tuple[Attached, Sample]]:
         """One sample of each rank."""
         gone = any(not rank.alive for rank in self._ranks.values())
@@ -95,6 +103,13 @@ class Watcher:
         living = {rank.page.session for rank in self._ranks.values() if rank.alive}
         if living:
             self._ranks = {key: rank for key, rank in self._ranks.items() if key[0] in living}
+
+
+def _lives(pid: int) -> bool:
+    try:
+        return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
+    except psutil.Error:
+        return False
 
 
 def _job(ranks: Mapping[int, tuple[Attached, Sample, Sample]]) -> Job:
