@@ -19,6 +19,7 @@ from uccl_ep.tools.bench.transport_command import transport
 from uccl_ep.tools.conformance.options import ConformanceOptions
 from uccl_ep.tools.demo.options import GATES, PROXIES, TRANSPORTS, DemoOptions
 from uccl_ep.tools.doctor.command import doctor
+from uccl_ep.tools.env import env
 from uccl_ep.tools.explain.explain_command import explain
 from uccl_ep.tools.explain.trace_command import trace as make_trace
 from uccl_ep.tools.plan.command import plan
@@ -54,22 +55,6 @@ def version() -> None:
             found = "not installed as a package"
         typer.echo(f"{name} {found}")
     typer.echo(f"python {sys.version.split()[0]}")
-
-
-@app.command()
-def env() -> None:
-    """Print every UCCL_EP_* environment variable: its meaning, what it may be, its default, and its value here."""
-    from rich.console import Console
-    from rich.table import Table
-
-    from uccl_ep.settings import describe
-
-    table = Table()
-    for heading in ("variable", "here", "default", "allowed", "meaning"):
-        table.add_column(heading, overflow="fold")
-    for row in describe():
-        table.add_row(row.name, os.environ.get(row.name, "-"), row.default, row.allowed, row.help)
-    Console().print(table)
 
 
 @app.command()
@@ -175,6 +160,7 @@ def demo(
 
 app.add_typer(bench_app, name="bench")
 app.command()(doctor)
+app.command()(env)
 app.command()(plan)
 app.command()(top)
 app.command()(explain)
