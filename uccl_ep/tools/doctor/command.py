@@ -36,7 +36,16 @@ def doctor(
     ] = Path("/sys"),
     everything: Annotated[
         bool,
-        typer.Option("--all", help="Also the checks of paths that this machine does not need.", rich_help_panel=OUTPUT),
+        typer.Option(
+            "--all",
+            "-v",
+            "--verbose",
+            help="Also the checks of paths that this machine does not need.",
+            rich_help_panel=OUTPUT,
+        ),
+    ] = False,
+    quiet: Annotated[
+        bool, typer.Option("--quiet", "-q", help="Only the line of each path.", rich_help_panel=OUTPUT)
     ] = False,
     as_json: Annotated[
         bool,
@@ -83,7 +92,7 @@ def doctor(
     if as_json:
         typer.echo(json.dumps(to_json(examination, required), indent=1))
     else:
-        print_report(examination, console, everything)
+        print_report(examination, console, everything, quiet)
         for name in unsatisfied(examination, required):
             console.print(f"--require {name}: it is not ready here", style="bold red")
     raise typer.Exit(STATUS_NOT_READY if unsatisfied(examination, required) else 0)

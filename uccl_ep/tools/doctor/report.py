@@ -44,17 +44,20 @@ def unsatisfied(examination: Examination, required: Sequence[str]) -> list[str]:
     return [path for path in required if examination.state_of(path) != READY]
 
 
-def print_report(examination: Examination, console: Console, everything: bool) -> None:
-    """A table for each path, then a line for each.
+def print_report(examination: Examination, console: Console, everything: bool, quiet: bool = False) -> None:
+    """A line for each path, then a table for each.
 
     Args:
-        everything: also the single checks of paths that are not needed here.
+        everything: also the single checks of paths that nobody here needs. quiet: no tables.
     """
+    print_verdicts(examination, console)
+    if quiet:
+        return
     for verdict in examination.verdicts:
         if everything or verdict.state != NOT_NEEDED:
             rows = [f for f in examination.findings if f.path == verdict.path]
+            console.print()
             console.print(_section(verdict, rows))
-    print_verdicts(examination, console)
 
 
 def _section(verdict: Verdict, rows: Sequence[Finding]) -> Table:
@@ -80,7 +83,7 @@ def _story(finding: Finding) -> Text:
 
 
 def print_verdicts(examination: Examination, console: Console) -> None:
-    """One line a path: what to read first, and last on a terminal."""
+    """One line a path."""
     for verdict in examination.verdicts:
         mark = {READY: "+", MISSING: "x", NOT_NEEDED: "-"}[verdict.state]
         line = Text.assemble((f"{mark} {verdict.path:<10}", _STYLE[verdict.state]), f"{verdict.state}: {verdict.words}")

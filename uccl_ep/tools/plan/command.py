@@ -40,10 +40,16 @@ def plan(
         typer.Option(help="Explain every choice of this rank; may be repeated.", rich_help_panel=OUTPUT),
     ] = None,
     everything: Annotated[
-        bool, typer.Option("--all", help="Also ranks of hosts that are like the first.", rich_help_panel=OUTPUT)
+        bool,
+        typer.Option(
+            "--all", "-v", "--verbose", help="Also ranks of hosts that are like the first.", rich_help_panel=OUTPUT
+        ),
     ] = False,
     strict: Annotated[
         bool, typer.Option("--strict", help="End with status 1 when anything is warned of.", rich_help_panel=OUTPUT)
+    ] = False,
+    quiet: Annotated[
+        bool, typer.Option("--quiet", "-q", help="Only warnings, and their number.", rich_help_panel=OUTPUT)
     ] = False,
     as_json: Annotated[
         bool,
@@ -94,5 +100,5 @@ def plan(
     if as_json:
         typer.echo(json.dumps(to_json(made), indent=1))
     else:
-        print_plan(made, Console(), why or [0], everything)
+        print_plan(made, Console(), why or [0], everything, quiet)
     raise typer.Exit(STATUS_WARNED if strict and made.cautions else 0)

@@ -26,15 +26,20 @@ def as_json(plan: GroupPlan) -> dict[str, Any]:
     return {"schema": SCHEMA, "uccl_ep": uccl_ep.__version__, "total_bytes": plan.total_bytes, **asdict(plan)}
 
 
-def print_plan(plan: GroupPlan, console: Console, reasons_of: Sequence[int], everything: bool) -> None:
+def print_plan(
+    plan: GroupPlan, console: Console, reasons_of: Sequence[int], everything: bool, quiet: bool = False
+) -> None:
     """Warnings first, since everything else can wait; then decisions, ranks, memory, bytes.
 
     Args:
         reasons_of: ranks whose every choice is explained.
-        everything: also ranks of hosts that are like the first one.
+        everything: also ranks of hosts that are like the first one. quiet: warnings only.
     """
     for caution in plan.cautions:
         console.print(_panel(caution))
+    if quiet:
+        console.print(_summary(plan), soft_wrap=True)
+        return
     console.print(_decisions(plan))
     ranks, alike = _without_repeats(plan.ranks)
     console.print(_ranks(plan.ranks if everything else ranks))
