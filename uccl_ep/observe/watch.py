@@ -52,12 +52,21 @@ class Job:
 class Watcher:
     """Takes samples of the ranks that `find` finds with the same arguments.
 
+    Args:
+        pid, directory: see find.
+        job_id: only ranks of this job; None: of all.
+
     Attributes:
         left_out: why ranks that were found are not shown.
     """
 
-    def __init__(self, pid: int | None = None, directory: str | os.PathLike[str] | None = None) -> None:
-        self._where = (pid, directory)
+    def __init__(
+        self,
+        pid: int | None = None,
+        directory: str | os.PathLike[str] | None = None,
+        job_id: str | None = None,
+    ) -> None:
+        self._where, self._job_id = (pid, directory), job_id
         self._ranks: dict[tuple[int, int], Attached] = {}
         self._last: dict[tuple[int, int], Sample] = {}
         self._scanned_at = 0.0
@@ -98,6 +107,8 @@ class Watcher:
     def _scan(self) -> None:
         self._scanned_at = time.monotonic()
         found = [f for f in find(*self._where) if (f.page.session, f.page.rank) not in self._ranks]
+        if self._job_id is not None:
+            found = [f for f in found if f.page.job_id == self._job_id]
         attached, self.left_out = attach(found)
         self._ranks |= {(rank.page.session, rank.page.rank): rank for rank in attached}
         living = {rank.page.session for rank in self._ranks.values() if rank.alive}

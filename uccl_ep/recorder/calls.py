@@ -1,6 +1,7 @@
 """Calls of a Buffer as they begin and end: the last of them are kept, and torch's profiler and NVTX see them as ranges.
 
-A call costs two looks at the clock and one entry of a ring; ranges only where somebody looks at them.
+A call costs two looks at the clock, one entry of a ring and one of a table of durations; ranges only where somebody
+looks at them.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar, cast
 
 import torch
+
+from uccl_ep.recorder.durations import Durations
 
 DEPTH = 512
 """Calls that are kept."""
@@ -48,10 +51,14 @@ class CallLog:
 
     Args:
         nvtx: also mark calls for NVIDIA's tools.
+
+    Attributes:
+        durations: where the times of calls are counted, once somebody can look at them.
     """
 
     def __init__(self, nvtx: bool = False) -> None:
         self.calls: deque[Call] = deque(maxlen=DEPTH)
+        self.durations: Durations | None = None
         self._counts: dict[str, int] = {}
         self._nvtx = nvtx and _has_nvtx()
 
@@ -77,6 +84,8 @@ class CallLog:
         call.end_ns = time.monotonic_ns()
         if error is not None:
             call.error = type(error).__name__
+        if self.durations is not None:
+            self.durations.add(call.name, call.end_ns - call.begin_ns, error is not None)
         if ranges is not None:
             ranges.__exit__(None if error is None else type(error), error, None)
 
