@@ -17,7 +17,7 @@ from uccl_ep.recorder.calls import CallLog
 from uccl_ep.recorder.collect import collect
 from uccl_ep.recorder.record import SUFFIX, WorkerEvents, write
 from uccl_ep.settings import Settings
-from uccl_ep.system.private import temporary_folder, why_not_private
+from uccl_ep.system.private import temporary_folder, temporary_place, why_not_private
 
 if TYPE_CHECKING:
     from uccl_ep.session.session import Session
@@ -84,8 +84,7 @@ class FlightRecorder:
         return write(record, self._folder() if folder is None else folder)
 
     def _folder(self) -> Path:
-        named = self._settings.flight_recorder if self._settings.flight_recorder != OFF else ""
-        return Path(named or self._settings.trace) if named or self._settings.trace else default_folder()
+        return named_folder(self._settings) or default_folder()
 
     def noted(self, session: Session, error: UcclEpError) -> UcclEpError:
         """The error of the rank's fault, with a note of where the rank's record is; the first one writes it."""
@@ -122,6 +121,17 @@ def attach(error: UcclEpError, note: str) -> None:
         error.add_note(note)
     else:
         error.args = (f"{error}\n{note}",)
+
+
+def named_folder(settings: Settings) -> Path | None:
+    """Where the settings have records; None: they name no folder."""
+    named = settings.flight_recorder if settings.flight_recorder != OFF else ""
+    return Path(named or settings.trace) if named or settings.trace else None
+
+
+def usual_folder(settings: Settings) -> Path:
+    """Where ranks with these settings leave their records; makes nothing."""
+    return named_folder(settings) or temporary_place()
 
 
 def default_folder() -> Path:
