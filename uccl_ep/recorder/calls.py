@@ -84,8 +84,9 @@ class CallLog:
         call.end_ns = time.monotonic_ns()
         if error is not None:
             call.error = type(error).__name__
-        if self.durations is not None:
-            self.durations.add(call.name, call.end_ns - call.begin_ns, error is not None)
+        durations = self.durations  # the agreement service may end this life meanwhile, on a thread of its own
+        if durations is not None:
+            durations.add(call.name, call.end_ns - call.begin_ns, error is not None)
         if ranges is not None:
             ranges.__exit__(None if error is None else type(error), error, None)
 

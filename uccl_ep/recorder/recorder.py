@@ -100,11 +100,11 @@ class FlightRecorder:
         return error
 
     def close(self, session: Session) -> None:
-        """With UCCL_EP_TRACE leaves the record; then drops the rings. Never raises; idempotent."""
+        """With UCCL_EP_TRACE leaves the record; then drops the rings and the durations. Never raises; idempotent."""
         if self._settings.trace and self._events is not None and "context" in session.__dict__:
             with suppress(Exception):  # the Buffer ends either way; what is missing is seen by who wants the trace
                 self.dump(session, Path(self._settings.trace), "the end of the Buffer, with UCCL_EP_TRACE")
-        self._events = None
+        self._events = self.calls.durations = None
 
 
 def _told(path: str, trouble: str) -> str:

@@ -86,7 +86,7 @@ def render(jobs: Sequence[Job], watcher: Watcher, options: TopOptions, width: in
     parts: list[RenderableType] = []
     for job in jobs:
         parts += [_heading(job), rank_table(job, room)]
-        if len(job.waits.ranks) > 1 or job.page.num_ranks > 1:
+        if job.alive and (len(job.waits.ranks) > 1 or job.page.num_ranks > 1):
             parts.append(wait_table(job.waits, job.page.num_ranks, room))
         if options.rank in job.rates:
             parts.append(peer_table(job, options.rank, room))

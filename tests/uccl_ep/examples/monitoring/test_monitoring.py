@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from tests.uccl_ep.observe.samples import running
 from uccl_ep import examples
 from uccl_ep.observe.metrics import Collector
 from uccl_ep.observe.watch import Watcher
+from uccl_ep.settings import settings
 
 FOLDER = Path(examples.__file__).parent / "monitoring"
 ALERTS = (FOLDER / "alerts.yaml").read_text(encoding="utf-8")
@@ -25,19 +27,23 @@ FUNCTIONS = {"sum", "by", "on", "and", "or", "rate", "increase", "histogram_quan
 
 
 @pytest.fixture(scope="module")
-def served() -> dict[str, set[str]]:
-    """Labels by name, of all that a job serves: with `le` of a histogram's buckets."""
+def served() -> Iterator[dict[str, set[str]]]:
+    """Labels by name, of all that a job of two nodes serves: with `le` of a histogram's buckets."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("UCCL_EP_RANKS_PER_NODE", "1")
-        with running(2, lambda rank, buffer: None):
+        for name, value in {"RANKS_PER_NODE": 1, "TIMEOUT_S": 30, "DEVICE": "cpu"}.items():
+            patch.setenv(f"UCCL_EP_{name}", str(value))
+        settings.cache_clear()
+        finished = threading.Event()
+        with running(2, lambda rank, buffer: finished.set()):
+            assert finished.wait(30), "no rank has come through a step"
             registry = CollectorRegistry()
             registry.register(Collector(Watcher(os.getpid())))
             found: dict[str, set[str]] = {}
             for family in registry.collect():
-                found.setdefault(family.name, set())
                 for sample in family.samples:
                     found.setdefault(sample.name, set()).update(sample.labels)
-    return found
+    settings.cache_clear()
+    yield found
 
 
 def rules() -> dict[str, str]:

@@ -64,9 +64,8 @@ def test_views_ended_and_faulted_ranks_are_shown() -> None:
     shown = text_of(rank_table(job(changed=end)), 300)
     (row,) = [line for line in shown.splitlines() if " 1001 " in line]
     assert row.split()[-3:] == ["-", "-", "ended"] and "rank 3 (host b)" in shown
-    assert "all ranks here have ended" in text_of(
-        render([job(changed=ended(0, 1, 2, 3))], none_found(), TopOptions(), 99)
-    )
+    over = text_of(render([job(changed=ended(0, 1, 2, 3))], none_found(), TopOptions(), 99))
+    assert "all ranks here have ended" in over and "waits, ms a second" not in over
 
 
 @pytest.mark.parametrize("width", [40, 80, 120, 200])
