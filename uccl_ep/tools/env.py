@@ -45,7 +45,7 @@ def env(
     if as_json:
         typer.echo(json.dumps(to_json(rows, os.environ), indent=1))
     elif console.is_terminal:
-        console.print(table_of(rows, os.environ))
+        console.print(table_of(rows, os.environ) if rows else "No UCCL_EP_* variable is set.", highlight=False)
     else:
         for row in rows:
             typer.echo(line_of(row, os.environ))

@@ -51,6 +51,7 @@ def test_env_shows_only_what_is_set(monkeypatch: pytest.MonkeyPatch) -> None:
     for variable in VARIABLES:
         monkeypatch.delenv(variable.name, raising=False)
     assert lines("--set") == []
+    assert lines("--set", FORCE_COLOR="1") == ["No UCCL_EP_* variable is set."], "a terminal shows no empty table"
     (line,) = lines("--set", UCCL_EP_TIMEOUT_S="3")
     assert line.startswith("UCCL_EP_TIMEOUT_S=3  # default 100.0")
 
