@@ -31,7 +31,8 @@ SANITIZERS = ("thread", "address")
 EMULATED = {"aarch64": ["qemu-aarch64-static", "-L", "/usr/aarch64-linux-gnu"]}
 # By warp width; sanitizers look at the first only, and the second is built where slow tests are wanted.
 PROGRAMS = {32: "native_tests", 64: "native_tests_wave64", 1: "native_tests_wave1"}
-LIMIT_S = {"": 50, "thread": 240, "address": 150, "aarch64": 240}  # one TEST; below pytest's own limit, which would end the session
+# Seconds of one TEST; below pytest's own limit, which would end the session.
+LIMIT_S = {"": 50, "thread": 240, "address": 150, "aarch64": 240}
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

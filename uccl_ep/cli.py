@@ -6,11 +6,11 @@ import os
 import signal
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
-from uccl_ep.errors import UcclEpError
+from uccl_ep.errors import InvalidArgument, UcclEpError
 from uccl_ep.tools.bench.command import bench_app
 from uccl_ep.tools.bench.model.commands import count_bytes, growth, memory
 from uccl_ep.tools.bench.render_command import render
@@ -19,8 +19,10 @@ from uccl_ep.tools.bench.transport_command import transport
 from uccl_ep.tools.conformance.options import ConformanceOptions
 from uccl_ep.tools.demo.options import GATES, PROXIES, TRANSPORTS, DemoOptions
 from uccl_ep.tools.doctor.command import doctor
+from uccl_ep.tools.env import env
 from uccl_ep.tools.explain.explain_command import explain
 from uccl_ep.tools.explain.trace_command import trace as make_trace
+from uccl_ep.tools.manners import CONTEXT, finished
 from uccl_ep.tools.plan.command import plan
 from uccl_ep.tools.top.command import top
 
@@ -34,42 +36,56 @@ MODEL, WORLD, OUTPUT = "Model and training", "Ranks and network", "Output"
 
 app = typer.Typer(
     name="uccl-ep",
-    help="Expert-parallel dispatch and combine on any GPU and any NIC, behind DeepEP's Python API.",
     no_args_is_help=True,
-    add_completion=False,
+    context_settings=CONTEXT,
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
 )
 
 
+def show_version(wanted: bool) -> None:
+    """What --version does: as it is read, before a command is asked for."""
+    if wanted:
+        typer.echo(f"uccl-ep {versions()['uccl-ep']}")
+        raise typer.Exit
+
+
+@app.callback()
+def whole(
+    version: Annotated[
+        bool,
+        typer.Option("--version", is_eager=True, callback=show_version, help="Print the version of uccl-ep and exit."),
+    ] = False,
+) -> None:
+    """Expert-parallel dispatch and combine on any GPU and any NIC, behind DeepEP's Python API."""
+
+
 @app.command()
-def version() -> None:
+def version(
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
+) -> None:
     """Print the versions of uccl-ep, Python and torch (torch's without loading it)."""
+    import json
+
+    found = versions()
+    if as_json:
+        typer.echo(json.dumps(found, indent=1))
+        return
+    for name, one in found.items():
+        typer.echo(f"{name} {one or 'not installed as a package'}")
+
+
+def versions() -> dict[str, str | None]:
+    """Versions of uccl-ep, torch and Python; None: not installed as a package."""
     from importlib import metadata
 
+    found: dict[str, str | None] = {}
     for name in ("uccl-ep", "torch"):
         try:
-            found = metadata.version(name)
+            found[name] = metadata.version(name)
         except metadata.PackageNotFoundError:
-            found = "not installed as a package"
-        typer.echo(f"{name} {found}")
-    typer.echo(f"python {sys.version.split()[0]}")
-
-
-@app.command()
-def env() -> None:
-    """Print every UCCL_EP_* environment variable: its meaning, what it may be, its default, and its value here."""
-    from rich.console import Console
-    from rich.table import Table
-
-    from uccl_ep.settings import describe
-
-    table = Table()
-    for heading in ("variable", "here", "default", "allowed", "meaning"):
-        table.add_column(heading, overflow="fold")
-    for row in describe():
-        table.add_row(row.name, os.environ.get(row.name, "-"), row.default, row.allowed, row.help)
-    Console().print(table)
+            found[name] = None
+    return {**found, "python": sys.version.split()[0]}
 
 
 @app.command()
@@ -117,8 +133,14 @@ def demo(
     as_json: Annotated[
         bool, typer.Option("--json", help="Print one JSON object and nothing else.", rich_help_panel=OUTPUT)
     ] = False,
+    quiet: Annotated[
+        bool, typer.Option("--quiet", "-q", help="Show no progress, only the comparison.", rich_help_panel=OUTPUT)
+    ] = False,
     trace: Annotated[
-        bool, typer.Option("--trace", help="When a rank fails, print its Python trace too.", rich_help_panel=OUTPUT)
+        bool,
+        typer.Option(
+            "--trace", "-v", "--verbose", help="When a rank fails, print its Python trace too.", rich_help_panel=OUTPUT
+        ),
     ] = False,
 ) -> None:
     """Train a small Mixture-of-Experts language model with its experts spread over ranks, and compare with one process.
@@ -161,7 +183,7 @@ def demo(
         kill=kill,
     )
     try:
-        status = run_demo(options, out, as_json, Console())
+        status = run_demo(options, out, as_json, Console(), quiet)
     except RankFailed as error:
         if trace:
             typer.echo(error.trace, err=True)
@@ -175,6 +197,7 @@ def demo(
 
 app.add_typer(bench_app, name="bench")
 app.command()(doctor)
+app.command()(env)
 app.command()(plan)
 app.command()(top)
 app.command()(explain)
@@ -196,6 +219,7 @@ def warmup(
     cache_dir: Annotated[
         Path | None, typer.Option(help="Where to keep the kernels. Default: UCCL_EP_CACHE_DIR, or the user's cache.")
     ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
 ) -> None:
     """Compile every GPU kernel ahead of time, so that the first Buffer of a job starts at once. Needs no GPU.
 
@@ -212,7 +236,7 @@ def warmup(
 
     from uccl_ep.gpu.warmup import run_warmup
 
-    run_warmup(arch or [], cache_dir, Console())
+    run_warmup(arch or [], cache_dir, Console(), as_json=as_json)
 
 
 @app.command()
@@ -228,7 +252,8 @@ def simulate(
     profile: Annotated[
         str, typer.Option(help="rc: in order per queue pair. srd: any order. any: the seed chooses.")
     ] = "any",
-    out: Annotated[Path | None, typer.Option("--json", help="Write totals and failing seeds to this file.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Write totals and failing seeds to this file, as JSON.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
 ) -> None:
     """Prove dispatch and combine against simulated networks that reorder, delay and fail.
 
@@ -245,7 +270,7 @@ def simulate(
 
       uccl-ep simulate --seeds 20000
 
-      uccl-ep simulate --minutes 5 --fresh --profile srd --json totals.json
+      uccl-ep simulate --minutes 5 --fresh --profile srd --out totals.json
 
       uccl-ep simulate --seed 4711
     """
@@ -258,14 +283,17 @@ def simulate(
 
     console = Console()
     if seed is not None:
+        if as_json or out is not None:
+            raise InvalidArgument("--seed explains one seed in words: give --json or --out with --seeds instead")
         raise typer.Exit(run_one(seed, profile, console))
     if fresh:
         first = time.time_ns() // 1_000_000 % (1 << 40)
+    if fresh and not as_json:
         console.print(f"first seed: {first}", highlight=False)
     count = 1000 if seeds is None and minutes is None else seeds
     options = SimulateOptions(count, first, len(os.sched_getaffinity(0)) if jobs is None else jobs, minutes, profile)
     try:
-        status = run_simulate(options, out, console)
+        status = run_simulate(options, out, console, as_json)
     except KeyboardInterrupt:
         raise Stopped(signal.SIGINT) from None
     raise typer.Exit(status)
@@ -303,6 +331,9 @@ def conformance(
     device: Annotated[str, typer.Option(help="auto, cpu or cuda. auto: a GPU if there is one.")] = CHECKED.device,
     only: Annotated[list[str] | None, typer.Option(help="Only checks whose name has this; may be repeated.")] = None,
     seed: Annotated[int, typer.Option(help="Chooses tokens and routes.")] = CHECKED.seed,
+    quiet: Annotated[
+        bool, typer.Option("--quiet", "-q", help="Show no progress, and of the checks only those that failed.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
 ) -> None:
     """Check a DeepEP-like module against DeepEP's contract: what it returns, to the row, and what it refuses.
@@ -322,19 +353,7 @@ def conformance(
     from uccl_ep.tools.conformance.options import ConformanceOptions
 
     options = ConformanceOptions(module, ranks, nodes, device, tuple(only or ()), seed)
-    raise typer.Exit(run_conformance(options, as_json, Console()))
-
-
-def command_line() -> Any:
-    """The command with all below it. Their flags show no type: `--json <bool>` reads as if a value had to follow."""
-    whole = typer.main.get_command(app)
-    todo: list[Any] = [whole]
-    for command in todo:
-        todo += getattr(command, "commands", {}).values()
-        for option in command.get_params(typer.Context(command)):
-            if getattr(option, "is_flag", False):
-                option.metavar = ""
-    return whole
+    raise typer.Exit(run_conformance(options, as_json, Console(), quiet))
 
 
 def main() -> None:
@@ -342,7 +361,7 @@ def main() -> None:
     from uccl_ep.tools.launch import Stopped
 
     try:
-        command_line()()
+        finished(app)()
     except UcclEpError as error:
         fail(str(error), STATUS_ERROR)
     except Stopped as stopped:

@@ -61,6 +61,7 @@ class Settings:
     udp_source_port: int = 0
     observe_dir: str = ""
     metrics_port: int = 0
+    job_id: str = ""
     flight_recorder: str = ""
     trace: str = ""
     as_deep_ep: bool = False
@@ -178,6 +179,10 @@ def _choice(name: str, choices: tuple[str, ...], help_text: str) -> Variable:
         return text.lower()
 
     return Variable(PREFIX + name, "choice", " | ".join(choices), help_text, read)
+
+
+def _path(name: str, help_text: str) -> Variable:
+    return Variable(PREFIX + name, "path", "a folder, made when missing", help_text, _folder)
 
 
 def _power_of_two(text: str) -> int:
@@ -324,13 +329,7 @@ VARIABLES: tuple[Variable, ...] = (
     ),
     Variable(PREFIX + "EXPLAIN", "bool", "1 | 0 | true | false | yes | no | on | off", "Print every choice.", _boolean),
     _integer("SHUFFLE_SEED", 0, 2**64 - 1, "Loopback: deliver in a random order from this seed; 0: as posted."),
-    Variable(
-        PREFIX + "CACHE_DIR",
-        "path",
-        "a folder, made when missing",
-        "Where compiled GPU kernels are kept; empty: uccl-ep in the user's cache folder.",
-        _folder,
-    ),
+    _path("CACHE_DIR", "Where compiled GPU kernels are kept; empty: uccl-ep in the user's cache folder."),
     Variable(
         PREFIX + "NICS",
         "list of names",
@@ -363,14 +362,20 @@ VARIABLES: tuple[Variable, ...] = (
         _mtu,
     ),
     _integer("UDP_SOURCE_PORT", 0, 65535, "RoCE: first of a range of source ports, one a queue pair; 0: the driver's."),
-    Variable(
-        PREFIX + "OBSERVE_DIR",
-        "path",
-        "a folder, made when missing",
+    _path(
+        "OBSERVE_DIR",
         "Where ranks leave a file that `uccl-ep top --dir` finds them by; empty: nowhere, it finds them by itself.",
-        _folder,
     ),
-    _integer("METRICS_PORT", 0, 65535, "TCP port for Prometheus, served by the lowest rank of each host; 0: none."),
+    _integer(
+        "METRICS_PORT", 0, 65535, "TCP port for Prometheus: the lowest rank of each host serves its job; 0: none."
+    ),
+    Variable(
+        PREFIX + "JOB_ID",
+        "name",
+        "letters, digits, and . _ - ;",
+        "The job's name in metrics; empty: torchrun's or Slurm's, else the host and process that started the ranks.",
+        _word,
+    ),
     Variable(
         PREFIX + "FLIGHT_RECORDER",
         "path",
@@ -378,12 +383,9 @@ VARIABLES: tuple[Variable, ...] = (
         "Where a rank leaves its flight record when a peer fails; empty: a folder of this user's in the temporary one.",
         lambda text: "off" if text.lower() == "off" else _folder(text),
     ),
-    Variable(
-        PREFIX + "TRACE",
-        "path",
-        "a folder, made when missing",
+    _path(
+        "TRACE",
         "Record every command, and leave each rank's record there at the end, for `uccl-ep trace`; empty: do not.",
-        _folder,
     ),
     Variable(
         PREFIX + "AS_DEEP_EP",

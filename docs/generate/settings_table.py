@@ -11,7 +11,7 @@ GROUPS = {
     "Proxy and what is in flight": "PROXY PROXY_THREADS PIN_CPUS RINGS RING_CAPACITY MAX_IN_FLIGHT MAX_IN_FLIGHT_BYTES",
     "Modes and memory": "LOW_LATENCY_COMBINE LOW_LATENCY_TOPK TIMEOUT_S",
     "Device and kernels": "DEVICE GPU_MEMORY HOST_BLOCKS HOST_THREADS CACHE_DIR",
-    "Observing and debugging": "EXPLAIN METRICS_PORT OBSERVE_DIR FLIGHT_RECORDER TRACE SHUFFLE_SEED AS_DEEP_EP",
+    "Observing and debugging": "EXPLAIN METRICS_PORT JOB_ID OBSERVE_DIR FLIGHT_RECORDER TRACE SHUFFLE_SEED AS_DEEP_EP",
 }
 """Title -> names without their prefix; a test holds that each variable is in one."""
 

@@ -36,7 +36,7 @@ def test_docker_install_in_a_clean_root() -> None:
         assert "uccl-ep 0." in said and "torch 2." in said
         assert "UCCL_EP_TIMEOUT_S" in root.run(["/opt/uccl-ep/bin/uccl-ep", "env"], COLUMNS="200")
         judged = json.loads(root.run(["/opt/uccl-ep/bin/uccl-ep", "doctor", "--require", "cpu", "--json"]))
-        assert judged["satisfied"] and judged["paths"]["cpu"]["state"] == "ready"
+        assert judged["satisfied"] and judged["paths"]["cpu"]["state"] in ("ok", "slow")
         assert root.run(["/opt/uccl-ep/bin/python", "-c", CHECK]).count("came back right") == 2
         assert root.run(["sh", "-c", "command -v g++ || echo bare"]) == "bare\n", "a wheel needs no compiler"
 

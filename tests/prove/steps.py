@@ -56,7 +56,7 @@ def read_states(text: str, _: Path) -> Iterable[Row]:
 
 
 def read_simulation(_: str, figures: Path) -> Iterable[Row]:
-    """`uccl-ep simulate --json`."""
+    """`uccl-ep simulate --out`."""
     result: dict[str, Any] = json.loads(figures.read_text())
     totals, failures = result["totals"], result["failures"]
     first = result["options"]["first"]
@@ -120,7 +120,7 @@ def steps(folder: Path, seeds: int, minutes: float) -> list[Step]:
     def figures(name: str) -> str:
         return str(folder / name)
 
-    simulate = (sys.executable, "-m", "uccl_ep", "simulate", "--json")
+    simulate = (sys.executable, "-m", "uccl_ep", "simulate", "--out")
     tools = (("UCCL_EP_REQUIRE_TOOLS", "1"),)
     return [
         Step("models", (*PYTEST, "tests/model"), 1500, read_states, tools),

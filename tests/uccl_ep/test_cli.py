@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
+from importlib import metadata
 
 import pytest
 from typer.testing import CliRunner
 
 from uccl_ep import cli
 from uccl_ep.errors import PeerTimeout
-from uccl_ep.settings import describe
 from uccl_ep.tools.demo import run as demo_run
 from uccl_ep.tools.demo.launch import RankFailed
 from uccl_ep.tools.launch import Stopped
@@ -42,20 +43,7 @@ def test_help_of_the_demo_teaches() -> None:
         assert word in text
 
 
-@pytest.mark.parametrize("arguments", [["top"], ["bench", "bytes"]])
-def test_help_shows_no_type_of_a_flag(
-    arguments: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr(sys, "argv", ["uccl-ep", *arguments, "--help"])
-    for name, value in WIDE.items():
-        monkeypatch.setenv(name, value)
-    with pytest.raises(SystemExit):
-        cli.main()
-    text = plain(capsys.readouterr().out)
-    assert re.search(r"--json +\w", text) and re.search(r"--help +Show", text) and "bool" not in text.lower()
-
-
-@pytest.mark.parametrize("arguments", [["--help"], ["demo", "--help"], ["version"], ["env"]])
+@pytest.mark.parametrize("arguments", [["--help"], ["demo", "--help"], ["--version"], ["version"], ["env"]])
 def test_answers_without_loading_torch(arguments: list[str]) -> None:
     program = (
         "import sys\n"
@@ -76,13 +64,20 @@ def test_python_m_is_the_command() -> None:
     assert f"python {sys.version.split()[0]}" in ended.stdout
 
 
-def test_env_lists_every_variable_with_its_value_here() -> None:
-    result = runner.invoke(cli.app, ["env"], env={**WIDE, "UCCL_EP_RANKS_PER_NODE": "77"})
-    assert result.exit_code == 0
-    text = plain(result.stdout)
-    for row in describe():
-        assert row.name in text
-    assert "77" in text
+def test_versions_in_every_form() -> None:
+    ours = cli.versions()["uccl-ep"]
+    assert runner.invoke(cli.app, ["--version"]).stdout == f"uccl-ep {ours}\n"
+    assert json.loads(runner.invoke(cli.app, ["version", "--json"]).stdout) == cli.versions()
+    assert f"uccl-ep {ours}\n" in runner.invoke(cli.app, ["version"]).stdout
+
+
+def test_versions_of_what_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(name: str) -> str:
+        raise metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(metadata, "version", missing)
+    assert cli.versions() == {"uccl-ep": None, "torch": None, "python": sys.version.split()[0]}
+    assert "torch not installed as a package" in runner.invoke(cli.app, ["version"]).stdout
 
 
 def run_main(monkeypatch: pytest.MonkeyPatch, *arguments: str) -> int:

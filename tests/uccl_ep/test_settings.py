@@ -47,6 +47,7 @@ GOOD = [
     ("UDP_SOURCE_PORT", "49152", 49152),
     ("OBSERVE_DIR", "/tmp/seen", "/tmp/seen"),
     ("METRICS_PORT", "9400", 9400),
+    ("JOB_ID", "run-7.a", "run-7.a"),
     ("FLIGHT_RECORDER", "/tmp/records/", "/tmp/records"),
     ("FLIGHT_RECORDER", "OFF", "off"),
     ("TRACE", "/tmp/trace", "/tmp/trace"),
@@ -95,6 +96,7 @@ BAD = [
     ("UDP_SOURCE_PORT", "65536"),
     ("OBSERVE_DIR", __file__),
     ("METRICS_PORT", "65536"),
+    ("JOB_ID", "two words"),
     ("FLIGHT_RECORDER", __file__),
     ("TRACE", __file__),
 ]
@@ -134,6 +136,7 @@ def test_defaults_of_an_empty_environment() -> None:
         "udp_source_port": 0,
         "observe_dir": "",
         "metrics_port": 0,
+        "job_id": "",
         "flight_recorder": "",
         "trace": "",
         "as_deep_ep": False,

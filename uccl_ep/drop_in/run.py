@@ -15,28 +15,30 @@ from pathlib import Path
 from typing import NoReturn
 
 from uccl_ep.drop_in.startup import VARIABLE
-from uccl_ep.errors import refuse
+from uccl_ep.errors import InvalidArgument
 
 SITE = Path(__file__).parent / "site"
+USAGE = "Usage: uccl-ep run -- script.py [arguments]; or -m module, -c code, or a program such as torchrun"
 _PYTHON_OPTIONS = ("-m", "-c")
 
 
 def command_line(arguments: Sequence[str]) -> list[str]:
-    """What to execute: `script.py ...`, `-m module ...` and `-c code ...` with this Python, anything else as it is.
+    """What to execute: `script.py ...`, `-m module ...` and `-c code ...` with this Python, any other program as it is.
 
     Raises:
-        InvalidArgument: nothing was given, or a program that is neither a file nor on PATH.
+        InvalidArgument: nothing was given, or a program that is neither a file, nor on PATH, nor beside this Python.
     """
     if not arguments:
-        refuse("run", "nothing", "-- script.py [arguments], -- -m module [arguments], or -- program [arguments]")
+        raise InvalidArgument(f"there is nothing to run. {USAGE}")
     first = arguments[0]
     if first in _PYTHON_OPTIONS or first.endswith(".py"):
         if first.endswith(".py") and not os.path.isfile(first):
-            refuse("run", first, "a script that exists", f"Looked in {os.getcwd()}.")
+            raise InvalidArgument(f"no script {first} in {os.getcwd()}. {USAGE}")
         return [sys.executable, *arguments]
-    program = shutil.which(first)
+    beside = str(Path(sys.executable).parent)  # where pip puts torchrun, also when the environment is not activated
+    program = shutil.which(first) or shutil.which(first, path=beside)
     if program is None:
-        refuse("run", first, "a .py file, -m module, -c code, or a program on PATH such as torchrun")
+        raise InvalidArgument(f"no program {first} on PATH or beside {sys.executable}. {USAGE}")
     return [program, *arguments[1:]]
 
 

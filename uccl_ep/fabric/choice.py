@@ -29,6 +29,7 @@ class FabricChoice:
     """What a session hands to its proxy, and what it can say of it.
 
     Attributes:
+        reason: why this family. over: where tcp is all that is left, each other family with what it lacks.
         notes: (choice, why) for each decision beyond the family.
         problem: why this rank cannot use it, though all have agreed on it; others do not know that yet.
     """
@@ -38,6 +39,12 @@ class FabricChoice:
     config: FabricConfig = FabricConfig()
     notes: tuple[tuple[str, str], ...] = ()
     problem: UcclEpError | None = None
+    over: tuple[str, ...] = ()
+
+    @property
+    def whole_reason(self) -> str:
+        """The reason with what the others lack, in one sentence."""
+        return f"{self.reason} ({'; '.join(self.over)})" if self.over else self.reason
 
     def checked_config(self) -> FabricConfig:
         """The configuration.
@@ -90,9 +97,9 @@ def choose_fabrics(
         return [FabricChoice(*plain)] * len(ranks)
     told = _told(hellos)
     compare_versions(told)
-    family, reason = _among_nics(settings.transport, told)
+    family, reason, over = _among_nics(settings.transport, told)
     if family not in NIC_FAMILIES:
-        return [FabricChoice(family, reason)] * len(ranks)
+        return [FabricChoice(family, reason, over=over)] * len(ranks)
     provider = _provider(settings, told) if family == "libfabric" else ""
     kinds = _port_kinds(family, provider, told)
     shares = {r: share for host in _by_host(told) for r, share in share_out(_places(host, kinds)).items()}
@@ -124,19 +131,20 @@ def _without_nics(wanted: str, hellos: Sequence[Hello], topology: Topology) -> t
     return None
 
 
-def _among_nics(wanted: str, told: Sequence[_Told]) -> tuple[str, str]:
+def _among_nics(wanted: str, told: Sequence[_Told]) -> tuple[str, str, tuple[str, ...]]:
+    """(family, why, what the others lack where tcp is left)."""
     if wanted != "auto":
         why_not = _lacking(wanted, told)
         if why_not:
             raise InvalidArgument(f"UCCL_EP_TRANSPORT={wanted} cannot reach all ranks: {why_not}. Or use auto")
-        return wanted, "UCCL_EP_TRANSPORT says so"
-    refusals = []
+        return wanted, "UCCL_EP_TRANSPORT says so", ()
+    refusals: list[str] = []
     for family in NIC_FAMILIES:
         why_not = _lacking(family, told)
         if not why_not:
-            return family, _praise(family, told)
+            return family, _praise(family, told), ()
         refusals.append(f"{family}: {why_not}")
-    return "tcp", f"ranks are on several hosts and no NIC family is on all of them ({'; '.join(refusals)}); {_WHY_OURS}"
+    return "tcp", f"ranks are on several hosts and no NIC family is on all of them; {_WHY_OURS}", tuple(refusals)
 
 
 def _told(hellos: Sequence[Hello]) -> list[_Told]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
@@ -13,13 +15,18 @@ from uccl_ep.gpu.build import Built, build
 from uccl_ep.gpu.cache import KernelCache
 from uccl_ep.gpu.compiler import Compiler, RuntimeCompiler, parse_architecture
 
+_NUMBERS = ("registers", "shared_bytes", "spilled_bytes")
 EXAMPLES = "--arch sm_80 (A100), sm_89 (L40S), sm_90a (H100, H200), sm_100a (B200), sm_120a, gfx942 (MI300X)"
 
 
 def run_warmup(
-    archs: Sequence[str], cache_dir: Path | None, console: Console, compiler: Compiler | None = None
+    archs: Sequence[str],
+    cache_dir: Path | None,
+    console: Console,
+    compiler: Compiler | None = None,
+    as_json: bool = False,
 ) -> list[Built]:
-    """Fills the cache and prints a table.
+    """Fills the cache and prints a table, or one JSON object.
 
     Args:
         archs: as users write them; empty: those of the GPUs here.
@@ -34,21 +41,40 @@ def run_warmup(
     compiler = compiler if compiler is not None else RuntimeCompiler()
     cache = KernelCache(cache_dir)
     built = [one for arch in wanted or architectures_here() for one in build(arch, compiler, cache)]
+    if as_json:
+        found = {"compiler": compiler.version, "folder": str(cache.folder), "kernels": _plain(built)}
+        console.file.write(json.dumps(found, indent=1) + "\n")
+        return built
+    console.print(_table(built))
+    console.print(f"{compiler.version}, {cache.folder}", highlight=False, markup=False, soft_wrap=True)
+    return built
+
+
+def _plain(built: Sequence[Built]) -> list[dict[str, Any]]:
+    """By kernel and architecture; null is what the compiler does not say."""
+    rows: list[dict[str, Any]] = []
+    for one in built:
+        usage = {u.kernel: u for u in one.code.usage}
+        for kernel in one.program.kernels:
+            u = usage.get(kernel)
+            numbers = (u.registers, u.shared_bytes, u.spilled_bytes) if u else (-1, -1, -1)
+            said = [None if n < 0 else n for n in numbers]
+            row = {"kernel": kernel, "arch": one.arch, **dict(zip(_NUMBERS, said, strict=True))}
+            rows.append({**row, "seconds": one.code.seconds, "cached": one.cached})
+    return rows
+
+
+def _table(built: Sequence[Built]) -> Table:
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))  # 80 columns hold it
     for heading in ("kernel", "arch"):
         table.add_column(heading, no_wrap=True)
     for heading in ("regs", "shared B", "spilled B", "s", ""):
         table.add_column(heading, justify="right", no_wrap=True)
-    for one in built:
-        usage = {u.kernel: u for u in one.code.usage}
-        for kernel in one.program.kernels:
-            u = usage.get(kernel)
-            numbers = [_shown(n) for n in (u.registers, u.shared_bytes, u.spilled_bytes)] if u else ["-"] * 3
-            state = "cached" if one.cached else "compiled"
-            table.add_row(kernel, one.arch, *numbers, f"{one.code.seconds:.2f}", state)
-    console.print(table)
-    console.print(f"{compiler.version}, {cache.folder}", highlight=False, markup=False, soft_wrap=True)
-    return built
+    for row in _plain(built):
+        numbers = ["-" if row[name] is None else str(row[name]) for name in _NUMBERS]
+        state = "cached" if row["cached"] else "compiled"
+        table.add_row(row["kernel"], row["arch"], *numbers, f"{row['seconds']:.2f}", state)
+    return table
 
 
 def architectures_here() -> list[str]:
@@ -63,7 +89,3 @@ def architectures_here() -> list[str]:
     if not found:
         raise UcclEpError(f"no GPU here to ask for its architecture ({reason}): name one, such as {EXAMPLES}")
     return cupy_driver.architectures()
-
-
-def _shown(number: int) -> str:
-    return "-" if number < 0 else str(number)

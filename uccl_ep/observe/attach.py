@@ -24,6 +24,7 @@ from uccl_ep import _native
 from uccl_ep.errors import InvalidArgument, UcclEpError
 from uccl_ep.observe.page import MOST_BYTES, Location, Page, unpack
 from uccl_ep.observe.publish import PAGE_SUFFIX
+from uccl_ep.recorder import durations
 from uccl_ep.system.private import read_file
 
 Words = npt.NDArray[np.uint64]
@@ -149,7 +150,8 @@ class Attached:
     Attributes:
         page: what it said of itself. pid: by which it is reached.
         control, rings, counters: words of those segments. stats: what kernels add up, [num_ranks, PEER_STATS]; None
-            where that is in a GPU. data: the words that tell of calls; None where rows are in a GPU.
+            where that is in a GPU. data: the words that tell of calls; None where rows are in a GPU. durations: of
+            calls, as recorder/durations.py has them; None: the rank keeps none.
 
     Raises:
         Gone: the rank has ended.
@@ -176,6 +178,7 @@ class Attached:
         self.control, self.rings, self.counters = (self._map(name, sizes[name]) for name in sizes)
         stats_bytes = 8 * _native.PEER_STATS * page.num_ranks
         self.stats = self._map("stats", stats_bytes) if "stats" in page.segments else None
+        self.durations = self._map("durations", durations.BYTES) if "durations" in page.segments else None
         self.signals = _native.SignalLayout()
         self.signals.num_ranks, self.signals.num_channels = page.num_ranks, page.num_channels
         flags_bytes = self.signals.flag(len(_native.Phase), 0)

@@ -1,7 +1,7 @@
-"""Prometheus: the counters of all ranks of this user on this host, read when they are asked for.
+"""Prometheus: the counters of ranks of this host, read when they are asked for.
 
 A scrape maps and reads shared memory, so ranks take no part in it. `uccl_ep` counters are Prometheus counters with the
-same meaning as in `Buffer.stats()`; `buffer` tells Buffers of one host (and lives of one Buffer) apart.
+same meaning as in `Buffer.stats()`; `job_id` tells jobs apart, `buffer` Buffers of a job (and lives of one Buffer).
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from uccl_ep.errors import NotSupported, refuse
 from uccl_ep.observe.attach import Attached
 from uccl_ep.observe.sample import Sample
 from uccl_ep.observe.watch import Watcher
+from uccl_ep.recorder.durations import BUCKETS, CALLS, ERRORS, SUM_NS, upper_bounds_s
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric
@@ -45,8 +46,13 @@ _BY_RANK = (
     ("refused", "Commands or arrivals that no correct peer sends.", "refused"),
     ("naps", "Times that a proxy thread without work slept.", "naps"),
 )
-_RANK = ("buffer", "rank")
+_HISTOGRAMS = (
+    ("dispatch_seconds", "How long dispatch calls took the host; a hook's receiving is a call of its own.", "dispatch"),
+    ("combine_seconds", "How long combine calls took the host; a hook's receiving is a call of its own.", "combine"),
+)
+_RANK = ("job_id", "buffer", "rank")  # `job` is Prometheus's own: it would rename ours
 _PEER = (*_RANK, "peer")
+_CALL = (*_RANK, "call")
 
 
 class Collector:
@@ -70,24 +76,32 @@ class Collector:
 
         with self._lock:
             samples = self._watcher.samples()
-        up = GaugeMetricFamily("uccl_ep_up", "1 while the rank lives.", labels=[*_RANK, "host", "pid", "family"])
+        up = GaugeMetricFamily("uccl_ep_up", "1 while the rank lives.", labels=_RANK)
+        about = ("version", "family", "device", "host", "pid")
+        info = GaugeMetricFamily("uccl_ep_info", "1; what the rank is, as labels.", labels=[*_RANK, *about])
         fault = GaugeMetricFamily("uccl_ep_fault", "1 once the rank has a fault, which ends its waits.", labels=_RANK)
         ring_labels = [*_RANK, "ring"]
-        waiting = GaugeMetricFamily("uccl_ep_ring_waiting", "Commands that no proxy has taken.", labels=ring_labels)
-        opened = GaugeMetricFamily("uccl_ep_ring_open", "Commands taken, and not complete.", labels=ring_labels)
+        waiting = GaugeMetricFamily(
+            "uccl_ep_ring_waiting_commands", "Commands that no proxy has taken.", labels=ring_labels
+        )
+        opened = GaugeMetricFamily(
+            "uccl_ep_ring_open_commands", "Commands taken, and not complete.", labels=ring_labels
+        )
         living = []
         for rank, sample in samples:
             page, labels = rank.page, _labels(rank)
-            up.add_metric([*labels, page.hostname, str(rank.pid), page.family], float(sample.alive))
+            up.add_metric(labels, float(sample.alive))
             if not sample.alive:
                 continue
+            info.add_metric([*labels, page.library, page.family, page.device, page.hostname, str(rank.pid)], 1.0)
             living.append((labels, sample))
             fault.add_metric(labels, float(sample.fault is not None))
             for i, ring in enumerate(sample.rings):
                 opened.add_metric([*labels, str(i)], ring.open)
                 if ring.waiting is not None:
                     waiting.add_metric([*labels, str(i)], ring.waiting)
-        yield from (up, fault, waiting, opened)
+        yield from (up, info, fault, waiting, opened)
+        yield from _calls(living)
         for name, help_text, column in _BY_RANK:
             family = CounterMetricFamily(f"uccl_ep_{name}", help_text, labels=_RANK)
             for labels, sample in living:
@@ -104,7 +118,27 @@ class Collector:
 
 
 def _labels(rank: Attached) -> list[str]:
-    return [rank.page.job, str(rank.page.rank)]
+    return [rank.page.job_id, rank.page.job, str(rank.page.rank)]
+
+
+def _calls(living: list[tuple[list[str], Sample]]) -> Iterator[Metric]:
+    """Times of calls, and how many raised; of calls that were made."""
+    from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily
+
+    errors = CounterMetricFamily("uccl_ep_call_errors", "Calls of a Buffer that raised an error.", labels=_CALL)
+    bounds = [f"{bound:g}" for bound in upper_bounds_s()[:-1]] + ["+Inf"]
+    families = {kind: HistogramMetricFamily(f"uccl_ep_{name}", text, labels=_CALL) for name, text, kind in _HISTOGRAMS}
+    for labels, sample in living:
+        for call, row in zip(CALLS, [] if sample.durations is None else sample.durations, strict=False):
+            if not row.any():
+                continue
+            label = call.replace(" (receive)", "_receive")
+            reached = row[:BUCKETS].cumsum().tolist()
+            kind = "dispatch" if "dispatch" in call else "combine"
+            buckets = list(zip(bounds, reached, strict=True))
+            families[kind].add_metric([*labels, label], buckets, sum_value=int(row[SUM_NS]) / 1e9)
+            errors.add_metric([*labels, label], int(row[ERRORS]))
+    yield from (*families.values(), errors)
 
 
 def _add_by_peer(family: Any, living: list[tuple[list[str], Sample]], column: str, unit: float) -> None:
@@ -141,7 +175,7 @@ class MetricsServer:
 class _Endpoint:
     """A listening server of this process and how many MetricsServers stand for it."""
 
-    def __init__(self, server: Any, thread: threading.Thread, whose: tuple[object, object]) -> None:
+    def __init__(self, server: Any, thread: threading.Thread, whose: tuple[object, ...]) -> None:
         self.server, self.thread, self.whose = server, thread, whose
         self.users, self.pid = 1, os.getpid()
 
@@ -155,6 +189,7 @@ def serve_metrics(
     address: str = "127.0.0.1",
     pid: int | None = None,
     directory: str | os.PathLike[str] | None = None,
+    job_id: str | None = None,
 ) -> MetricsServer:
     """Serves metrics of this host's ranks for Prometheus, from this process, which need not be one of them.
 
@@ -166,6 +201,7 @@ def serve_metrics(
         port: TCP port, 0 to 65535; 0: any that is free.
         address: of the interface to listen on, never all of them.
         pid, directory: whose ranks; see uccl_ep.observe.attach.find. Default: all of this user.
+        job_id: only ranks of this job (UCCL_EP_METRICS_PORT serves the rank's own); None: of all jobs.
 
     Raises:
         InvalidArgument: a port or address that is not allowed, or no such process or directory.
@@ -182,13 +218,13 @@ def serve_metrics(
         raise NotSupported("metrics need prometheus_client: pip install 'uccl-ep[metrics]'") from error
     with _lock:
         endpoint = _endpoints.get((address, port)) if port else None
-        if endpoint is not None and (endpoint.pid, endpoint.whose) == (os.getpid(), (pid, directory)):
+        if endpoint is not None and (endpoint.pid, endpoint.whose) == (os.getpid(), (pid, directory, job_id)):
             endpoint.users += 1
         else:
             registry = CollectorRegistry()
-            registry.register(Collector(Watcher(pid, directory)))
+            registry.register(Collector(Watcher(pid, directory, job_id)))
             server, thread = start_http_server(port, address, registry)
-            endpoint = _Endpoint(server, thread, (pid, directory))
+            endpoint = _Endpoint(server, thread, (pid, directory, job_id))
             port = server.server_port
             _endpoints[address, port] = endpoint
     return MetricsServer(port, lambda: _leave((address, port)))

@@ -16,7 +16,7 @@ import msgpack
 from uccl_ep.errors import InvalidArgument
 from uccl_ep.group.topology import Topology
 
-VERSION = 1
+VERSION = 2
 """Of the page. What the segments hold is told by `library`, and checked by their sizes."""
 
 MAGIC = b"uccl-ep1"
@@ -56,7 +56,8 @@ class Page:
         num_channels: what the control segment is laid out for.
         started_ns: CLOCK_MONOTONIC, when the rank was ready.
         segments: those that may be looked at: control, rings, counters always; stats (what kernels add up) and data
-            (rows, whose first words tell of calls) where they lie in host memory.
+            (rows, whose first words tell of calls) where they lie in host memory; durations (of calls).
+        job_id: of which job the Buffer is; several Buffers of a job say the same.
     """
 
     rank: int
@@ -82,6 +83,7 @@ class Page:
     segments: dict[str, Location]
     apart: bool = False
     absent: list[int] = field(default_factory=list)
+    job_id: str = ""
     version: int = VERSION
 
     @property

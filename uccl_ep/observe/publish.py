@@ -13,7 +13,9 @@ import numpy as np
 
 import uccl_ep
 from uccl_ep import _native
+from uccl_ep.observe.job import job_id
 from uccl_ep.observe.page import Location, Page, pack
+from uccl_ep.recorder.durations import Durations
 from uccl_ep.system.private import make_folder, write_file
 
 if TYPE_CHECKING:
@@ -50,6 +52,7 @@ class Published:
 def publish(session: Session) -> Published:
     """Makes a rank that is ready visible from outside. What does not work here is a warning: the job goes on."""
     s = session.settings
+    session.recorder.calls.durations = Durations(session.rank)
     try:
         published = Published(_page_of(session), s.observe_dir)
     except OSError as error:
@@ -59,7 +62,7 @@ def publish(session: Session) -> Published:
         from uccl_ep.observe.metrics import serve_metrics
 
         try:
-            published.serve(serve_metrics(s.metrics_port, s.interface or "127.0.0.1"))
+            published.serve(serve_metrics(s.metrics_port, s.interface or "127.0.0.1", job_id=published.page.job_id))
         except (OSError, uccl_ep.NotSupported) as error:
             warnings.warn(f"UCCL_EP_METRICS_PORT={s.metrics_port}: {error}; no metrics are served", stacklevel=2)
     return published
@@ -76,6 +79,8 @@ def _page_of(session: Session) -> Page:
     names = list(dict.fromkeys(session.hostnames))
     index = {name: i for i, name in enumerate(names)}
     segments = {name: _locate(segment) for name, segment in regions.shared().items()}
+    if session.recorder.calls.durations is not None:
+        segments["durations"] = _locate(session.recorder.calls.durations.segment)
     return Page(
         rank=session.rank,
         num_ranks=session.num_ranks,
@@ -100,6 +105,7 @@ def _page_of(session: Session) -> Page:
         started_ns=time.monotonic_ns(),
         segments=segments,
         absent=sorted(session.absent),
+        job_id=job_id(s.job_id, len({i.process for i in hellos}) == 1, os.environ),
     )
 
 

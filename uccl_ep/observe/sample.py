@@ -12,6 +12,7 @@ import numpy.typing as npt
 from uccl_ep import _native
 from uccl_ep._native import Phase
 from uccl_ep.observe.attach import Attached
+from uccl_ep.recorder.durations import WORDS
 
 Row = npt.NDArray[np.int64]
 
@@ -63,6 +64,7 @@ class Sample:
             and that have come. In SPARE: 1 once this rank's proxy is in a barrier, whether it has heard of the rank.
         excluded: bool [num_ranks]: peers that this rank leaves out (masked).
         fault: the rank's fault record, when it has one.
+        durations: int64 [CALLS, WORDS] of recorder/durations.py; None: the rank keeps none.
     """
 
     rank: int
@@ -77,6 +79,7 @@ class Sample:
     arrived: Row
     excluded: npt.NDArray[np.bool_]
     fault: Mapping[str, int] | None
+    durations: Row | None = None
 
 
 def take(rank: Attached) -> Sample:
@@ -104,6 +107,7 @@ def take(rank: Attached) -> Sample:
         arrived=(progress & np.uint64(0xFFFFFFFF)).astype(np.int64),
         excluded=rank.control[layout.excluded(0) // 8 :][:ranks] != 0,
         fault=_native.read_fault(rank.control.ctypes.data),
+        durations=None if rank.durations is None else rank.durations.view(np.int64).reshape(-1, WORDS).copy(),
     )
 
 

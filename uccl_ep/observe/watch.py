@@ -11,6 +11,8 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+import psutil
+
 from uccl_ep.observe.attach import Attached, attach, find
 from uccl_ep.observe.page import Page
 from uccl_ep.observe.rates import RankRates, rates
@@ -50,12 +52,21 @@ class Job:
 class Watcher:
     """Takes samples of the ranks that `find` finds with the same arguments.
 
+    Args:
+        pid, directory: see find.
+        job_id: only ranks of this job; None: of all.
+
     Attributes:
         left_out: why ranks that were found are not shown.
     """
 
-    def __init__(self, pid: int | None = None, directory: str | os.PathLike[str] | None = None) -> None:
-        self._where = (pid, directory)
+    def __init__(
+        self,
+        pid: int | None = None,
+        directory: str | os.PathLike[str] | None = None,
+        job_id: str | None = None,
+    ) -> None:
+        self._where, self._job_id = (pid, directory), job_id
         self._ranks: dict[tuple[int, int], Attached] = {}
         self._last: dict[tuple[int, int], Sample] = {}
         self._scanned_at = 0.0
@@ -66,6 +77,12 @@ class Watcher:
     def attached(self) -> list[Attached]:
         """Ranks that are mapped, by session and rank."""
         return [self._ranks[key] for key in sorted(self._ranks)]
+
+    @property
+    def over(self) -> bool:
+        """Ranks were seen, and all have ended with their processes: none of them begins another Buffer."""
+        ranks = self._ranks.values()
+        return bool(ranks) and not any(rank.alive or _lives(rank.pid) for rank in ranks)
 
     def samples(self) -> list[tuple[Attached, Sample]]:
         """One sample of each rank."""
@@ -90,11 +107,20 @@ class Watcher:
     def _scan(self) -> None:
         self._scanned_at = time.monotonic()
         found = [f for f in find(*self._where) if (f.page.session, f.page.rank) not in self._ranks]
+        if self._job_id is not None:
+            found = [f for f in found if f.page.job_id == self._job_id]
         attached, self.left_out = attach(found)
         self._ranks |= {(rank.page.session, rank.page.rank): rank for rank in attached}
         living = {rank.page.session for rank in self._ranks.values() if rank.alive}
         if living:
             self._ranks = {key: rank for key, rank in self._ranks.items() if key[0] in living}
+
+
+def _lives(pid: int) -> bool:
+    try:
+        return bool(psutil.Process(pid).status() != psutil.STATUS_ZOMBIE)
+    except psutil.Error:
+        return False
 
 
 def _job(ranks: Mapping[int, tuple[Attached, Sample, Sample]]) -> Job:

@@ -79,7 +79,7 @@ def network_fallback(plan: GroupPlan, told: Told) -> Iterator[Caution]:
     if not having:
         return
     without = [rank for rank in told.facts if rank not in having]
-    why = told.agreed.fabric.reason
+    why = told.agreed.fabric.whole_reason
     if without:
         reasons = list(dict.fromkeys(f"{f}: {why}" for r in without for f, why in told.facts[r].missing.items()))
         why = f"{ranks_of(without)}: {'; '.join(reasons[:_MOST_SHOWN])}"

@@ -96,7 +96,12 @@ def _group_choices(agreed: Agreed, told: Mapping[int, Facts]) -> tuple[Choice, .
     over = ("host memory: always possible, and every row crosses PCIe twice",) if on_device else ()
     return (
         Choice("nodes", nodes, f"UCCL_EP_RANKS_PER_NODE={per_node}" if per_node else "ranks of a host are a node"),
-        Choice("transport", family, agreed.fabric.reason, tuple(_other_families(family, agreed, told))),
+        Choice(
+            "transport",
+            family,
+            agreed.fabric.reason,
+            agreed.fabric.over or tuple(_other_families(family, agreed, told)),
+        ),
         Choice("rows", f"{agreed.placement.where} memory", agreed.placement.reason, over),
         Choice("proxy", agreed.settings.proxy, "UCCL_EP_PROXY: as threads of the rank, or as a process beside it"),
     )

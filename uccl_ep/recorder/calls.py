@@ -1,6 +1,7 @@
 """Calls of a Buffer as they begin and end: the last of them are kept, and torch's profiler and NVTX see them as ranges.
 
-A call costs two looks at the clock and one entry of a ring; ranges only where somebody looks at them.
+A call costs two looks at the clock, one entry of a ring and one of a table of durations; ranges only where somebody
+looks at them.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import torch
+
+from uccl_ep.recorder.durations import Durations
 
 if TYPE_CHECKING:
     from uccl_ep.recorder.journal import Journal
@@ -58,11 +61,13 @@ class CallLog:
 
     Attributes:
         journal: where they are written too, for a rank that is killed.
+        durations: where the times of calls are counted, once somebody can look at them.
     """
 
     def __init__(self, nvtx: bool = False) -> None:
         self.calls: deque[Call] = deque(maxlen=DEPTH)
         self.journal: Journal | None = None
+        self.durations: Durations | None = None
         self._counts: dict[str, int] = {}
         self._nvtx = nvtx and _has_nvtx()
 
@@ -80,7 +85,8 @@ class CallLog:
             ranges = self._enter_ranges(f"uccl_ep.{name} {number}")
         call.begin_ns = time.monotonic_ns()
         self.calls.append(call)
-        return call, ranges, -1 if self.journal is None else self.journal.begin(call)
+        journal = self.journal  # see end
+        return call, ranges, -1 if journal is None else journal.begin(call)
 
     def end(self, running: Running, error: BaseException | None = None) -> None:
         """A call has returned, or raised."""
@@ -88,8 +94,12 @@ class CallLog:
         call.end_ns = time.monotonic_ns()
         if error is not None:
             call.error = type(error).__name__
-        if self.journal is not None and place >= 0:
-            self.journal.end(place, call)
+        # The agreement service may end this life meanwhile, on a thread of its own.
+        journal, durations = self.journal, self.durations
+        if journal is not None and place >= 0:
+            journal.end(place, call)
+        if durations is not None:
+            durations.add(call.name, call.end_ns - call.begin_ns, error is not None)
         if ranges is not None:
             ranges.__exit__(None if error is None else type(error), error, None)
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from uccl_ep.errors import InvalidArgument
-from uccl_ep.recorder.journal import RUNNING, journals, read_journal
+from uccl_ep.recorder.journal import FOLDER, RUNNING, journals, read_journal
 from uccl_ep.recorder.journal import SUFFIX as JOURNAL
 from uccl_ep.recorder.record import SUFFIX, Record, printable, read
 
@@ -63,18 +63,14 @@ def _journals() -> _Found:
         try:
             found.append((path, read_journal(path)))
         except InvalidArgument as error:
-            _skip(str(error))
+            if path.exists():  # a rank that ends meanwhile removes its journal
+                _skip(str(error))
     return found
 
 
 def _meant_for(record: Record, places: list[Path]) -> bool:
     """Whether a rank would have written its record to one of the places."""
-    from uccl_ep.recorder.recorder import OFF, default_folder
-
-    named = record.settings.get("flight_recorder")
-    folder = next((str(name) for name in (named, record.settings.get("trace")) if name and name != OFF), "")
-    meant = Path(folder) if folder else default_folder()
-    return any(_same(meant, place) for place in places)
+    return any(_same(Path(str(record.settings.get(FOLDER, ""))), place) for place in places)
 
 
 def _same(one: Path, other: Path) -> bool:

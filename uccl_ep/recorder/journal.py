@@ -31,6 +31,8 @@ SUFFIX = ".uccl-ep-journal"
 MEMORY = Path("/dev/shm")
 KEPT, KEPT_BYTES = 64, 64 << 20
 """Journals of ranks that have ended; older ones are removed when a new one is made."""
+FOLDER = "folder of records"
+"""Among a journal's settings: where its rank leaves the record that it writes."""
 KILLED = "the rank ended without writing a record: it was killed, or its program failed"
 RUNNING = "the rank is running"
 
@@ -76,9 +78,13 @@ class Journal:
         self._ids: dict[str, int] = {}
         self._sequence = 0
 
-    def complete(self, record: Record) -> None:
-        """The rank is ready: from here on the file tells who it is."""
-        packed = pack(record)
+    def complete(self, record: Record, folder: Path) -> None:
+        """The rank is ready: from here on the file tells who it is.
+
+        Args:
+            record: of this moment. folder: where the rank will leave the one that it writes.
+        """
+        packed = pack(replace(record, settings={**record.settings, FOLDER: str(folder.absolute())}))
         with open(self.path, "r+b") as file:
             file.seek(self._calls_at + _CALLS * _CALL.size)
             file.write(packed + _END.pack(len(packed), _MAGIC))
@@ -159,11 +165,11 @@ def _namespace() -> int:
 def _lives(path: Path) -> bool:
     """Whether the process that made a journal, which its name begins with, is there, or cannot be seen from here."""
     pid, _, namespace = path.name.partition("-")[0].partition(".")
-    if namespace != str(_namespace()):
-        return time.time() - path.stat().st_mtime < _UNSEEN_S
     try:
+        if namespace != str(_namespace()):
+            return time.time() - path.stat().st_mtime < _UNSEEN_S
         return bool(psutil.Process(int(pid)).create_time() <= path.stat().st_ctime + 1.0)
-    except (psutil.Error, ValueError):
+    except (psutil.Error, ValueError, OSError):
         return False
 
 

@@ -21,7 +21,7 @@ from uccl_ep.recorder.collect import collect
 from uccl_ep.recorder.journal import RUNNING, Journal
 from uccl_ep.recorder.record import SUFFIX, WorkerEvents, write
 from uccl_ep.settings import Settings
-from uccl_ep.system.private import temporary_folder, why_not_private
+from uccl_ep.system.private import temporary_folder, temporary_place, why_not_private
 
 if TYPE_CHECKING:
     from uccl_ep.session.session import Session
@@ -76,7 +76,7 @@ class FlightRecorder:
         if self._journal is None:
             return
         try:
-            self._journal.complete(collect(session, [], [], RUNNING))
+            self._journal.complete(collect(session, [], [], RUNNING), usual_folder(self._settings))
         except OSError as error:
             _warn_once(f"{error}: a rank that is killed will leave no flight record")
             self._drop_journal()
@@ -104,8 +104,7 @@ class FlightRecorder:
         return write(record, self._folder() if folder is None else folder)
 
     def _folder(self) -> Path:
-        named = self._settings.flight_recorder if self._settings.flight_recorder != OFF else ""
-        return Path(named or self._settings.trace) if named or self._settings.trace else default_folder()
+        return named_folder(self._settings) or default_folder()
 
     def noted(self, session: Session, error: UcclEpError) -> UcclEpError:
         """The error of the rank's fault, with a note of where the rank's record is; the first one writes it."""
@@ -122,12 +121,12 @@ class FlightRecorder:
         return error
 
     def close(self, session: Session) -> None:
-        """With UCCL_EP_TRACE leaves the record; then drops the rings. Never raises; idempotent."""
+        """With UCCL_EP_TRACE leaves the record; then drops the rings and the durations. Never raises; idempotent."""
         if self._settings.trace and self._events is not None and "context" in session.__dict__:
             with suppress(Exception):  # the Buffer ends either way; what is missing is seen by who wants the trace
                 self.dump(session, Path(self._settings.trace), "the end of the Buffer, with UCCL_EP_TRACE")
         self._drop_journal()
-        self._events = None
+        self._events = self.calls.durations = None
 
     def _drop_journal(self) -> None:
         if self._journal is not None:
@@ -154,6 +153,17 @@ def attach(error: UcclEpError, note: str) -> None:
         error.add_note(note)
     else:
         error.args = (f"{error}\n{note}",)
+
+
+def named_folder(settings: Settings) -> Path | None:
+    """Where the settings have records; None: they name no folder."""
+    named = settings.flight_recorder if settings.flight_recorder != OFF else ""
+    return Path(named or settings.trace) if named or settings.trace else None
+
+
+def usual_folder(settings: Settings) -> Path:
+    """Where ranks with these settings leave their records; makes nothing."""
+    return named_folder(settings) or temporary_place()
 
 
 def default_folder() -> Path:

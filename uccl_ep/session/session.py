@@ -122,7 +122,7 @@ class Session(NoCopies):
         whole = split_into_nodes(self.hosts, settings.ranks_per_node, _native.MAX_RANKS_PER_NODE)
         self.topology = replace(whole, apart=shrink).without(self.absent)
         self.fabric = choose_fabric(settings, self._present, self.topology, self.rank)
-        self.family, self.family_reason = self.fabric.family, self.fabric.reason
+        self.family, self.family_reason = self.fabric.family, self.fabric.whole_reason
         self.placement = choose_placement(self._present, self.topology, self.family)
         self.plan = MemoryPlan(self.topology, *budgets, low_latency, whole)
         # The classic per-expert layout's send area is what get_next_low_latency_combine_buffer's shape needs; with

@@ -83,13 +83,18 @@ def private_folder(folder: Path, or_root: bool = False) -> Path:
     return folder
 
 
+def temporary_place() -> Path:
+    """Where this user's own folder among temporary files is, if there is one."""
+    return Path(tempfile.gettempdir()) / f"uccl-ep-{os.geteuid()}"
+
+
 def temporary_folder() -> Path:
     """This user's own among temporary files.
 
     Raises:
         OSError: something else is in its place: another user's, a link, or a folder that others can write to.
     """
-    folder = Path(tempfile.gettempdir()) / f"uccl-ep-{os.geteuid()}"
+    folder = temporary_place()
     if folder.is_symlink():
         raise OSError(f"{folder} is a link")
     return private_folder(folder)

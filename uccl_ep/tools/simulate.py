@@ -236,15 +236,22 @@ def run_one(seed: int, profile: str, console: Console) -> int:
     return 1
 
 
-def run_simulate(options: SimulateOptions, out: Path | None, console: Console) -> int:
-    """Runs the seeds under a progress bar, prints the totals and the first failure. Returns the exit status."""
+def run_simulate(options: SimulateOptions, out: Path | None, console: Console, json_only: bool = False) -> int:
+    """Runs the seeds under a progress bar, prints the totals and the first failure. Returns the exit status.
+
+    Args:
+        out: a file for the JSON object. json_only: print that object and nothing else.
+    """
     options.check()
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, TimeRemainingColumn(), console=console) as progress:
+    with Progress(*columns, TimeRemainingColumn(), console=console, disable=json_only) as progress:
         result = simulate(options, progress)
-    console.print(summary(result))
     if out is not None:
         out.write_text(as_json(options, result) + "\n")
+    if json_only:
+        console.file.write(as_json(options, result) + "\n")
+        return 1 if result.failures else 0
+    console.print(summary(result))
     for seed, what in result.failures[1:]:
         console.print(f"seed {seed} fails: {what}", markup=False, highlight=False, soft_wrap=True)
     if result.failures:

@@ -30,9 +30,26 @@ def test_run_chooses_what_to_execute(tmp_path: Path) -> None:
     assert run.command_line(["-m", "json.tool", "-h"]) == [sys.executable, "-m", "json.tool", "-h"]
     assert run.command_line(["-c", "pass"]) == [sys.executable, "-c", "pass"]
     assert run.command_line(["env", "-0"])[1:] == ["-0"] and os.path.isabs(run.command_line(["env"])[0])
-    for wrong, words in [([], "nothing"), ([str(tmp_path / "no.py")], "a script that exists"), (["no-such"], "PATH")]:
-        with pytest.raises(InvalidArgument, match=words):
+    for wrong, words in [
+        ([], "there is nothing to run"),
+        ([str(tmp_path / "no.py")], "no script .*no.py in "),
+        (["no-such"], "no program no-such on PATH or beside "),
+    ]:
+        with pytest.raises(InvalidArgument, match=rf"{words}.*Usage: uccl-ep run -- script.py"):
             run.command_line(wrong)
+
+
+def test_run_finds_programs_beside_its_own_python(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An environment that is not activated has its torchrun there, and not on PATH."""
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "path").mkdir()
+    for program in (tmp_path / "bin/torchrun", tmp_path / "bin/other", tmp_path / "path/other"):
+        program.write_text("#!/bin/sh\n")
+        program.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "bin/python"))
+    monkeypatch.setenv("PATH", str(tmp_path / "path"))
+    assert run.command_line(["torchrun", "-h"]) == [str(tmp_path / "bin/torchrun"), "-h"]
+    assert run.command_line(["other"]) == [str(tmp_path / "path/other")], "PATH comes first"
 
 
 def test_run_puts_our_folder_first_and_keeps_the_rest() -> None:

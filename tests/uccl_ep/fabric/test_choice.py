@@ -47,7 +47,7 @@ class Cluster:
 
     def family(self) -> tuple[str, str]:
         chosen = choose_fabric(self.settings, self.hellos, self.topology, 0)
-        return chosen.family, chosen.reason
+        return chosen.family, chosen.whole_reason
 
     def choose(self, rank: int = 0) -> Any:
         chosen = choose_fabric(self.settings, self.hellos, self.topology, rank)
@@ -77,7 +77,11 @@ def test_choice_of_the_family(cluster: Any, recorded: Callable[[], Recorded], fa
     assert made.family()[0] == family and says in made.family()[1]
     assert made.choose().family == family
     if family == "tcp":
-        assert "10 to 20 times faster than libfabric's tcp" in made.family()[1]
+        choice = made.choose()
+        assert "10 to 20 times faster than libfabric's tcp" in choice.reason
+        assert [word.split(":")[0] for word in choice.over] == ["efa", "verbs", "libfabric"]
+        assert not any(word in choice.reason for word in choice.over), "each fact once"
+        assert choice.whole_reason == f"{choice.reason} ({'; '.join(choice.over)})"
 
 
 def plain(hosts: str, processes: str) -> list[Hello]:

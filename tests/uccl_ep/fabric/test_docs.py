@@ -76,7 +76,7 @@ def printed(tmp_path: Path, name: str) -> str:
         "one_host": lambda: cluster(machines.dgx_h100, "a"),
     }[name]()
     chosen, stream = made.choose(), io.StringIO()
-    explain([(f"transport {chosen.family}", chosen.reason), *chosen.notes], stream)
+    explain([(f"transport {chosen.family}", chosen.whole_reason), *chosen.notes], stream)
     one_node = regions.choose_placement(
         [i.__class__(**{**vars(i), "device": "cuda", "exportable": 1}) for i in made.hellos],
         made.topology,

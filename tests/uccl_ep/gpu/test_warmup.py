@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import os
 import re
 import subprocess
@@ -51,6 +52,18 @@ def test_warmup_prints_every_kernel_and_fills_the_cache(tmp_path: Path) -> None:
     lines, compiler = printed(["sm_90a", "gfx942", "sm_80"], tmp_path)
     assert {arch for _, arch in compiler.asked} == {"sm_80"} and 2 * len(compiler.asked) == first
     assert sum(line.endswith(" cached") for line in lines) == 2 * len(_native.kernel_arguments())
+
+
+def test_warmup_as_json_has_the_same_numbers(tmp_path: Path) -> None:
+    stream = io.StringIO()
+    run_warmup(["sm_90a", "gfx942"], tmp_path, Console(file=stream, width=80), NamingCompiler(), as_json=True)
+    found = json.loads(stream.getvalue())
+    assert found["compiler"] == "counting 1.0" and found["folder"].startswith(str(tmp_path))
+    rows = {(row["kernel"], row["arch"]): row for row in found["kernels"]}
+    for kernel in _native.kernel_arguments():
+        row = rows[kernel, "sm_90a"]
+        assert (row["registers"], row["shared_bytes"], row["spilled_bytes"]) == (111, 222, 333)
+        assert row["cached"] is False and row["seconds"] == 0.125 and rows[kernel, "gfx942"]["registers"] is None
 
 
 def test_warmup_checks_names_before_any_work(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ import pytest
 from prometheus_client import CollectorRegistry
 from prometheus_client.parser import text_string_to_metric_families
 
+import uccl_ep
 from tests.uccl_ep.observe.samples import running
 from tests.uccl_ep.observe.test_attach import Rank
 from uccl_ep import Buffer, InvalidArgument, NotSupported, ThreadGroup, run_ranks
@@ -65,9 +66,21 @@ def test_metrics_of_a_real_job(variables: Any) -> None:
         after = value(second, f"uccl_ep_{name}_total", buffer=job, rank="0", peer="1")
         assert after >= before > 0 and after == int(after)
     assert 0 < value(second, "uccl_ep_wait_seconds_total", buffer=job, rank="0", peer="1") < 60
-    assert value(second, "uccl_ep_up", buffer=job, rank="1", family="shared_memory", pid=str(os.getpid())) == 1
+    assert value(second, "uccl_ep_up", buffer=job, rank="1") == 1
+    whole = {"family": "shared_memory", "device": "cpu", "host": socket.gethostname(), "pid": str(os.getpid())}
+    ours = {"version": uccl_ep.__version__, "job_id": found[0].page.job_id, "buffer": job, "rank": "1", **whole}
+    (info,) = [s for s in second["uccl_ep_info"] if s.labels["buffer"] == job and s.labels["rank"] == "1"]
+    assert (info.labels, info.value) == (ours, 1)
     assert value(second, "uccl_ep_fault", buffer=job, rank="1") == 0
-    assert value(second, "uccl_ep_ring_waiting", buffer=job, rank="1", ring="1") >= 0
+    assert value(second, "uccl_ep_ring_waiting_commands", buffer=job, rank="1", ring="1") >= 0
+    for what in ("dispatch", "combine"):
+        labels = {"buffer": job, "rank": "0", "call": f"low_latency_{what}"}
+        name = f"uccl_ep_{what}_seconds"
+        assert value(second, f"{name}_count", **labels) >= value(first, f"{name}_count", **labels) >= 1
+        buckets = [s.value for s in second[f"{name}_bucket"] if labels.items() <= s.labels.items()]
+        assert buckets == sorted(buckets) and buckets[-1] == value(second, f"{name}_count", **labels)
+        assert 0 < value(second, f"{name}_sum", **labels) < 60
+        assert value(second, "uccl_ep_call_errors_total", **labels) == 0
     with pytest.raises(OSError):
         scrape(server.port)
     server.close()
@@ -106,6 +119,18 @@ def test_metrics_one_endpoint_a_port_and_process() -> None:
         scrape(first.port)
 
 
+def test_metrics_of_all_jobs_of_a_user_have_their_names() -> None:
+    ranks = [Rank(0, 2, job_id=name) for name in ("one", "two")]
+    published = [Published(rank.page) for rank in ranks]
+
+    def seen(job_id: str | None) -> set[str]:
+        registry = CollectorRegistry()
+        registry.register(Collector(Watcher(os.getpid(), job_id=job_id)))
+        return {s.labels["job_id"] for f in registry.collect() if f.name == "uccl_ep_up" for s in f.samples}
+
+    assert {"one", "two"} <= seen(None) and seen("two") == {"two"} and len(published) == 2
+
+
 def free_port() -> int:
     """A port below those that the system gives to whoever asks for any, so that nobody is given it meanwhile."""
     for port in random.sample(range(20000, 32000), 50):
@@ -116,17 +141,20 @@ def free_port() -> int:
 
 def test_metrics_port_of_the_environment(variables: Any) -> None:
     port = free_port()
-    variables(METRICS_PORT=port)
+    variables(METRICS_PORT=port, JOB_ID="this-job")
 
     def body(group: ThreadGroup) -> float:
         buffer = Buffer(group, 1 << 20)
         group.barrier()
-        ups = [s for s in scrape(port)["uccl_ep_up"] if s.labels["pid"] == str(os.getpid())]
+        ups = scrape(port)["uccl_ep_up"]
         group.barrier()
         buffer.destroy()
         return sum(s.value for s in ups)
 
-    assert run_ranks(2, body) == [2, 2]
+    stranger = Rank(0, 2, job_id="another job of this user")
+    published = Published(stranger.page)
+    assert run_ranks(2, body) == [2, 2], "the other job is not shown"
+    assert published.page.job_id != "this-job"
     with pytest.raises(OSError):
         scrape(port)
 

@@ -44,7 +44,7 @@ def test_page_that_is_being_written_is_none() -> None:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"version": 2}, "version 2.*reads 1"),
+        ({"version": 1}, "version 1.*reads 2"),
         ({"rank": 2}, "contradicts itself"),
         ({"rank": "0"}, "rank '0'"),
         ({"num_ranks": True}, "num_ranks True"),

@@ -28,7 +28,7 @@ def test_publish_says_what_the_session_is(variables: Any, tmp_path: Path) -> Non
             assert p.pids == [os.getpid()] * 3 and p.pid == p.proxy_pid == one.pid == os.getpid()
             assert p.host_name(rank) == socket.gethostname() and p.device == "cpu" and p.placement == "host"
             assert p.ring_capacity == 128 and p.session == found[0].page.session
-            assert p.segments.keys() == {"control", "rings", "counters", "stats", "data"}
+            assert p.segments.keys() == {"control", "rings", "counters", "stats", "data", "durations"}
     assert list((tmp_path / "seen").iterdir()) == []
 
 

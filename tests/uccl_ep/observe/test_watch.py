@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 import time
 from typing import Any
+
+import pytest
 
 from tests.uccl_ep.observe.samples import running
 from tests.uccl_ep.observe.test_attach import Rank
@@ -54,6 +58,25 @@ def test_watch_drops_a_life_that_has_ended_when_there_is_another() -> None:
     published.pop(0)
     watcher.step()  # looks again, since somebody has gone
     assert of(old, watcher) == [] and len(of(new, watcher)) == 1
+
+
+def test_watch_is_over_when_the_processes_have_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    rank = Rank(0, 2)
+    published = [Published(rank.page)]
+    watcher = Watcher(os.getpid())
+    assert not watcher.over
+    rank.segments.clear()
+    published.clear()
+    watcher.step()
+    assert not watcher.over, "its process lives, and may begin another Buffer"
+    child = subprocess.Popen([sys.executable, "-c", ""])
+    monkeypatch.setattr(watcher.attached[0], "pid", child.pid)
+    os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)  # a process that nobody has waited for is none any more
+    assert watcher.over
+    child.wait()
+    assert watcher.over
+    monkeypatch.setattr(watcher, "_ranks", {})
+    assert not watcher.over, "nobody was seen"
 
 
 def test_watch_a_real_job_until_it_has_ended(variables: Any) -> None:

@@ -26,9 +26,9 @@ def ended(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(journal_module, "_lives", lambda path: False)
 
 
-def journal(rank: int, **changes: Any) -> Journal:
+def journal(rank: int, folder: Path = Path("/nowhere"), **changes: Any) -> Journal:
     made = Journal(rank, 0)
-    made.complete(record(rank, settings={}, **changes) if "settings" not in changes else record(rank, **changes))
+    made.complete(record(rank, settings={}, **changes), folder)
     return made
 
 
@@ -61,8 +61,8 @@ def test_recorder_find_takes_journals_that_were_meant_for_a_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     here, there = tmp_path / "here", tmp_path / "there"
-    kept = [journal(rank, settings={"flight_recorder": str(here)}) for rank in (0, 1)]
-    kept += [journal(0, session=5, settings={"flight_recorder": "off", "trace": str(there)})]
+    kept = [journal(rank, here) for rank in (0, 1)]
+    kept += [journal(0, there, session=5)]
     ended(monkeypatch)
     assert [r.rank for r in read_all([here])] == [0, 1] and [r.session for r in read_all([there])] == [5]
     with pytest.raises(InvalidArgument, match="no flight record"):
@@ -73,7 +73,7 @@ def test_recorder_find_takes_journals_that_were_meant_for_a_folder(
 def test_recorder_find_tells_of_a_running_job_where_no_other_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    running = journal(0, settings={"flight_recorder": str(tmp_path)})
+    running = journal(0, tmp_path)
     assert [r.reason for r in read_all([tmp_path])] == [RUNNING]
     write(record(1, session=8, wall_s=WALL - 1e6), tmp_path)
     assert [r.session for r in read_all([tmp_path])] == [8]

@@ -32,7 +32,7 @@ def _own_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_recorder_journal_tells_of_calls_that_are_under_way() -> None:
     log = CallLog()
     log.journal = Journal(3, 0)
-    log.journal.complete(record(3, 4, settings={}))
+    log.journal.complete(record(3, 4, settings={}), Path("/nowhere"))
     with log.call("dispatch"):
         pass
     with pytest.raises(KeyError), log.call("combine"):
@@ -54,7 +54,7 @@ def test_recorder_journal_tells_of_calls_that_are_under_way() -> None:
 def test_recorder_journal_keeps_the_last_calls_and_any_number_of_names() -> None:
     log = CallLog()
     log.journal = Journal(0, 0)
-    log.journal.complete(record(0, settings={}))
+    log.journal.complete(record(0, settings={}), Path("/nowhere"))
     for number in range(700):
         with log.call(f"call {number % 150}", number + 1):
             pass
@@ -74,7 +74,7 @@ journal.MEMORY = Path(sys.argv[1])
 log = CallLog()
 log.journal = journal.Journal(1, _native.events_bytes(1, 64))
 if sys.argv[2] != "early":
-    log.journal.complete(record(1, settings={}))
+    log.journal.complete(record(1, settings={}), Path("/nowhere"))
 log.begin("low_latency_combine", (), 5)
 print("ready", flush=True)
 if sys.argv[2] == "raise":
@@ -150,7 +150,7 @@ def test_recorder_journal_without_room_or_memory_is_an_error_and_leaves_nothing(
 def test_recorder_journal_damaged_bytes_never_raise_anything_else(tmp_path: Path) -> None:
     log = CallLog()
     log.journal = Journal(1, RINGS)
-    log.journal.complete(record(1, settings={"proxy_threads": 2}))
+    log.journal.complete(record(1, settings={"proxy_threads": 2}), Path("/nowhere"))
     with log.call("dispatch"):
         pass
     whole = log.journal.path.read_bytes()

@@ -170,11 +170,18 @@ def test_an_error_in_a_thread_is_the_callers(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_the_command_runs_and_prints_totals(tmp_path: Path) -> None:
     file = tmp_path / "totals.json"
-    result = runner.invoke(cli.app, ["simulate", "--seeds", "40", "--jobs", "2", "--json", str(file)], env=WIDE)
+    result = runner.invoke(cli.app, ["simulate", "--seeds", "40", "--jobs", "2", "--out", str(file)], env=WIDE)
     assert result.exit_code == 0, result.output
     for words in ("rows checked", "deepest reorder", "faults injected", "virtual time", "failing seeds"):
         assert words in result.output
     assert json.loads(file.read_text())["totals"]["seeds"] == 40
+    result = runner.invoke(cli.app, ["simulate", "--seeds", "40", "--fresh", "--json"], env=WIDE)
+    assert result.exit_code == 0 and json.loads(result.stdout)["totals"]["seeds"] == 40, "nothing but the object"
+
+
+def test_one_seed_is_told_in_words_only() -> None:
+    result = runner.invoke(cli.app, ["simulate", "--seed", "7", "--json"])
+    assert isinstance(result.exception, InvalidArgument) and "in words" in str(result.exception)
 
 
 def test_where_the_module_is_missing_the_command_says_what_to_do() -> None:

@@ -153,7 +153,7 @@ def _follow(options: ConformanceOptions, checks: list[Check], following: Followi
         ranks.end()
 
 
-def run_conformance(options: ConformanceOptions, as_json: bool, console: Console) -> int:
+def run_conformance(options: ConformanceOptions, as_json: bool, console: Console, quiet: bool = False) -> int:
     """Runs the checks, prints the table (or JSON); returns 0 when everything required holds, else 1.
 
     Raises:
@@ -167,8 +167,11 @@ def run_conformance(options: ConformanceOptions, as_json: bool, console: Console
     checks = chosen(options.only)
     outcomes: list[Outcome] = []
     with ExitStack() as stack:
-        following = stack.enter_context(Following(len(checks), show=not as_json))
+        following = stack.enter_context(Following(len(checks), show=not (as_json or quiet)))
         while len(outcomes) < len(checks):
             outcomes += _follow(options, checks[len(outcomes) :], following)
-    (print_json if as_json else print_table)(options, following.about, outcomes, console)
+    if as_json:
+        print_json(options, following.about, outcomes, console)
+    else:
+        print_table(options, following.about, outcomes, console, only_failed=quiet)
     return int(any(outcome.broken for outcome in outcomes))

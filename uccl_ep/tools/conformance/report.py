@@ -76,23 +76,29 @@ def print_json(
 
 
 def print_table(
-    options: ConformanceOptions, about: dict[str, str], outcomes: Sequence[Outcome], console: Console
+    options: ConformanceOptions,
+    about: dict[str, str],
+    outcomes: Sequence[Outcome],
+    console: Console,
+    only_failed: bool = False,
 ) -> None:
-    """One row a check, the parts that are cited, and a line of totals."""
+    """One row a check (`only_failed`: of those that failed), the parts that are cited, and a line of totals."""
     title = f"{options.module} {about.get('version', '')} ({about.get('from', '')}) on {about.get('device', '')}, "
     title += f"{options.ranks} ranks, {options.nodes} node(s), seed {options.seed}"
     table = Table(title=escape(title), title_justify="left")
     for heading in ("check", "part", "result", "s", "what"):
         table.add_column(heading, justify="right" if heading == "s" else "left", overflow="fold")
-    for o in outcomes:
+    rows = [o for o in outcomes if o.status == FAILED or not only_failed]
+    for o in rows:
         result = "open" if o.status == FAILED and not o.required else o.status
         colour = "yellow" if result == "open" else _COLOURS[o.status]
         what = escape(o.detail or (o.summary if console.width >= _WIDE else ""))
         cells = (escape(o.name), o.part, f"[{colour}]{result}[/]", f"{o.seconds:.2f}", what)
         table.add_row(*cells, style="dim" if o.status == SKIPPED else "")
-    console.print(table)
-    cited = sorted({o.part for o in outcomes})
-    console.print("Parts: " + "; ".join(f"{part} {PARTS[part]}" for part in cited) + ".", highlight=False)
+    if rows:
+        console.print(table)
+        cited = sorted({o.part for o in rows})
+        console.print("Parts: " + "; ".join(f"{part} {PARTS[part]}" for part in cited) + ".", highlight=False)
     count = totals(outcomes)
     verdict = "[bold red]does not conform[/]" if count["failed"] else "[green]conforms[/]"
     numbers = f"{count['passed']} passed, {count['failed']} failed, {count['skipped']} skipped"

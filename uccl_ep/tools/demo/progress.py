@@ -22,10 +22,11 @@ class TrainingProgress:
         if console is not None and console.is_terminal:
             self.bar = Progress(
                 TextColumn("{task.description}"),
-                BarColumn(),
-                TextColumn("{task.completed}/{task.total} steps  loss {task.fields[loss]}  {task.fields[speed]} tok/s"),
+                BarColumn(bar_width=None),  # as wide as there is room for
+                TextColumn("{task.completed}/{task.total} loss {task.fields[loss]} {task.fields[speed]} tok/s"),
                 TimeRemainingColumn(),
                 console=console,
+                expand=True,
             )
             self.task = self.bar.add_task(title, total=steps, loss="-", speed="-")
 

@@ -51,31 +51,35 @@ def check_out(out: Path) -> None:
         raise InvalidArgument(f"--out is {str(out)!r}; its suffix must be .png, .pdf or .svg")
 
 
-def run_demo(options: DemoOptions, out: Path, as_json: bool, console: Console) -> int:
-    """Runs everything and returns the exit status. Raises UcclEpError (bad option, failed rank) and Stopped."""
+def run_demo(options: DemoOptions, out: Path, as_json: bool, console: Console, quiet: bool = False) -> int:
+    """Runs everything and returns the exit status. Raises UcclEpError (bad option, failed rank) and Stopped.
+
+    Args:
+        as_json: print one JSON object and nothing else. quiet: show no progress, only the comparison.
+    """
     options.check()
     check_out(out)
     from uccl_ep.tools import figures
     from uccl_ep.tools.demo.launch import launch
     from uccl_ep.tools.demo.plot import draw
 
-    shown = None if as_json else console
-    if shown:
+    following = None if as_json or quiet else console
+    if following:
         rows = "FP8 rows with scales" if options.fp8 else "bf16 rows"
-        shown.print(
+        following.print(
             f"Training a byte-level MoE on Python's standard library: {options.experts} experts over {options.ranks} "
             f"ranks, {options.ranks_per_node} to a node; {rows}, transport {options.transport}, proxy {options.proxy}.",
             highlight=False,
             soft_wrap=True,
         )
-    ranks = launch(options, show=shown is not None)
-    report = Report(options, ranks, run_one_process(options, shown))
+    ranks = launch(options, show=following is not None)
+    report = Report(options, ranks, run_one_process(options, following))
     picture = f"Picture: {out}" if figures.available() else f"No picture: {figures.MISSING}"
     if figures.available():
         draw(report, out)
-    if shown:
-        show(report, shown)
-        shown.print(picture, highlight=False, markup=False, soft_wrap=True)
+    if not as_json:
+        show(report, console)
+        console.print(picture, highlight=False, markup=False, soft_wrap=True)
     else:
         console.file.write(json.dumps(report.as_json(), indent=2) + "\n")
     return STATUS_DIFFERENT if report.problems() else 0

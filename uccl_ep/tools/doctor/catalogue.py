@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from uccl_ep.errors import refuse
-from uccl_ep.tools.doctor import cpu, cuda, efa, libfabric, rocm, sharing, tcp, verbs
+from uccl_ep.tools.doctor import cpu, cuda, efa, gpu, libfabric, rocm, sharing, tcp, verbs
 from uccl_ep.tools.doctor.host import Host
-from uccl_ep.tools.doctor.record import PATHS, Check, Finding, Verdict, examine, judge, not_needed
+from uccl_ep.tools.doctor.record import PATHS, Check, Finding, Verdict, examine, judge, no_device, not_needed
 
 CHECKS: Mapping[str, Sequence[Check]] = {
     "cpu": cpu.CHECKS,
@@ -68,5 +68,7 @@ def examine_path(host: Host, path: str) -> list[Finding]:
     except Exception:  # what hides whether it is needed will be named by the checks themselves
         reason = ""
     if reason:
-        return [examine(Check(path, check.name, lambda _: not_needed(reason)), host) for check in CHECKS[path]]
+        # Where nobody has chosen to do without, the reason is a device that is not there.
+        answer = not_needed(reason) if reason == gpu.ON_CPU else no_device(reason)
+        return [examine(Check(path, check.name, lambda _: answer), host) for check in CHECKS[path]]
     return [examine(check, host) for check in CHECKS[path]]

@@ -10,7 +10,7 @@ import typer
 from uccl_ep.tools.doctor.record import PATHS
 
 WHAT, OUTPUT = "What to look at", "Output"
-STATUS_NOT_READY = 1
+STATUS_NOT_USABLE = 1
 
 
 def doctor(
@@ -21,8 +21,8 @@ def doctor(
     require: Annotated[
         list[str] | None,
         typer.Option(
-            help="End with status 1 unless this path is ready; may be repeated. For a job's first line, or an image's "
-            "health check.",
+            help="End with status 1 unless this path can be used; may be repeated. For a job's first line, or an "
+            "image's health check.",
             rich_help_panel=WHAT,
         ),
     ] = None,
@@ -36,7 +36,16 @@ def doctor(
     ] = Path("/sys"),
     everything: Annotated[
         bool,
-        typer.Option("--all", help="Also the checks of paths that this machine does not need.", rich_help_panel=OUTPUT),
+        typer.Option(
+            "--all",
+            "-v",
+            "--verbose",
+            help="Also the checks of paths that this machine does not need.",
+            rich_help_panel=OUTPUT,
+        ),
+    ] = False,
+    quiet: Annotated[
+        bool, typer.Option("--quiet", "-q", help="Only the line of each path.", rich_help_panel=OUTPUT)
     ] = False,
     as_json: Annotated[
         bool,
@@ -48,11 +57,12 @@ def doctor(
     """Say what each path of uccl-ep finds on this machine, what is missing, and the command that fixes it.
 
     A path is a place to compute (cpu, cuda, rocm) or a way to move rows (host: shared memory inside a host; tcp, verbs,
-    efa, libfabric). Each check says ready, missing, or not needed here. Yellow means missing where the path works all
-    the same, only slower or less surely. Nothing is changed, and no check can end the report: what cannot be read is a
-    finding. Run it where the job runs: in its container, as its user, with its variables.
+    efa, libfabric). The first lines are the verdicts. Each check says ok, slow (the path works all the same, only
+    slower or less surely), missing, unknown, or no device (nothing here is for it). Nothing is changed, and no check
+    can end the report: what cannot be read is a finding. Run it where the job runs: in its container, as its user, with
+    its variables.
 
-    Ends with status 0; with --require, 1 unless those paths are ready.
+    Ends with status 0; with --require, 1 unless those paths can be used.
 
     Examples:
 
@@ -83,7 +93,7 @@ def doctor(
     if as_json:
         typer.echo(json.dumps(to_json(examination, required), indent=1))
     else:
-        print_report(examination, console, everything)
+        print_report(examination, console, everything, quiet)
         for name in unsatisfied(examination, required):
-            console.print(f"--require {name}: it is not ready here", style="bold red")
-    raise typer.Exit(STATUS_NOT_READY if unsatisfied(examination, required) else 0)
+            console.print(f"--require {name}: it cannot be used here", style="bold red")
+    raise typer.Exit(STATUS_NOT_USABLE if unsatisfied(examination, required) else 0)

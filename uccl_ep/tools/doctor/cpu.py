@@ -9,7 +9,7 @@ from importlib import metadata
 
 from uccl_ep.tools.doctor import limits
 from uccl_ep.tools.doctor.host import Host
-from uccl_ep.tools.doctor.record import Answer, Check, lacking, missing, ready
+from uccl_ep.tools.doctor.record import Answer, Check, missing, ok, slow
 
 _MOST_LISTED = 4
 _LEAST_PYTHON = (3, 10)
@@ -23,7 +23,7 @@ def python(host: Host) -> Answer:
     needed = ".".join(map(str, _LEAST_PYTHON)) + " or newer"
     if sys.version_info[:2] < _LEAST_PYTHON:
         return missing(found, needed, "install a newer Python and uccl-ep into it")
-    return ready(found, needed)
+    return ok(found, needed)
 
 
 def linux(host: Host) -> Answer:
@@ -34,7 +34,7 @@ def linux(host: Host) -> Answer:
     numbers = version_of(release)
     if numbers and numbers < _LEAST_LINUX:
         return missing(f"{release}, {libc}", needed, "update the host's kernel: a container cannot bring its own")
-    return ready(f"{release}, {libc}", needed)
+    return ok(f"{release}, {libc}", needed)
 
 
 def native_module(host: Host) -> Answer:
@@ -49,7 +49,7 @@ def native_module(host: Host) -> Answer:
             "uccl_ep._native",
             "pip install --force-reinstall uccl-ep (for this Python, processor and C library)",
         )
-    return ready(f"uccl-ep {uccl_ep.__version__}, {native.__file__}")
+    return ok(f"uccl-ep {uccl_ep.__version__}, {native.__file__}")
 
 
 def packages(host: Host) -> Answer:
@@ -67,7 +67,7 @@ def packages(host: Host) -> Answer:
     needed = ", ".join(f"{name} {'.'.join(map(str, least))}" for name, least in _PACKAGES)
     if wrong:
         return missing("; ".join([*wrong, *found]), needed, "pip install --upgrade uccl-ep")
-    return ready(", ".join(found), needed)
+    return ok(", ".join(found), needed)
 
 
 def variables(host: Host) -> Answer:
@@ -75,23 +75,23 @@ def variables(host: Host) -> Answer:
     if host.settings_problem:
         return missing(host.settings_problem, "values that are allowed", "uccl-ep env lists what each may be")
     if host.settings_warnings:
-        return lacking("; ".join(host.settings_warnings), "names that are known", "unset it, or use the name it means")
+        return slow("; ".join(host.settings_warnings), "names that are known", "unset it, or use the name it means")
     given = sorted(name for name in host.environment if name.startswith("UCCL_EP_"))
-    return ready(", ".join(f"{name}={host.environment[name]}" for name in given) or "all at their defaults")
+    return ok(", ".join(f"{name}={host.environment[name]}" for name in given) or "all at their defaults")
 
 
 def numa(host: Host) -> Answer:
     """Nodes of memory, for where ranks and proxies should run."""
     nodes = host.machine.cpus_of_node
     if not nodes:
-        return lacking(
+        return slow(
             f"sysfs shows none{_hidden(host)}",
             "NUMA nodes and their CPUs",
             "mount /sys into the container, so that ranks can be kept near their GPUs and NICs",
         )
     here = host.machine.numa_of(host.cpus())
     where = f"this process on node {here}" if here >= 0 else "this process on CPUs of several"
-    return ready(f"{len(nodes)} node(s) with {', '.join(str(len(cpus)) for _, cpus in nodes)} CPUs; {where}")
+    return ok(f"{len(nodes)} node(s) with {', '.join(str(len(cpus)) for _, cpus in nodes)} CPUs; {where}")
 
 
 def sysfs(host: Host) -> Answer:
@@ -101,8 +101,8 @@ def sysfs(host: Host) -> Answer:
     if unreadable:
         shown = f"{seen}; {len(unreadable)} entries cannot be read: {'; '.join(unreadable[:_MOST_LISTED])}"
         fix = "run the container with a policy that lets it read /sys (read-only is enough), or as another user"
-        return lacking(shown, f"{host.sys} that can be read", fix)
-    return ready(seen)
+        return slow(shown, f"{host.sys} that can be read", fix)
+    return ok(seen)
 
 
 def _hidden(host: Host) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from uccl_ep.tools.doctor import gpu, gpu_memory
 from uccl_ep.tools.doctor.gpu_probe import VENDORS
 from uccl_ep.tools.doctor.host import NVIDIA, Host
-from uccl_ep.tools.doctor.record import Answer, Check, lacking, missing, not_needed, ready
+from uccl_ep.tools.doctor.record import Answer, Check, missing, not_needed, ok, slow
 
 _LEAST_CAPABILITY = (8, 0)  # LEAST_NVIDIA of gpu/compiler.py
 _MEND_DRIVER = (
@@ -50,7 +50,7 @@ def capability(host: Host) -> Answer:
     shown = ", ".join(sorted({f"{d['name']} {d.get('major', 0)}.{d.get('minor', 0)}" for d in devices}))
     if old:
         return missing(shown, needed, "leave these GPUs out by CUDA_VISIBLE_DEVICES, or use UCCL_EP_DEVICE=cpu")
-    return ready(shown, needed)
+    return ok(shown, needed)
 
 
 def software(host: Host) -> Answer:
@@ -74,7 +74,7 @@ def pinned_memory(host: Host) -> Answer:
         return missing(
             f"{without[0]} does not", needed, "use the GPU outside of this virtual machine, or UCCL_EP_DEVICE=cpu"
         )
-    return ready("mapped by all", needed)
+    return ok("mapped by all", needed)
 
 
 def fabric_handles(host: Host) -> Answer:
@@ -83,8 +83,8 @@ def fabric_handles(host: Host) -> Answer:
     if not devices:
         return not_needed("the driver names no GPU")
     if all(d.get("fabric_handles") for d in devices):
-        return ready("supported by all; they also need NVIDIA's IMEX service, which a Buffer tries by itself")
-    return lacking(
+        return ok("supported by all; they also need NVIDIA's IMEX service, which a Buffer tries by itself")
+    return slow(
         "not supported: CUDA IPC is used, between processes of one container",
         "fabric handles, if ranks of a node are in several containers",
         "run the ranks of a host in one container; else NVIDIA's IMEX service on NVLink switches",

@@ -6,7 +6,7 @@ from functools import partial
 
 from uccl_ep.tools.doctor import gpu_memory, limits, rdma
 from uccl_ep.tools.doctor.host import Host
-from uccl_ep.tools.doctor.record import Answer, Check, lacking, missing, not_needed, ready
+from uccl_ep.tools.doctor.record import Answer, Check, missing, not_needed, ok, unknown
 
 _WRITE = "rdma_write"  # as EFA's own query calls it
 
@@ -23,13 +23,13 @@ def remote_write(host: Host) -> Answer:
     told = {device.name: device.efa for device in host.discover().devices}
     asked = {nic.name: told.get(nic.name) for nic in rdma.nics(host, "efa")}
     needed = "EFA that writes remote memory: p5, p5e, p5en, p6 and later instances"
-    unknown = [name for name, efa in asked.items() if efa is None]
+    unclear = [name for name, efa in asked.items() if efa is None]
     without = [name for name, efa in asked.items() if efa is not None and _WRITE not in efa.capabilities]
     if without:
         return missing(f"{rdma.listed(without)} cannot", needed, "use such an instance, or UCCL_EP_TRANSPORT=tcp")
-    if unknown or not asked:
-        return lacking(f"not known of {rdma.listed(unknown) or 'any'}", needed, "pip install 'uccl-ep[rdma]'")
-    return ready(f"{rdma.listed(list(asked))} can", needed)
+    if unclear or not asked:
+        return unknown(f"not known of {rdma.listed(unclear) or 'any'}", needed, "pip install 'uccl-ep[rdma]'")
+    return ok(f"{rdma.listed(list(asked))} can", needed)
 
 
 _PARTS = (

@@ -8,8 +8,10 @@ from typing import Any
 
 from uccl_ep.gpu.compiler import INSTALL
 from uccl_ep.tools.doctor.host import Host
-from uccl_ep.tools.doctor.record import Answer, lacking, missing, not_needed, ready
+from uccl_ep.tools.doctor.record import Answer, missing, not_needed, ok, slow
 
+ON_CPU = "UCCL_EP_DEVICE=cpu"
+"""Why a GPU that may be there is not needed."""
 _MOST_LISTED = 8
 
 
@@ -17,7 +19,7 @@ def unneeded(host: Host, kind: str, vendor: int, library: str) -> str:
     """Why nobody here needs this vendor's path; empty: somebody does."""
     wanted = host.settings.device
     if wanted == "cpu":
-        return "UCCL_EP_DEVICE=cpu"
+        return ON_CPU
     if wanted.startswith(kind) or host.gpus_of(vendor):
         return ""
     if host.recorded or not host.can_load(library):
@@ -35,8 +37,8 @@ def present(host: Host, vendor: int, told: Mapping[str, Any]) -> Answer:
     count = f"{len(devices) or len(on_pci)} GPU(s): {shown}"
     if devices and len(devices) < len(on_pci):
         visible = "CUDA_VISIBLE_DEVICES, HIP_VISIBLE_DEVICES or the container's --gpus"
-        return lacking(f"{count}; PCI has {len(on_pci)}", "all GPUs that the job should use", f"look at {visible}")
-    return ready(count)
+        return slow(f"{count}; PCI has {len(on_pci)}", "all GPUs that the job should use", f"look at {visible}")
+    return ok(count)
 
 
 def driver(host: Host, told: Mapping[str, Any], version: str, fix: str) -> Answer:
@@ -45,7 +47,7 @@ def driver(host: Host, told: Mapping[str, Any], version: str, fix: str) -> Answe
         return not_needed("not asked: a recorded tree is judged")
     if "error" in told:
         return missing(str(told["error"]), "the GPU's driver, in this container too", fix)
-    return ready(version)
+    return ok(version)
 
 
 def software(host: Host, told: Mapping[str, Any]) -> Answer:
@@ -55,7 +57,7 @@ def software(host: Host, told: Mapping[str, Any]) -> Answer:
     why = str(told.get("why", ""))
     if not told.get("usable"):
         return missing(why, "torch and CuPy for this vendor, and a GPU that kernels know", INSTALL)
-    return ready(why)
+    return ok(why)
 
 
 def peer_access(host: Host, told: Mapping[str, Any]) -> Answer:
@@ -71,8 +73,8 @@ def peer_access(host: Host, told: Mapping[str, Any]) -> Answer:
             "start the NVLink fabric's service (nvidia-fabricmanager); PCIe: switch ACS off, or iommu=pt; "
             "or set UCCL_EP_RANKS_PER_NODE=1"
         )
-        return lacking(shown, needed, fix)
-    return ready(f"all {len(devices)} reach each other", needed)
+        return slow(shown, needed, fix)
+    return ok(f"all {len(devices)} reach each other", needed)
 
 
 def device_files(host: Host, paths: list[str], fix: str) -> Answer:
@@ -81,7 +83,7 @@ def device_files(host: Host, paths: list[str], fix: str) -> Answer:
         return not_needed("a recorded tree has no device files")
     closed = [path for path in paths if not host.may_use(path)]
     needed = "device files that this user may read and write"
-    return missing(f"closed: {', '.join(closed)}", needed, fix) if closed else ready(", ".join(paths), needed)
+    return missing(f"closed: {', '.join(closed)}", needed, fix) if closed else ok(", ".join(paths), needed)
 
 
 def kernel_cache(host: Host) -> Answer:
@@ -92,6 +94,6 @@ def kernel_cache(host: Host) -> Answer:
     needed = "a folder that this user may write"
     if not host.may_use(str(parent)):
         fix = "set UCCL_EP_CACHE_DIR to a writable folder, best one that all hosts share; then uccl-ep warmup"
-        return lacking(f"{folder} cannot be written: every start compiles again", needed, fix)
+        return slow(f"{folder} cannot be written: every start compiles again", needed, fix)
     kept = len(list(folder.glob("*"))) if folder.is_dir() else 0
-    return ready(f"{folder}, {kept} file(s); uccl-ep warmup fills it", needed)
+    return ok(f"{folder}, {kept} file(s); uccl-ep warmup fills it", needed)

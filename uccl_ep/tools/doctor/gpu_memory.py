@@ -9,9 +9,10 @@ from typing import Any
 
 from uccl_ep.errors import NotSupported, UcclEpError
 from uccl_ep.fabric.registration import PEER_MODULES, Kernel, choose_registration
+from uccl_ep.tools.doctor.gpu import ON_CPU
 from uccl_ep.tools.doctor.host import NVIDIA, Host
 from uccl_ep.tools.doctor.rdma import gpus_of
-from uccl_ep.tools.doctor.record import Answer, lacking, missing, not_needed, ready
+from uccl_ep.tools.doctor.record import Answer, missing, no_device, not_needed, ok, slow
 
 _OPTIONS = ("CONFIG_DMA_SHARED_BUFFER", "CONFIG_DMABUF_MOVE_NOTIFY", "CONFIG_PCI_P2PDMA")
 _SYMBOLS = ("ib_umem_dmabuf_get_pinned", "ib_umem_dmabuf_get", "ib_register_peer_memory_client")
@@ -45,8 +46,10 @@ class Driver:
 def registration(host: Host) -> Answer:
     """The way that a job would take, and what speaks for it."""
     gpus = gpus_of(host)
+    if host.settings.device == "cpu":
+        return not_needed(f"{ON_CPU}: rows lie in host memory, which every NIC reaches")
     if not gpus:
-        return not_needed("no GPU: rows lie in host memory, which every NIC reaches")
+        return no_device("no GPU: rows lie in host memory, which every NIC reaches")
     kind = "cuda" if host.gpus_of(NVIDIA) else "hip"
     kernel = Kernel(root=host.sys)
     if host.recorded and not any(kernel.has(f"module/{name}") for name in PEER_MODULES[kind]):
@@ -60,7 +63,7 @@ def registration(host: Host) -> Answer:
     except NotSupported as error:
         return missing(f"{error}; {evidence}", needed, f"unset UCCL_EP_GPU_MEMORY, or {_MEND[kind]}")
     shown = "; ".join(filter(None, [chosen.reason, evidence]))
-    return lacking(shown, needed, _MEND[kind]) if chosen.path == "host" else ready(shown, needed)
+    return slow(shown, needed, _MEND[kind]) if chosen.path == "host" else ok(shown, needed)
 
 
 def _refusal(host: Host, kind: str) -> str:

@@ -7,11 +7,11 @@ from typing import Any
 
 from uccl_ep.tools.doctor import limits, rdma
 from uccl_ep.tools.doctor.host import Host
-from uccl_ep.tools.doctor.record import Answer, Check, lacking, missing, not_needed, ready
+from uccl_ep.tools.doctor.record import Answer, Check, missing, no_device, ok, slow
 
 _LIBRARY = "libfabric.so.1"
 _LEAST = (1, 15)  # kOldestApi of proxy/transport/libfabric
-_NO_SLINGSHOT = not_needed("no Slingshot NIC")
+_NO_SLINGSHOT = no_device("no Slingshot NIC")
 
 
 def unneeded(host: Host) -> str:
@@ -33,7 +33,7 @@ def library(host: Host) -> Answer:
     number = int(ask())
     version = (number >> 16, number & 0xFFFF)
     shown = f"{version[0]}.{version[1]}, {host.loaded_from(_LIBRARY)}"
-    return ready(shown, needed) if version >= _LEAST else missing(shown, needed, "install a newer libfabric")
+    return ok(shown, needed) if version >= _LEAST else missing(shown, needed, "install a newer libfabric")
 
 
 def slingshot(host: Host) -> Answer:
@@ -41,7 +41,7 @@ def slingshot(host: Host) -> Answer:
     found = rdma.nics(host, "libfabric")
     if not found:
         provider = host.settings.provider or "the provider that libfabric finds"
-        return not_needed(f"no Slingshot NIC; libfabric was asked for, and uses {provider}")
+        return no_device(f"no Slingshot NIC; libfabric was asked for, and uses {provider}")
     answer = rdma.devices("libfabric", host)
     closed = [] if host.recorded else [n.name for n in found if not host.may_use(f"{host.dev}/{n.name}")]
     if closed:
@@ -57,10 +57,8 @@ def service(host: Host) -> Answer:
     vnis = host.environment.get("SLINGSHOT_VNIS", "")
     needed = "SLINGSHOT_VNIS, which the launcher sets inside of a job"
     if not vnis:
-        return lacking(
-            "not set", needed, "start ranks with srun (the Slurm plugin sets it), or with the site's launcher"
-        )
-    return ready(f"SLINGSHOT_VNIS={vnis}", needed)
+        return slow("not set", needed, "start ranks with srun (the Slurm plugin sets it), or with the site's launcher")
+    return ok(f"SLINGSHOT_VNIS={vnis}", needed)
 
 
 def ports(host: Host) -> Answer:

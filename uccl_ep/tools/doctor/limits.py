@@ -7,7 +7,7 @@ import resource
 from uccl_ep.sizes import format_bytes
 from uccl_ep.system.cgroups import Cgroups
 from uccl_ep.tools.doctor.host import Host
-from uccl_ep.tools.doctor.record import Answer, lacking, missing, ready
+from uccl_ep.tools.doctor.record import Answer, missing, ok, slow
 
 LEAST_MEMORY_BYTES = 2 << 30  # a rank of small sizes with torch loaded
 LEAST_LOCKED_BYTES = 256 << 20  # under this not even small buffers can be registered with a NIC
@@ -23,8 +23,8 @@ def memory(host: Host) -> Answer:
     shown = f"{format_bytes(available)} available, cgroup limit {format_bytes(limit) if limit else 'none'}"
     needed = f"{format_bytes(LEAST_MEMORY_BYTES)} a rank, and what `uccl-ep plan` bills"
     if min(available, limit or available) < LEAST_MEMORY_BYTES:
-        return lacking(shown, needed, "docker run --memory=..., resources.limits.memory of the pod, srun --mem=...")
-    return ready(shown, needed)
+        return slow(shown, needed, "docker run --memory=..., resources.limits.memory of the pod, srun --mem=...")
+    return ok(shown, needed)
 
 
 def processors(host: Host) -> Answer:
@@ -42,10 +42,8 @@ def processors(host: Host) -> Answer:
     each = 1 + host.settings.proxy_threads
     needed = f"{each} a rank (one that computes, UCCL_EP_PROXY_THREADS={host.settings.proxy_threads} for its proxy)"
     if min(allowed, limit or allowed) < each:
-        return lacking(
-            shown, needed, "docker run --cpus=..., resources.limits.cpu of the pod, srun --cpus-per-task=..."
-        )
-    return ready(shown, needed)
+        return slow(shown, needed, "docker run --cpus=..., resources.limits.cpu of the pod, srun --cpus-per-task=...")
+    return ok(shown, needed)
 
 
 def locked_memory(host: Host) -> Answer:
@@ -53,17 +51,17 @@ def locked_memory(host: Host) -> Answer:
     soft, hard = host.rlimit(resource.RLIMIT_MEMLOCK)
     needed = "unlimited, or at least what `uccl-ep plan` bills for the ranks of this host"
     if soft == resource.RLIM_INFINITY:
-        return ready("unlimited", needed)
+        return ok("unlimited", needed)
     shown = f"{format_bytes(soft)} (hard limit {_amount(hard)})"
     if host.locks_any_memory():
-        return ready(f"{shown}, which CAP_IPC_LOCK overrides", needed)
+        return ok(f"{shown}, which CAP_IPC_LOCK overrides", needed)
     fix = (
         "ulimit -l unlimited; docker run --ulimit memlock=-1:-1; LimitMEMLOCK=infinity in the unit that starts jobs; "
         "* - memlock unlimited in /etc/security/limits.conf"
     )
     if soft < LEAST_LOCKED_BYTES:
         return missing(shown, needed, fix)
-    return lacking(shown, needed, fix) if soft < GOOD_LOCKED_BYTES else ready(shown, needed)
+    return slow(shown, needed, fix) if soft < GOOD_LOCKED_BYTES else ok(shown, needed)
 
 
 def open_files(host: Host) -> Answer:
@@ -72,8 +70,8 @@ def open_files(host: Host) -> Answer:
     shown = f"{_amount(soft, plain=True)} (hard limit {_amount(hard, plain=True)})"
     needed = f"{GOOD_OPEN_FILES} for jobs of hundreds of ranks"
     if soft != resource.RLIM_INFINITY and soft < GOOD_OPEN_FILES:
-        return lacking(shown, needed, f"ulimit -n {GOOD_OPEN_FILES}; docker run --ulimit nofile={GOOD_OPEN_FILES}")
-    return ready(shown, needed)
+        return slow(shown, needed, f"ulimit -n {GOOD_OPEN_FILES}; docker run --ulimit nofile={GOOD_OPEN_FILES}")
+    return ok(shown, needed)
 
 
 def _amount(value: int, plain: bool = False) -> str:

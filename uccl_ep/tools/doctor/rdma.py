@@ -14,7 +14,7 @@ from uccl_ep.fabric.gids import choose_gid
 from uccl_ep.fabric.nics import NicPort, Place, share_out
 from uccl_ep.fabric.sysfs import Nic
 from uccl_ep.tools.doctor.host import AMAZON, AMD, MELLANOX, NVIDIA, Host
-from uccl_ep.tools.doctor.record import Answer, lacking, missing, not_needed, ready
+from uccl_ep.tools.doctor.record import Answer, missing, not_needed, ok, slow, unknown
 
 NIC_KIND = {"verbs": "verbs", "efa": "efa", "libfabric": "cxi"}
 _DRIVER = {"verbs": "mlx5_ib (or the vendor's own)", "efa": "efa", "libfabric": "cxi_core"}
@@ -82,7 +82,7 @@ def devices(family: str, host: Host) -> Answer:
         groups = grouped(
             (f"{n.driver or 'software'}{n.firmware and ', firmware ' + n.firmware}", n.name) for n in found
         )
-        return ready("; ".join(f"{listed(names)} ({what})" for what, names in groups.items()))
+        return ok("; ".join(f"{listed(names)} ({what})" for what, names in groups.items()))
     if not_known := _not_known(host, family):
         return not_known
     idle = without_driver(host, family)
@@ -98,7 +98,7 @@ def library(family: str, host: Host) -> Answer:
         why = host.why_not(name)
         if why:
             return missing(why, name, f"apt-get install, or dnf install: {PACKAGES[name]}")
-    return ready(", ".join(host.loaded_from(name) for name in names))
+    return ok(", ".join(host.loaded_from(name) for name in names))
 
 
 def device_files(family: str, host: Host) -> Answer:
@@ -121,7 +121,7 @@ def device_files(family: str, host: Host) -> Answer:
     if closed:
         fix = "docker run --device=/dev/infiniband; in Kubernetes the RDMA or EFA device plugin; or chmod 666"
         return missing(f"closed: {listed(closed)}", needed, fix)
-    return ready(listed(list(wanted.values())), needed)
+    return ok(listed(list(wanted.values())), needed)
 
 
 def ports(family: str, host: Host) -> Answer:
@@ -136,15 +136,15 @@ def ports(family: str, host: Host) -> Answer:
     good = [f"{listed(some)} at {rate}" for rate, some in groups.items()]
     shown = "; ".join([*good, *([f"not used: {listed(unused, 4)}"] if unused else [])])
     states = {f"{n.name}:{p.number}": p.state for n in nics(host, family) for p in n.ports if not p.active}
-    unknown = [name for name, state in states.items() if state == "unknown"]
+    unclear = [name for name, state in states.items() if state == "unknown"]
     fix = "check cable and switch port; ip link set dev ... up; InfiniBand: a subnet manager must run"
-    if unknown:
-        fix = f"let this process read the state of {listed(unknown)} in sysfs; {fix}"
+    if unclear:
+        fix = f"let this process read the state of {listed(unclear)} in sysfs; {fix}"
     if not good:
         if not_known := _not_known(host, family):
             return not_known
         return missing(shown or "none", "a port that is ACTIVE", fix)
-    return lacking(shown, f"all ports ACTIVE, not {listed(list(states))}", fix) if states else ready(shown)
+    return slow(shown, f"all ports ACTIVE, not {listed(list(states))}", fix) if states else ok(shown)
 
 
 def addresses(family: str, host: Host) -> Answer:
@@ -162,7 +162,7 @@ def addresses(family: str, host: Host) -> Answer:
     if wrong:
         fix = "ip address add ... dev INTERFACE (as root), or set UCCL_EP_GID_INDEX to an entry of the table"
         return missing("; ".join([*wrong, *shown]), "an address that other hosts reach, on each port", fix)
-    return ready("; ".join(shown)) if shown else not_needed("no active port")
+    return ok("; ".join(shown)) if shown else not_needed("no active port")
 
 
 def mtu(family: str, host: Host) -> Answer:
@@ -172,13 +172,13 @@ def mtu(family: str, host: Host) -> Answer:
     small = [f"{name} {size}" for name, size in known.items() if 0 < size < _GOOD_MTU]
     if small:
         fix = "RoCE: ip link set dev INTERFACE mtu 9000 (4200 at least) on every host and switch port"
-        return lacking(listed(small), needed, fix)
-    unknown = [name for name, size in known.items() if not size]
-    if unknown and host.recorded:
-        return not_needed(f"a recorded tree does not tell it of {listed(unknown)}")
-    if unknown:
-        return lacking(f"not known of {listed(unknown)}", needed, "pip install 'uccl-ep[rdma]': pyverbs knows it")
-    return ready(listed([f"{name} {size}" for name, size in known.items()]), needed) if known else not_needed("no port")
+        return slow(listed(small), needed, fix)
+    unclear = [name for name, size in known.items() if not size]
+    if unclear and host.recorded:
+        return not_needed(f"a recorded tree does not tell it of {listed(unclear)}")
+    if unclear:
+        return unknown(f"not known of {listed(unclear)}", needed, "pip install 'uccl-ep[rdma]': pyverbs knows it")
+    return ok(listed([f"{name} {size}" for name, size in known.items()]), needed) if known else not_needed("no port")
 
 
 def distance(family: str, host: Host) -> Answer:
@@ -199,8 +199,8 @@ def distance(family: str, host: Host) -> Answer:
     shown = "; ".join(f"{words}: {listed(some)}" for words, some in grouped(rows).items())
     if far and gpus != [""]:
         fix = "pass the PCIe topology (/sys) through to the virtual machine; or move NICs to the GPUs' sockets"
-        return lacking(shown, f"a NIC nearer to {listed(far)}", fix)
-    return ready(shown)
+        return slow(shown, f"a NIC nearer to {listed(far)}", fix)
+    return ok(shown)
 
 
 def _one_link_layer(some: tuple[NicPort, ...]) -> tuple[NicPort, ...]:
@@ -221,8 +221,8 @@ def limits_known(family: str, host: Host) -> Answer:
     known = {key: value for key, value in host.limits().items() if key[0] in names and value[0]}
     needed = "pyverbs, so that too many queue pairs are refused before the job starts"
     if not known:
-        return lacking("not known", needed, "pip install 'uccl-ep[rdma]'")
-    return ready(listed([f"{n}:{p} {pairs} queue pairs" for (n, p), (pairs, _) in sorted(known.items())]), needed)
+        return unknown("the device cannot be asked", needed, "pip install 'uccl-ep[rdma]'")
+    return ok(listed([f"{n}:{p} {pairs} queue pairs" for (n, p), (pairs, _) in sorted(known.items())]), needed)
 
 
 def _first_gpu(host: Host) -> str:

@@ -13,7 +13,12 @@ if TYPE_CHECKING:
     from uccl_ep.tools.doctor.host import Host
 
 PATHS = ("cpu", "host", "tcp", "cuda", "rocm", "verbs", "efa", "libfabric")
-READY, MISSING, NOT_NEEDED = "ready", "missing", "not needed here"
+OK, SLOW, MISSING = "ok", "slow", "missing"
+UNKNOWN, NO_DEVICE, NOT_NEEDED = "unknown", "no device", "not needed"
+USABLE = (OK, SLOW)
+"""States of a path that can be used."""
+UNUSED = (NO_DEVICE, NOT_NEEDED)
+"""States of what this machine has no use for."""
 _MOST_CHARACTERS = 600  # of a message that a driver or a file may have made arbitrarily long
 
 
@@ -22,16 +27,16 @@ class Answer:
     """What one check found.
 
     Attributes:
-        state: READY, MISSING or NOT_NEEDED.
+        state: OK; SLOW: the path works, only slower, narrower or less surely; MISSING: it cannot be used without;
+            UNKNOWN: it could not be found out; NO_DEVICE: there is nothing here that the path is for; NOT_NEEDED: a
+            setting, or something else that is here, makes it needless.
         found: what is there. needed: what should be. fix: the command, or the step, that makes it so.
-        blocks: without it the path cannot be used; else it is slower, narrower or less certain.
     """
 
     state: str
     found: str
     needed: str = ""
     fix: str = ""
-    blocks: bool = True
 
 
 @dataclass(frozen=True)
@@ -44,7 +49,6 @@ class Finding:
     found: str
     needed: str
     fix: str
-    blocks: bool
 
 
 @dataclass(frozen=True)
@@ -65,9 +69,9 @@ class Verdict:
     words: str
 
 
-def ready(found: str, needed: str = "") -> Answer:
+def ok(found: str, needed: str = "") -> Answer:
     """It is there."""
-    return Answer(READY, found, needed)
+    return Answer(OK, found, needed)
 
 
 def missing(found: str, needed: str, fix: str) -> Answer:
@@ -75,13 +79,23 @@ def missing(found: str, needed: str, fix: str) -> Answer:
     return Answer(MISSING, found, needed, fix)
 
 
-def lacking(found: str, needed: str, fix: str) -> Answer:
-    """It is not there; the path works without, only less well."""
-    return Answer(MISSING, found, needed, fix, blocks=False)
+def slow(found: str, needed: str, fix: str) -> Answer:
+    """It is not as it should be; the path works, only less well."""
+    return Answer(SLOW, found, needed, fix)
+
+
+def unknown(found: str, needed: str, fix: str) -> Answer:
+    """Nobody here can tell."""
+    return Answer(UNKNOWN, found, needed, fix)
+
+
+def no_device(why: str) -> Answer:
+    """There is nothing here that it is for."""
+    return Answer(NO_DEVICE, why)
 
 
 def not_needed(why: str) -> Answer:
-    """This machine has no use for it."""
+    """A setting, or what else is here, makes it needless."""
     return Answer(NOT_NEEDED, why)
 
 
@@ -91,20 +105,18 @@ def examine(check: Check, host: Host) -> Finding:
         answer = check.ask(host)
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""
-        answer = lacking(
-            f"not known: {where}{error.strerror or error}",
+        answer = unknown(
+            f"{where}{error.strerror or error}",
             "a file that this process may read",
             "run doctor where the job runs, as the job's user; ask whoever runs the container for that file",
         )
     except Exception as error:  # anything at all: a report with a hole in it is better than none
-        answer = lacking(
-            f"not known: the check failed ({type(error).__name__}: {error})",
+        answer = unknown(
+            f"the check failed ({type(error).__name__}: {error})",
             "a check that works",
             "report it with the output of `uccl-ep doctor --json`",
         )
-    return Finding(
-        check.path, check.name, answer.state, short(answer.found), answer.needed, short(answer.fix), answer.blocks
-    )
+    return Finding(check.path, check.name, answer.state, short(answer.found), answer.needed, short(answer.fix))
 
 
 def short(text: str) -> str:
@@ -116,12 +128,13 @@ def short(text: str) -> str:
 def judge(path: str, findings: Sequence[Finding]) -> Verdict:
     """The verdict over a path's own findings."""
     mine = [finding for finding in findings if finding.path == path]
-    blocking = [f.name for f in mine if f.state == MISSING and f.blocks]
-    weaker = [f.name for f in mine if f.state == MISSING and not f.blocks]
+    blocking = [f.name for f in mine if f.state == MISSING]
+    weaker = [f.name for f in mine if f.state in (SLOW, UNKNOWN)]
     if blocking:
         return Verdict(path, MISSING, f"cannot be used: {', '.join(blocking)}")
-    if not mine or all(f.state == NOT_NEEDED for f in mine):
-        return Verdict(path, NOT_NEEDED, mine[0].found if mine else "nothing was looked at")
+    if not mine or all(f.state in UNUSED for f in mine):
+        return Verdict(path, mine[0].state if mine else NOT_NEEDED, mine[0].found if mine else "nothing was looked at")
     if weaker:
-        return Verdict(path, READY, f"can be used, but look at: {', '.join(weaker)}")
-    return Verdict(path, READY, "can be used")
+        state = SLOW if any(f.state == SLOW for f in mine) else OK
+        return Verdict(path, state, f"can be used, but look at: {', '.join(weaker)}")
+    return Verdict(path, OK, "can be used")

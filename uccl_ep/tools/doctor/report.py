@@ -14,11 +14,29 @@ from rich.text import Text
 
 import uccl_ep
 from uccl_ep.tools.doctor.catalogue import Examination
-from uccl_ep.tools.doctor.record import MISSING, NOT_NEEDED, READY, Finding, Verdict
+from uccl_ep.tools.doctor.record import (
+    MISSING,
+    NO_DEVICE,
+    NOT_NEEDED,
+    OK,
+    SLOW,
+    UNKNOWN,
+    UNUSED,
+    USABLE,
+    Finding,
+    Verdict,
+)
 
-SCHEMA = 1  # of the JSON object; grows when a field changes its meaning or goes, not when one is added
-_STYLE = {READY: "bold green", MISSING: "bold red", NOT_NEEDED: "dim"}
-_WEAK = "bold yellow"  # missing, and the path works without
+SCHEMA = 2  # of the JSON object; grows when a field changes its meaning or goes, not when one is added
+_STYLE = {
+    OK: "bold green",
+    SLOW: "bold yellow",
+    UNKNOWN: "bold yellow",
+    MISSING: "bold red",
+    NO_DEVICE: "dim",
+    NOT_NEEDED: "dim",
+}
+_MARK = {OK: "+", SLOW: "~", MISSING: "x", NO_DEVICE: "-", NOT_NEEDED: "-"}
 
 
 def as_json(examination: Examination, required: Sequence[str]) -> dict[str, Any]:
@@ -40,21 +58,24 @@ def as_json(examination: Examination, required: Sequence[str]) -> dict[str, Any]
 
 
 def unsatisfied(examination: Examination, required: Sequence[str]) -> list[str]:
-    """Required paths that are not ready."""
-    return [path for path in required if examination.state_of(path) != READY]
+    """Required paths that cannot be used."""
+    return [path for path in required if examination.state_of(path) not in USABLE]
 
 
-def print_report(examination: Examination, console: Console, everything: bool) -> None:
-    """A table for each path, then a line for each.
+def print_report(examination: Examination, console: Console, everything: bool, quiet: bool = False) -> None:
+    """A line for each path, then a table for each.
 
     Args:
-        everything: also the single checks of paths that are not needed here.
+        everything: also the single checks of paths that nobody here needs. quiet: no tables.
     """
-    for verdict in examination.verdicts:
-        if everything or verdict.state != NOT_NEEDED:
-            rows = [f for f in examination.findings if f.path == verdict.path]
-            console.print(_section(verdict, rows))
     print_verdicts(examination, console)
+    if quiet:
+        return
+    for verdict in examination.verdicts:
+        if everything or verdict.state not in UNUSED:
+            rows = [f for f in examination.findings if f.path == verdict.path]
+            console.print()
+            console.print(_section(verdict, rows))
 
 
 def _section(verdict: Verdict, rows: Sequence[Finding]) -> Table:
@@ -64,24 +85,22 @@ def _section(verdict: Verdict, rows: Sequence[Finding]) -> Table:
     table.add_column("state", no_wrap=True)
     table.add_column("found", overflow="fold", ratio=1)
     for finding in rows:
-        weak = finding.state == MISSING and not finding.blocks
-        state = Text(finding.state, _WEAK if weak else _STYLE[finding.state])
-        table.add_row(Text(finding.name), state, _story(finding))
+        table.add_row(Text(finding.name), Text(finding.state, _STYLE[finding.state]), _story(finding))
     return table
 
 
 def _story(finding: Finding) -> Text:
-    """What was found; where something is missing, also what is needed and what to do."""
+    """What was found; where that is not enough, also what is needed and what to do."""
     text = Text(finding.found)
-    if finding.state == MISSING:
+    if finding.state in (SLOW, UNKNOWN, MISSING):
         text.append(f"\nneeded: {finding.needed}" if finding.needed else "", "dim")
         text.append(f"\nfix: {finding.fix}" if finding.fix else "", "bold")
     return text
 
 
 def print_verdicts(examination: Examination, console: Console) -> None:
-    """One line a path: what to read first, and last on a terminal."""
+    """One line a path."""
     for verdict in examination.verdicts:
-        mark = {READY: "+", MISSING: "x", NOT_NEEDED: "-"}[verdict.state]
-        line = Text.assemble((f"{mark} {verdict.path:<10}", _STYLE[verdict.state]), f"{verdict.state}: {verdict.words}")
+        mark = f"{_MARK[verdict.state]} {verdict.path:<10}"
+        line = Text.assemble((mark, _STYLE[verdict.state]), f"{verdict.state}: {verdict.words}")
         console.print(line, soft_wrap=True)

@@ -10,7 +10,7 @@ from uccl_ep.group.handshake import host_identity
 from uccl_ep.sizes import format_bytes
 from uccl_ep.tools.doctor import limits
 from uccl_ep.tools.doctor.host import Host
-from uccl_ep.tools.doctor.record import Answer, Check, lacking, missing, not_needed, ready
+from uccl_ep.tools.doctor.record import Answer, Check, missing, not_needed, ok, slow
 
 _LEAST_SHM_BYTES = 1 << 30  # of torch's data loaders and libfabric's shm; Docker's default of 64 MiB is too little
 _CHILD_S = 20.0
@@ -30,7 +30,7 @@ def segments(host: Host) -> Answer:
             "memfd_create",
             "allow it in the container's seccomp profile (docker run --security-opt seccomp=unconfined to try)",
         )
-    return ready("memfd_create works")
+    return ok("memfd_create works")
 
 
 def peers_memory(host: Host) -> Answer:
@@ -52,7 +52,7 @@ def peers_memory(host: Host) -> Answer:
             "with /proc mounted without hidepid"
         )
         return missing(problem + beside, needed, fix)
-    return ready("a child's segment was opened and read" + beside, needed)
+    return ok("a child's segment was opened and read" + beside, needed)
 
 
 def _look_into(child: subprocess.Popen[str]) -> str:
@@ -73,8 +73,8 @@ def one_host(host: Host) -> Answer:
     """How ranks know that they are on one host: the kernel's boot, the pid namespace, and who they run as."""
     identity = host_identity()
     if host.has(f"{host.proc}/sys/kernel/random/boot_id"):
-        return ready(f"boot/pid namespace/user:group {identity}")
-    return lacking(
+        return ok(f"boot/pid namespace/user:group {identity}")
+    return slow(
         f"by host name and network card only ({identity})",
         "/proc/sys/kernel/random/boot_id",
         "mount /proc in the container; without it two containers of a host may count as one or as two",
@@ -86,12 +86,12 @@ def process_watch(host: Host) -> Answer:
     try:
         os.close(os.pidfd_open(os.getpid()))
     except (OSError, AttributeError) as error:
-        return lacking(
+        return slow(
             f"pidfd_open fails ({error}); /proc/<pid>/stat is read every 100 ms instead",
             "pidfd_open: Linux 5.3, allowed by the container's seccomp profile",
             "update the kernel or the container runtime",
         )
-    return ready("pidfd_open works: the end of a rank is seen at once")
+    return ok("pidfd_open works: the end of a rank is seen at once")
 
 
 def shm(host: Host) -> Answer:
@@ -103,10 +103,8 @@ def shm(host: Host) -> Answer:
     total, free = room.f_frsize * room.f_blocks, room.f_frsize * room.f_bavail
     shown, needed = f"{format_bytes(free)} free of {format_bytes(total)}", format_bytes(_LEAST_SHM_BYTES)
     if total < _LEAST_SHM_BYTES:
-        return lacking(
-            shown, f"{needed} (torch's data loaders, libfabric's shm)", "docker run --shm-size=16g, --ipc=host"
-        )
-    return ready(shown, needed)
+        return slow(shown, f"{needed} (torch's data loaders, libfabric's shm)", "docker run --shm-size=16g, --ipc=host")
+    return ok(shown, needed)
 
 
 CHECKS = (

@@ -8,7 +8,7 @@ import socket
 from uccl_ep.group.handshake import route_address
 from uccl_ep.tools.doctor import limits
 from uccl_ep.tools.doctor.host import Host
-from uccl_ep.tools.doctor.record import Answer, Check, lacking, missing, ready
+from uccl_ep.tools.doctor.record import Answer, Check, missing, ok, slow
 
 _USUAL_MTU = 1500
 
@@ -27,8 +27,8 @@ def address(host: Host) -> Answer:
     if ipaddress.ip_address(chosen).is_loopback:
         others = [a for a in own if not ipaddress.ip_address(a).is_loopback]
         fix = f"set UCCL_EP_INTERFACE to one of {', '.join(others)}" if others else "docker run --network=host"
-        return lacking(f"{chosen} ({why}): ranks of other hosts do not reach it", needed, fix)
-    return ready(f"{chosen} on {own[chosen]} ({why})", needed)
+        return slow(f"{chosen} ({why}): ranks of other hosts do not reach it", needed, fix)
+    return ok(f"{chosen} on {own[chosen]} ({why})", needed)
 
 
 def _interfaces(host: Host) -> dict[str, str]:
@@ -49,7 +49,7 @@ def listening(host: Host) -> Answer:
         return missing(
             f"{chosen}: {error.strerror or error}", "a listener on any free port", "let the container open sockets"
         )
-    return ready(f"{chosen} port {port} could be opened")
+    return ok(f"{chosen} port {port} could be opened")
 
 
 def link(host: Host) -> Answer:
@@ -61,8 +61,8 @@ def link(host: Host) -> Answer:
     rate = f"{speed / 1000:g} Gb/s" if speed > 0 else "an unknown speed"
     shown = f"{name or chosen}: MTU {mtu or 'unknown'}, {rate}"
     if 0 < mtu < _USUAL_MTU:
-        return lacking(shown, f"MTU {_USUAL_MTU}, better 9000", f"ip link set dev {name} mtu {_USUAL_MTU} (as root)")
-    return ready(shown, f"MTU {_USUAL_MTU}, better 9000")
+        return slow(shown, f"MTU {_USUAL_MTU}, better 9000", f"ip link set dev {name} mtu {_USUAL_MTU} (as root)")
+    return ok(shown, f"MTU {_USUAL_MTU}, better 9000")
 
 
 def _number(host: Host, path: str) -> int:

@@ -10,9 +10,13 @@ import typer
 
 def explain(
     dump: Annotated[
-        list[Path],
-        typer.Argument(help="Flight records of one or several ranks, or folders of them.", metavar="DUMP..."),
-    ],
+        list[Path] | None,
+        typer.Argument(
+            help="Flight records of one or several ranks, or folders of them. Default: where ranks leave them.",
+            metavar="[DUMP...]",
+        ),
+    ] = None,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Without the table of ranks.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
 ) -> None:
     """Tell from flight records what happened: who was lost, who waited for whom since when, what each rank was doing.
@@ -23,7 +27,12 @@ def explain(
     messages that both ends have recorded. Of several jobs in a folder the last one is told. What is no record, damaged,
     or a link is skipped, and named on stderr; with no record at all the status is 2.
 
+    Without DUMP the last job is told of which records lie where ranks leave them: UCCL_EP_FLIGHT_RECORDER, or this
+    user's folder among temporary files. The end says what to do.
+
     Examples:
+
+      uccl-ep explain
 
       UCCL_EP_FLIGHT_RECORDER=records torchrun ... ; uccl-ep explain records
 
@@ -36,11 +45,17 @@ def explain(
     from rich.console import Console
 
     from uccl_ep.recorder.find import read_all
+    from uccl_ep.recorder.recorder import usual_folder
+    from uccl_ep.settings import settings
+    from uccl_ep.tools.explain.advice import advise
     from uccl_ep.tools.explain.show import show
     from uccl_ep.tools.explain.story import read_story
 
-    story = read_story(read_all(dump))
+    folder = usual_folder(settings())
+    story = read_story(read_all(dump or [folder]))
     if as_json:
-        typer.echo(json.dumps(story.plain(), indent=2))
-    else:
-        show(story, Console())
+        typer.echo(json.dumps({**story.plain(), "what_to_do": advise(story)}, indent=2))
+        return
+    if not dump:
+        typer.echo(f"the newest job of those in {folder}")
+    show(story, Console(), quiet)

@@ -8,17 +8,28 @@ from rich.text import Text
 
 from uccl_ep.recorder.journal import KILLED
 from uccl_ep.recorder.record import printable
+from uccl_ep.tools.explain.advice import advise
 from uccl_ep.tools.explain.story import Story, tell
 
 
-def show(story: Story, console: Console) -> None:
-    """Prints a story; sentences that name the rank that it leads to first stand out."""
+def show(story: Story, console: Console, quiet: bool = False) -> None:
+    """Prints a story and what to do; sentences that name the rank that it leads to first stand out.
+
+    Args:
+        quiet: without the table of ranks.
+    """
     console.print(Text(f"job {story.job}: {story.num_ranks} ranks, {len(story.ranks)} records", style="dim"))
     for number, sentence in enumerate(tell(story)):
         console.print(
             Text(printable(sentence), style="bold red" if number == 0 and story.root_cause is not None else "")
         )
-    console.print(_table(story))
+    if not quiet:
+        console.print(_table(story))
+    console.print(Text("What to do", "bold"))
+    steps = Table.grid(padding=(0, 1))
+    for step in advise(story):
+        steps.add_row("-", Text(printable(step)))
+    console.print(steps)
 
 
 def _table(story: Story) -> Table:

@@ -30,6 +30,7 @@ from uccl_ep.recorder.journal import KILLED
 from uccl_ep.recorder.record import Record
 from uccl_ep.tools.explain.clock import Clocks
 
+NO_CALL = "no call was made"
 # The Phase (proxy/wire/immediate.h) whose rows a WaitPhase (proxy/wire/control.h) is for.
 _ROWS_OF = {wait: phase for wait, phase in PROGRESS.items() if wait != WaitPhase.BARRIER}
 
@@ -251,7 +252,7 @@ class _Reading:
 
     def _rank(self, record: Record) -> RankStory:
         call = record.calls[-1] if record.calls else None
-        doing = "no call was made" if call is None else _call_in_words(call)
+        doing = NO_CALL if call is None else _call_in_words(call)
         since = record.written_ns if call is None else call.begin_ns
         return RankStory(
             rank=record.rank,
@@ -296,9 +297,9 @@ def tell(story: Story) -> list[str]:
     told += [_wait_in_words(wait) for wait in story.waits]
     told += [_rank_in_words(rank, story) for rank in story.ranks]
     if story.missing:
-        told.append(f"No record: {_ranks(story.missing)}. {_why_missing(story)}")
+        told.append(f"No record: {named_ranks(story.missing)}. {_why_missing(story)}")
     if story.absent:
-        told.append(f"{_ranks(story.absent).capitalize()} took no part: recover() had gone on without.")
+        told.append(f"{named_ranks(story.absent).capitalize()} took no part: recover() had gone on without.")
     guessed = [c for c in story.clocks if c["error_ns"] < 0]
     told += [f"Clock of host {c['host']}: by {c['source']}; times between hosts are only as good." for c in guessed]
     told.append(f"T is {zero} UTC.")
@@ -312,7 +313,7 @@ def _first(story: Story) -> str:
         )
     if story.root_cause is not None:
         waiting = sorted({wait.rank for wait in story.waits if wait.peer == story.root_cause})
-        return f"Rank {story.root_cause} held the others up: {_ranks(waiting)} waited for it in vain."
+        return f"Rank {story.root_cause} held the others up: {named_ranks(waiting)} waited for it in vain."
     if any(rank.error for rank in story.ranks):
         return "No rank can be blamed from these records."
     return "No rank has failed in these records."
@@ -321,7 +322,7 @@ def _first(story: Story) -> str:
 def _loss_in_words(loss: Loss) -> str:
     heard = "" if loss.last_heard_s is None else f"; its last message came {_when(loss.last_heard_s)}"
     how = "had said goodbye; it was missed" if loss.goodbye else "was gone"
-    by = f"by {_ranks(loss.by)}" if loss.goodbye else f"noticed by {_ranks(loss.by)}"
+    by = f"by {named_ranks(loss.by)}" if loss.goodbye else f"noticed by {named_ranks(loss.by)}"
     return f"Rank {loss.rank} (host {loss.host}) {how} {_when(loss.at_s)}, {by}{heard}."
 
 
@@ -338,7 +339,7 @@ def _wait_in_words(wait: Waiting) -> str:
 
 
 def _rank_in_words(rank: RankStory, story: Story) -> str:
-    if rank.doing == "no call was made":
+    if rank.doing == NO_CALL:
         text = f"Rank {rank.rank} (host {rank.host}) had made no call"
     elif rank.open:
         text = f"Rank {rank.rank} (host {rank.host}) was in {rank.doing}, begun {_when(rank.since_s)}"
@@ -350,7 +351,7 @@ def _rank_in_words(rank: RankStory, story: Story) -> str:
     elif rank.reason == KILLED:
         text += ", when it ended without raising anything"
     if rank.masked:
-        text += f"; it leaves out {_ranks(rank.masked)}"
+        text += f"; it leaves out {named_ranks(rank.masked)}"
     return text + "."
 
 
@@ -364,7 +365,8 @@ def _why_missing(story: Story) -> str:
     return f"{who} may have been killed, or have met no error; Buffer.dump_flight_record() writes one at any time."
 
 
-def _ranks(ranks: Sequence[int]) -> str:
+def named_ranks(ranks: Sequence[int]) -> str:
+    """ "rank 2", or "ranks 0, 1 and 5"."""
     names = list(map(str, ranks))
     if len(names) == 1:
         return f"rank {names[0]}"

@@ -11,6 +11,9 @@ import typer
 def trace(
     records: Annotated[list[Path], typer.Argument(help="Folders of flight records, or the records.", metavar="DIR...")],
     out: Annotated[Path, typer.Option("--out", "-o", help="The trace.")] = Path("uccl-ep-trace.json"),
+    as_json: Annotated[
+        bool, typer.Option("--json", help="Print what was written as one JSON object: file, events, ranks.")
+    ] = False,
 ) -> None:
     """Make one trace of all ranks' records, for Perfetto (ui.perfetto.dev) or chrome://tracing.
 
@@ -32,4 +35,7 @@ def trace(
     found = read_all(records)
     made = trace_of(found)
     out.write_text(json.dumps(made, separators=(",", ":")), encoding="utf-8")
+    if as_json:
+        typer.echo(json.dumps({"out": str(out), "events": len(made["traceEvents"]), "ranks": [r.rank for r in found]}))
+        return
     typer.echo(f"{out}: {len(made['traceEvents'])} events of {len(found)} rank(s). Open it in ui.perfetto.dev")

@@ -9,12 +9,15 @@ import typer
 
 JOB, MACHINES, OUTPUT = "The job", "Its hosts", "Output"
 STATUS_WARNED = 1
+USUAL = 8
+"""Ranks of a host that has no GPU to count."""
 
 
 def plan(
     ranks: Annotated[int, typer.Option(help="Ranks of the job.", rich_help_panel=JOB)] = 16,
     ranks_per_node: Annotated[
-        int, typer.Option(help="Ranks on each host; 0: as many as it has GPUs, else 8.", rich_help_panel=JOB)
+        int,
+        typer.Option(help="Ranks on each host; 0: as many as it has GPUs, else 8 (it says so).", rich_help_panel=JOB),
     ] = 0,
     tokens: Annotated[int, typer.Option(help="Tokens of a rank in a step.", rich_help_panel=JOB)] = 128,
     hidden: Annotated[int, typer.Option(help="Channels of a token.", rich_help_panel=JOB)] = 7168,
@@ -40,10 +43,16 @@ def plan(
         typer.Option(help="Explain every choice of this rank; may be repeated.", rich_help_panel=OUTPUT),
     ] = None,
     everything: Annotated[
-        bool, typer.Option("--all", help="Also ranks of hosts that are like the first.", rich_help_panel=OUTPUT)
+        bool,
+        typer.Option(
+            "--all", "-v", "--verbose", help="Also ranks of hosts that are like the first.", rich_help_panel=OUTPUT
+        ),
     ] = False,
     strict: Annotated[
         bool, typer.Option("--strict", help="End with status 1 when anything is warned of.", rich_help_panel=OUTPUT)
+    ] = False,
+    quiet: Annotated[
+        bool, typer.Option("--quiet", "-q", help="Only warnings, and their number.", rich_help_panel=OUTPUT)
     ] = False,
     as_json: Annotated[
         bool,
@@ -85,14 +94,19 @@ def plan(
     from uccl_ep.tools.plan.report import print_plan
 
     trees = tuple(map(str, sysfs or [Path("/sys")]))
-    per_host = ranks_per_node or len(read_machine(trees[0]).gpus) or 8
+    per_host, assumed = ranks_per_node, ""
+    if not per_host:
+        gpus = len(read_machine(trees[0]).gpus)
+        per_host = min(gpus or USUAL, ranks)
+        since = f"the first host has {gpus} GPU(s)" if gpus else "no GPU says otherwise"
+        assumed = f"Assumed: {per_host} rank(s) on each host, since {since}; --ranks-per-node says how many there are."
     load = Load(tokens, hidden, experts, topk, mode, row_format)
     made = make_plan(Job(ranks, min(per_host, ranks), load, shrink, trees), settings())
     for number in why or ():
         if not 0 <= number < len(made.ranks):
             refuse("--why", number, f"0 to {len(made.ranks) - 1}")
     if as_json:
-        typer.echo(json.dumps(to_json(made), indent=1))
+        typer.echo(json.dumps(to_json(made, assumed), indent=1))
     else:
-        print_plan(made, Console(), why or [0], everything)
+        print_plan(made, Console(), why or [0], everything, quiet, assumed)
     raise typer.Exit(STATUS_WARNED if strict and made.cautions else 0)

@@ -21,20 +21,34 @@ SCHEMA = 1  # of the JSON object; grows when a field changes its meaning or goes
 _STYLE = {ERROR: "bold red", LOUD: "bold red", "quiet": "bold yellow"}
 
 
-def as_json(plan: GroupPlan) -> dict[str, Any]:
-    """The plan's fields, and "schema", "uccl_ep", "total_bytes"."""
-    return {"schema": SCHEMA, "uccl_ep": uccl_ep.__version__, "total_bytes": plan.total_bytes, **asdict(plan)}
+def as_json(plan: GroupPlan, assumed: str = "") -> dict[str, Any]:
+    """The plan's fields, and "schema", "uccl_ep", "total_bytes", "assumed" (a sentence; empty: nothing was)."""
+    ours = {"schema": SCHEMA, "uccl_ep": uccl_ep.__version__, "assumed": assumed, "total_bytes": plan.total_bytes}
+    return {**ours, **asdict(plan)}
 
 
-def print_plan(plan: GroupPlan, console: Console, reasons_of: Sequence[int], everything: bool) -> None:
+def print_plan(
+    plan: GroupPlan,
+    console: Console,
+    reasons_of: Sequence[int],
+    everything: bool,
+    quiet: bool = False,
+    assumed: str = "",
+) -> None:
     """Warnings first, since everything else can wait; then decisions, ranks, memory, bytes.
 
     Args:
         reasons_of: ranks whose every choice is explained.
-        everything: also ranks of hosts that are like the first one.
+        everything: also ranks of hosts that are like the first one. quiet: warnings only.
+        assumed: what nobody has said and was taken for granted, a sentence.
     """
     for caution in plan.cautions:
         console.print(_panel(caution))
+    if assumed:
+        console.print(Text(assumed, "yellow"), soft_wrap=True)
+    if quiet:
+        console.print(_summary(plan), soft_wrap=True)
+        return
     console.print(_decisions(plan))
     ranks, alike = _without_repeats(plan.ranks)
     console.print(_ranks(plan.ranks if everything else ranks))
@@ -74,14 +88,23 @@ def _because(why: str, over: Sequence[str]) -> Text:
 
 
 def _ranks(ranks: Sequence[RankPlan]) -> Table:
-    table = _table("ranks", "rank", "host", "node", "computes on", "NICs", "address", "GPU rows", "CPUs")
-    for r in ranks:
-        names = Text("\n").join(Text(f"{n} {n.gbps:g}G" if n.gbps else str(n), _mark(n.shared_with)) for n in r.nics)
-        addresses = "\n".join(dict.fromkeys(nic.address for nic in r.nics))
-        pinned = ",".join(map(str, r.cpus)) or "any"
-        rows = r.registration if r.device != "cpu" else "-"
-        table.add_row(str(r.rank), r.host, str(r.node), r.where, names, addresses, rows, f"{r.threads} on {pinned}")
+    """A line a rank; without columns of what no rank has."""
+    names = ("rank", "host", "node", "computes on", "NICs", "address", "GPU rows", "CPUs")
+    rows = [_cells(rank) for rank in ranks]
+    shown = [i for i in range(len(names)) if any(len(row[i]) for row in rows)]
+    table = _table("ranks", *(names[i] for i in shown))
+    for row in rows:
+        table.add_row(*(row[i] for i in shown))
     return table
+
+
+def _cells(r: RankPlan) -> list[Text]:
+    names = Text("\n").join(Text(f"{n} {n.gbps:g}G" if n.gbps else str(n), _mark(n.shared_with)) for n in r.nics)
+    addresses = "\n".join(dict.fromkeys(nic.address for nic in r.nics))
+    rows = r.registration if r.device != "cpu" else ""
+    cpus = f"{r.threads} on {','.join(map(str, r.cpus)) or 'any'}"
+    words = (str(r.rank), r.host, str(r.node), r.where, None, addresses, rows, cpus)
+    return [names if word is None else Text(word) for word in words]
 
 
 def _mark(shared_with: Sequence[int]) -> str:

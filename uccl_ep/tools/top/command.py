@@ -26,6 +26,9 @@ def top(
     ] = -1,
     once: Annotated[bool, typer.Option("--once", help="One view, then end.", rich_help_panel=_HOW)] = False,
     interval: Annotated[float, typer.Option(help="Seconds between samples.", rich_help_panel=_HOW)] = 1.0,
+    wide: Annotated[
+        bool, typer.Option("--wide", help="All columns, also where they have no room.", rich_help_panel=_HOW)
+    ] = False,
     as_json: Annotated[
         bool, typer.Option("--json", help="One JSON object a view, a line each.", rich_help_panel=_HOW)
     ] = False,
@@ -38,7 +41,10 @@ def top(
     link that holds the others up stands on top, with what speaks against it.
 
     "queued" are commands that no proxy has taken yet, "open" those that are not complete at their receiver, "parked"
-    arrivals that wait for earlier ones. Ends with Ctrl-C; with --once, status 1 says that there was no rank.
+    arrivals that wait for earlier ones. Columns that have no room are left out whole, the least important first.
+
+    q or Ctrl-C ends it, w shows all columns; it ends by itself some seconds after the last rank. Into a file or a pipe
+    it writes view after view. Status 1: there was no rank (with --once, or into a pipe).
 
     Examples:
 
@@ -52,7 +58,8 @@ def top(
     """
     from rich.console import Console
 
-    from uccl_ep.tools.top.top import TopOptions, run_top
+    from uccl_ep.tools.top.top import run_top
+    from uccl_ep.tools.top.views import TopOptions
 
-    options = TopOptions(pid, None if directory is None else str(directory), once, as_json, interval, rank)
+    options = TopOptions(pid, None if directory is None else str(directory), once, as_json, interval, rank, wide)
     raise typer.Exit(run_top(options, Console()))

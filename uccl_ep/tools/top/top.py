@@ -1,56 +1,37 @@
-"""What `uccl-ep top` shows: each rank, who waits for whom, and the slow rank first."""
+"""`uccl-ep top`: view after view until somebody, or the job, ends it; for people, and for machines."""
 
 from __future__ import annotations
 
 import json
 import sys
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any, TextIO
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
-from rich.panel import Panel
-from rich.table import Table
 from rich.text import Text
 
 from uccl_ep.errors import InvalidArgument
-from uccl_ep.membership.fault_errors import error_of
 from uccl_ep.observe import rates, waits
-from uccl_ep.observe.waits import SHARE, Waits
 from uccl_ep.observe.watch import Job, Watcher
-from uccl_ep.sizes import format_bytes
+from uccl_ep.tools.top.keys import Wait, keyboard
+from uccl_ep.tools.top.views import TopOptions, nobody, render
 
-WIDEST_MATRIX = 16
-"""Ranks up to which the wait matrix is shown whole; beyond, its greatest cells."""
-_MOST_CELLS = 12
-_NOT_SEEN = "-"
-
-
-@dataclass(frozen=True)
-class TopOptions:
-    """What to look at and how; defaults are the command's.
-
-    Attributes:
-        pid, directory: whose ranks; see uccl_ep.observe.attach.find.
-        once: one view and no more. as_json: one JSON object a view. interval: seconds between samples.
-        rank: show this rank's peers too; -1: none's.
-    """
-
-    pid: int | None = None
-    directory: str | None = None
-    once: bool = False
-    as_json: bool = False
-    interval: float = 1.0
-    rank: int = -1
+WIDE = 160
+"""Characters of a line that `wide` has room for when the output is no terminal, or one view."""
+RESTART_S = 5.0
+"""How long live views go on once all ranks have ended: a launcher may start new ones."""
+_HELP = "q ends, w shows all columns or those that fit; --rank N adds a rank's peers; uccl-ep top --help explains"
 
 
 def run_top(options: TopOptions, console: Console, out: TextIO | None = None) -> int:
-    """Shows views until it is interrupted, or one.
+    """Shows views until a key or an interrupt ends it, or until all ranks have ended; with `once`, one view.
 
     Returns:
-        Exit status: 0; 1 when there is no rank to look at (with `once`).
+        Exit status: 0; 1 when there is no rank to look at (with `once`, or where the output is no terminal).
 
     Raises:
         InvalidArgument: an option is not allowed, or there is no such process or directory.
@@ -60,30 +41,85 @@ def run_top(options: TopOptions, console: Console, out: TextIO | None = None) ->
     watcher = Watcher(options.pid, options.directory)
     out = sys.stdout if out is None else out
     watcher.step()
+    if options.wide and (options.once or not console.is_terminal):
+        console.width = max(console.width, WIDE)
     if options.once:
         time.sleep(options.interval)
         jobs = watcher.step()
         if options.as_json:
             print(json.dumps(as_json(jobs, watcher.left_out)), file=out)
         else:
-            console.print(render(jobs, watcher, options))
+            console.print(render(jobs, watcher, options, console.width))
         return 0 if jobs else 1
     try:
-        _run_live(options, watcher, console, out)
+        return _stream(options, watcher, out) if options.as_json else _run_live(options, watcher, console)
     except KeyboardInterrupt:  # how one leaves it
-        pass
+        return 0
+
+
+def _stream(options: TopOptions, watcher: Watcher, out: TextIO) -> int:
+    over = _Over(watcher)
+    while not over():
+        time.sleep(options.interval)
+        print(json.dumps(as_json(watcher.step(), watcher.left_out)), file=out, flush=True)
     return 0
 
 
-def _run_live(options: TopOptions, watcher: Watcher, console: Console, out: TextIO) -> None:
-    if options.as_json:
-        while True:
-            time.sleep(options.interval)
-            print(json.dumps(as_json(watcher.step(), watcher.left_out)), file=out, flush=True)
-    with Live(render([], watcher, options), console=console, screen=console.is_terminal, auto_refresh=False) as live:
-        while True:
-            time.sleep(options.interval)
-            live.update(render(watcher.step(), watcher, options), refresh=True)
+def _run_live(options: TopOptions, watcher: Watcher, console: Console) -> int:
+    if not watcher.attached and not console.is_terminal:
+        console.print(nobody(options), soft_wrap=True)
+        return 1
+    over, jobs = _Over(watcher), list[Job]()
+    with keyboard() as wait, _screen(console) as show:
+        show(render(jobs, watcher, options, console.width))
+        while not over():
+            key = _pressed(wait, options.interval)
+            if key == "q":
+                return 0
+            if key == "w":
+                options = replace(options, wide=not options.wide)
+            else:
+                jobs = watcher.step()
+            show(render(jobs, watcher, options, console.width))
+    if console.is_terminal:  # the screen with the last view has gone
+        console.print(render(jobs, watcher, options, console.width))
+    console.print(f"All ranks have ended. {nobody(options)}", soft_wrap=True, highlight=False)
+    return 0
+
+
+@contextmanager
+def _screen(console: Console) -> Iterator[Callable[[RenderableType], None]]:
+    """Shows view after view in one place; where the output is no terminal, one below the other."""
+    if not console.is_terminal:
+        yield console.print
+        return
+    with Live(console=console, screen=True, auto_refresh=False) as live:
+        yield lambda view: live.update(Group(view, Text(_HELP, "dim")), refresh=True)
+
+
+def _pressed(wait: Wait, seconds: float) -> str:
+    """The next key that means something; empty: none came in time."""
+    until = time.monotonic() + seconds
+    while (left := until - time.monotonic()) > 0:
+        key = wait(left)
+        if key in ("q", "w"):
+            return key
+    return ""
+
+
+class _Over:
+    """Whether all ranks have ended for good, and for RESTART_S seconds nobody has come in their place."""
+
+    def __init__(self, watcher: Watcher) -> None:
+        self._watcher = watcher
+        self._since: float | None = None
+
+    def __call__(self) -> bool:
+        if not self._watcher.over:
+            self._since = None
+        elif self._since is None:
+            self._since = time.monotonic()
+        return self._since is not None and time.monotonic() - self._since >= RESTART_S
 
 
 def as_json(jobs: Sequence[Job], left_out: Sequence[str]) -> dict[str, Any]:
@@ -110,165 +146,3 @@ def as_json(jobs: Sequence[Job], left_out: Sequence[str]) -> dict[str, Any]:
         ],
         "left_out": list(left_out),
     }
-
-
-def render(jobs: Sequence[Job], watcher: Watcher, options: TopOptions) -> RenderableType:
-    """A view for people."""
-    parts: list[RenderableType] = []
-    for job in jobs:
-        parts += [_heading(job), rank_table(job)]
-        if len(job.waits.ranks) > 1 or job.page.num_ranks > 1:
-            parts.append(wait_table(job.waits, job.page.num_ranks))
-        if options.rank in job.rates:
-            parts.append(peer_table(job, options.rank))
-    if not jobs:
-        parts.append(_nobody(watcher, options))
-    parts += [Text(why, style="yellow") for why in watcher.left_out]
-    return Group(*parts)
-
-
-def _nobody(watcher: Watcher, options: TopOptions) -> Text:
-    if watcher.attached:
-        return Text(f"{len(watcher.attached)} rank(s) found; the first numbers come in {options.interval:g} s")
-    where = f"process {options.pid} and its children" if options.pid is not None else f"directory {options.directory}"
-    if options.pid is None and options.directory is None:
-        where = "the processes of this user"
-    return Text(f"no rank of uccl_ep among {where} on this host: is a Buffer alive, and do you look as its user?")
-
-
-def _heading(job: Job) -> Panel:
-    page, told = job.page, waits.story(job.waits.suspects)
-    nodes = len({node for rank, node in enumerate(page.node_of) if rank not in page.absent})
-    title = f"buffer {page.job}: {len(page.present)} ranks on {nodes} node(s), {page.device}, {page.family}"
-    if not job.alive:
-        return Panel(Text("all ranks here have ended"), title=title, border_style="dim")
-    if told:
-        rest = [waits.story([s]) for s in job.waits.suspects[1:3]]
-        text = Text(told, style="bold red")
-        for line in rest:
-            text.append(f"\nthen: {line}", style="yellow not bold")
-        return Panel(text, title=title, title_align="left", border_style="red")
-    quiet = f"nobody stands out by {SHARE:.0%} of the time. {_usual(job)}"
-    return Panel(Text(quiet, style="green"), title=title, title_align="left", border_style="green")
-
-
-def _usual(job: Job) -> str:
-    """How long ranks wait on average, for whom each waits longest."""
-    found = job.waits
-    longest = found.waited.argmax(axis=1)
-    rows = range(len(found.ranks))
-    late, link = (float(matrix[rows, longest].mean()) / found.seconds for matrix in (found.late, found.link))
-    here = f"The {len(found.ranks)} ranks here wait" if len(found.ranks) < len(job.page.present) else "Ranks wait"
-    return f"{here} {late + link:.0%} of the time: {late:.0%} for others to begin, {link:.0%} for bytes under way"
-
-
-def rank_table(job: Job) -> RenderableType:
-    """One line a rank: what it sends, what is queued, and what it waits for. Below: who ended or failed, in words."""
-    table = Table(title="ranks", title_justify="left")
-    names = "rank,pid,host,node,rows out,in,wire out,writes,queued,open,in flight,parked,stalls,waits,most for"
-    for name in names.split(","):
-        left = name in ("host", "most for")
-        table.add_column(name, justify="left" if left else "right", no_wrap=True, overflow="ellipsis")
-    slow = job.waits.suspects[0].rank if job.waits.suspects else -1
-    order = sorted(job.rates, key=lambda rank: (rank != slow, rank))
-    for rank in order:
-        r, page = job.rates[rank], job.pages[rank]
-        waited = job.waits.waited[job.waits.row(rank)]
-        longest = int(waited.argmax())
-        seen = "wait_ns" in r.peers or waited.any()
-        table.add_row(
-            str(rank),
-            str(job.pids[rank]),
-            page.hostname,
-            str(page.node_of[rank]),
-            _speed(r.total("bytes_sent")) if "bytes_sent" in r.peers else _NOT_SEEN,
-            _speed(r.total("bytes_received")) if "bytes_received" in r.peers else _NOT_SEEN,
-            _speed(r.total("write_bytes")),
-            f"{r.total('writes'):.0f}/s",
-            _NOT_SEEN if r.waiting is None else str(r.waiting),
-            str(r.open),
-            format_bytes(int(r.total("in_flight_bytes"))),
-            f"{r.total('parked'):.0f}",
-            f"{r.total('stalls'):.0f}/s",
-            f"{waited.max() / job.waits.seconds:.0%}" if seen else _NOT_SEEN,
-            f"rank {longest}" if waited.max() >= SHARE * job.waits.seconds else "",
-            style="bold red" if rank == slow else "dim" if not r.alive else "",
-        )
-    states = [(rank, _state(job, rank)) for rank in order]
-    return Group(table, *(Text(f"rank {rank}: {state}", style="bold red") for rank, state in states if state))
-
-
-def _state(job: Job, rank: int) -> str:
-    found, page = job.rates[rank], job.pages[rank]
-    if found.fault is not None:
-        names = [page.host_name(r) for r in range(page.num_ranks)]
-        return str(error_of(found.fault, rank, names))
-    return "" if found.alive else "gone"
-
-
-def wait_table(found: Waits, num_ranks: int) -> RenderableType:
-    """The wait matrix, in milliseconds a second: late, and what of it the link took."""
-    scale = 1000 / found.seconds
-    title = Text("waits, ms a second: late + slow link", style="italic")  # a table's own is folded at its width
-    if num_ranks > WIDEST_MATRIX:
-        table = Table("rank", "waits for", "late", "slow link")
-        cells = sorted(((w, i, s) for (i, s), w in _cells(found)), reverse=True)[:_MOST_CELLS]
-        for _, i, s in cells:
-            milliseconds = (f"{matrix[i, s] * scale:.0f}" for matrix in (found.late, found.link))
-            table.add_row(str(found.ranks[i]), str(s), *milliseconds)
-        return Group(title, table)
-    table = Table()
-    table.add_column("rank \\ for", justify="right")
-    for rank in range(num_ranks):
-        table.add_column(str(rank), justify="right")
-    for i, rank in enumerate(found.ranks):
-        table.add_row(str(rank), *(_cell(found, i, peer, scale) for peer in range(num_ranks)))
-    return Group(title, table)
-
-
-def _cells(found: Waits) -> list[tuple[tuple[int, int], float]]:
-    rows, columns = found.waited.nonzero()
-    return [((int(i), int(s)), float(found.waited[i, s])) for i, s in zip(rows, columns, strict=True)]
-
-
-def _cell(found: Waits, i: int, peer: int, scale: float) -> Text:
-    if found.ranks[i] == peer:
-        return Text("")
-    late, link = found.late[i, peer] * scale, found.link[i, peer] * scale
-    share = found.waited[i, peer] / found.seconds
-    style = "dim" if share < SHARE else "bold red" if late >= link else "bold magenta"
-    return Text(f"{late:.0f}" if link < 0.5 else f"{late:.0f}+{link:.0f}", style=style)
-
-
-def peer_table(job: Job, rank: int) -> Table:
-    """One rank's peers."""
-    r, page = job.rates[rank], job.pages[rank]
-    names = "peer,host,rows out,in,wire out,arrivals,in flight,parked,stalls,sending,arriving,waited"
-    table = Table(*names.split(","), title=f"peers of rank {rank}", title_justify="left")
-    waited = job.waits.waited[job.waits.row(rank)] / job.waits.seconds
-
-    def of(name: str, peer: int) -> float:
-        return float(r.peers[name][peer]) if name in r.peers else 0.0
-
-    for peer in page.present:
-        if peer == rank or not any(values[peer] for values in r.peers.values()):
-            continue
-        table.add_row(
-            str(peer),
-            page.host_name(peer),
-            _speed(of("bytes_sent", peer)),
-            _speed(of("bytes_received", peer)),
-            _speed(of("write_bytes", peer)),
-            f"{of('arrivals', peer):.0f}/s",
-            f"{of('in_flight', peer):.0f} ({format_bytes(int(of('in_flight_bytes', peer)))})",
-            f"{of('parked', peer):.0f}",
-            f"{of('stalls', peer):.0f}/s",
-            f"{of('sending_ns', peer):.0%}",
-            f"{of('arriving_ns', peer):.0%}",
-            f"{waited[peer]:.0%}",
-        )
-    return table
-
-
-def _speed(bytes_per_second: float) -> str:
-    return f"{format_bytes(int(bytes_per_second))}/s" if bytes_per_second else "0"

@@ -38,6 +38,17 @@ def test_report_table_says_everything() -> None:
     assert "conforms: 1 passed, 0 failed" in shown(OUTCOMES[:1])
 
 
+def test_report_of_failures_only() -> None:
+    console = Console(file=io.StringIO(), width=160)
+    print_table(OPTIONS, ABOUT, OUTCOMES, console, only_failed=True)
+    text = console.file.getvalue()  # type: ignore[attr-defined]
+    assert "combined_x [oops] differs" in text and "rows" not in text and "A.5" not in text
+    assert "1 passed, 1 failed, 1 skipped" in text
+    console = Console(file=io.StringIO(), width=160)
+    print_table(OPTIONS, ABOUT, OUTCOMES[:1], console, only_failed=True)
+    assert console.file.getvalue() == "some_ep conforms: 1 passed, 0 failed, 0 skipped.\n"  # type: ignore[attr-defined]
+
+
 def test_report_json_is_one_object() -> None:
     console = Console(file=io.StringIO(), width=40)
     print_json(OPTIONS, ABOUT, OUTCOMES, console)

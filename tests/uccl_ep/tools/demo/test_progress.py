@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import io
+import re
 
 from rich.console import Console
 
 from uccl_ep.tools.demo.progress import PLAIN_LINES, TrainingProgress
 
 
-def shown(steps: int, terminal: bool) -> str:
+def shown(steps: int, terminal: bool, width: int = 120) -> str:
     stream = io.StringIO()
-    console = Console(file=stream, force_terminal=terminal, width=120)
+    console = Console(file=stream, force_terminal=terminal, width=width)
     with TrainingProgress("four ranks", steps, 2048, console) as progress:
         for step in range(steps):
             progress.update(step, 5.0 - step / 100, seconds=(step + 1) * 0.5)
@@ -34,6 +35,12 @@ def test_the_last_step_is_always_shown() -> None:
 def test_a_bar_on_a_terminal() -> None:
     text = shown(10, terminal=True)
     assert "10/10" in text and "4.9100" in text and "━" in text
+
+
+def test_a_bar_has_room_at_80_columns() -> None:
+    frames = re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", shown(60, terminal=True, width=80)).replace("\r", "\n").splitlines()
+    last = [line for line in frames if "60/60" in line][-1]
+    assert len(last) <= 80 and last.count("━") >= 15, last
 
 
 def test_nothing_without_a_console() -> None:

@@ -44,9 +44,9 @@ def ranks_as_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(corpus, "load_corpus", text)
 
 
-def run(options: DemoOptions, out: Path, as_json: bool = False) -> tuple[int, str]:
+def run(options: DemoOptions, out: Path, as_json: bool = False, quiet: bool = False) -> tuple[int, str]:
     stream = io.StringIO()
-    return run_demo(options, out, as_json, Console(file=stream, width=100)), stream.getvalue()
+    return run_demo(options, out, as_json, Console(file=stream, width=100), quiet), stream.getvalue()
 
 
 @pytest.mark.usefixtures("ranks_as_threads")
@@ -68,6 +68,14 @@ def test_without_matplotlib_the_demo_runs_and_says_what_a_picture_needs(
     status, output = run(small(), tmp_path / "demo.png")
     assert status == 0 and "No picture: pictures need matplotlib: pip install 'uccl-ep[plots]'" in output
     assert not (tmp_path / "demo.png").exists()
+
+
+@pytest.mark.usefixtures("ranks_as_threads")
+def test_quiet_shows_the_comparison_and_no_progress(tmp_path: Path) -> None:
+    status, output = run(small(), tmp_path / "demo.png", quiet=True)
+    assert status == 0 and "final loss" in output and "Picture: " in output
+    assert "Training a byte-level MoE" not in output and "one process: step" not in output
+    assert "one process: step" in run(small(), tmp_path / "demo.png")[1]
 
 
 @pytest.mark.usefixtures("ranks_as_threads")

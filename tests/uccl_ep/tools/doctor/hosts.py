@@ -85,6 +85,6 @@ def live(tmp_path: Path, recorded: Recorded | None = None, proc: dict[str, str] 
     return Live(**{name: getattr(made, name) for name in Host.__dataclass_fields__})
 
 
-def told(answer: Answer | Finding) -> tuple[str, bool]:
-    """Its state, and whether that blocks the path."""
-    return answer.state, answer.blocks
+def told(answer: Answer | Finding) -> str:
+    """Its state."""
+    return answer.state

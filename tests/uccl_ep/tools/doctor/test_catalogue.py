@@ -14,7 +14,7 @@ from uccl_ep.errors import InvalidArgument
 from uccl_ep.tools.doctor import catalogue
 from uccl_ep.tools.doctor.catalogue import CHECKS, check_names, examine_host, examine_path
 from uccl_ep.tools.doctor.host import Host
-from uccl_ep.tools.doctor.record import MISSING, NOT_NEEDED, PATHS, READY
+from uccl_ep.tools.doctor.record import MISSING, NO_DEVICE, NOT_NEEDED, OK, PATHS, SLOW, UNKNOWN
 
 RECORDED = (
     machines.p5, machines.p5en, machines.p6_b200, machines.dgx_h100, machines.mi300x_thor2, machines.roce_many_gids,
@@ -33,25 +33,25 @@ def test_catalogue_is_complete() -> None:
 @pytest.mark.parametrize(
     "recorded, states",
     [
-        (machines.p5, "ready, -, -, ready, -"),
-        (machines.p5en, "ready, -, -, ready, -"),
-        (machines.p6_b200, "ready, -, ready, ready, -"),
-        (machines.dgx_h100, "ready, -, ready, -, -"),
-        (machines.mi300x_thor2, "-, ready, ready, -, -"),
-        (machines.roce_many_gids, "ready, -, ready, -, -"),
-        (machines.openshift_pod, "ready, -, ready, -, -"),
-        (machines.slingshot, "ready, -, -, -, ready"),
-        (machines.soft_roce, "-, -, ready, -, -"),
+        (machines.p5, "ok, -, -, ok, -"),
+        (machines.p5en, "ok, -, -, ok, -"),
+        (machines.p6_b200, "ok, -, slow, ok, -"),
+        (machines.dgx_h100, "ok, -, ok, -, -"),
+        (machines.mi300x_thor2, "-, ok, ok, -, -"),
+        (machines.roce_many_gids, "ok, -, ok, -, -"),
+        (machines.openshift_pod, "ok, -, slow, -, -"),
+        (machines.slingshot, "ok, -, -, -, slow"),
+        (machines.soft_roce, "-, -, ok, -, -"),
         (Recorded, "-, -, -, -, -"),
     ],
 )
 def test_catalogue_verdicts_of_real_machines(tmp_path: Path, recorded: Any, states: str) -> None:
     examination = examine_host(host(tmp_path, recorded()), GPUS_AND_NICS)
-    seen = ["-" if v.state == NOT_NEEDED else v.state for v in examination.verdicts]
+    seen = ["-" if v.state == NO_DEVICE else v.state for v in examination.verdicts]
     assert ", ".join(seen) == states
     assert not any("the check failed" in f.found for f in examination.findings)
-    assert examination.state_of("cuda") in (READY, NOT_NEEDED) and examination.state_of("cpu") == ""
-    assert all(f.fix and f.needed for f in examination.findings if f.state == MISSING)
+    assert examination.state_of("cuda") in (OK, NO_DEVICE) and examination.state_of("cpu") == ""
+    assert all(f.fix and f.needed for f in examination.findings if f.state in (SLOW, UNKNOWN, MISSING))
 
 
 def test_catalogue_paths_in_their_order(tmp_path: Path) -> None:
@@ -64,8 +64,10 @@ def test_catalogue_runs_no_check_that_nobody_needs(tmp_path: Path, monkeypatch: 
     asked: list[str] = []
     made = live(tmp_path, probe=lambda kind: asked.append(kind) or {}, load=absent)
     findings = examine_path(made, "cuda")
-    assert asked == [] and {f.state for f in findings} == {NOT_NEEDED} and len(findings) == len(CHECKS["cuda"])
+    assert asked == [] and {f.state for f in findings} == {NO_DEVICE} and len(findings) == len(CHECKS["cuda"])
     assert findings[0].found == "no NVIDIA GPU"
+    on_cpu = live(tmp_path / "cpu", load=absent, environment={"UCCL_EP_DEVICE": "cpu"})
+    assert {(f.state, f.found) for f in examine_path(on_cpu, "cuda")} == {(NOT_NEEDED, "UCCL_EP_DEVICE=cpu")}
 
 
 def test_catalogue_a_gate_that_fails_is_open(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -88,7 +90,7 @@ def test_catalogue_in_a_bare_container(tmp_path: Path) -> None:
     examination = examine_host(bare)
     assert [v.path for v in examination.verdicts] == list(PATHS)
     assert len(examination.findings) == sum(map(len, CHECKS.values()))
-    assert examination.state_of("host") == READY
+    assert examination.state_of("host") == SLOW
 
 
 class Hostile(Host):
@@ -103,8 +105,10 @@ class Hostile(Host):
 def test_catalogue_on_a_hostile_machine() -> None:
     examination = examine_host(Hostile(), GPUS_AND_NICS)
     assert len(examination.findings) == sum(len(CHECKS[path]) for path in GPUS_AND_NICS)
-    assert {f.state for f in examination.findings} == {MISSING}
-    assert {f.name for f in examination.findings if f.blocks} == {"library"}  # not known is not the same as not there
+    assert {f.state for f in examination.findings} == {MISSING, UNKNOWN}
+    assert {f.name for f in examination.findings if f.state == MISSING} == {
+        "library"
+    }  # not known is not the same as not there
 
 
 def test_catalogue_names_are_checked() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 from tests.uccl_ep.fabric import machines
 from tests.uccl_ep.tools.doctor.hosts import absent, host, live, told
 from uccl_ep.tools.doctor import cuda
-from uccl_ep.tools.doctor.record import MISSING, NOT_NEEDED, READY, Finding, examine, judge
+from uccl_ep.tools.doctor.record import MISSING, NOT_NEEDED, OK, SLOW, Finding, examine, judge
 
 MODULE = {"driver/nvidia/version": "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  570.86.15\n"}
 
@@ -34,7 +34,7 @@ def findings(tmp_path: Path, told_by_driver: dict[str, Any]) -> dict[str, Findin
 
 def test_cuda_that_is_whole(tmp_path: Path) -> None:
     seen = findings(tmp_path, answer(device(), device(pci="0000:43:00.0")))
-    assert {f.state for f in seen.values()} == {READY}
+    assert {f.state for f in seen.values()} == {OK}
     assert seen["driver"].found == "CUDA 12.8, NVIDIA's open kernel modules"
     assert seen["compute capability"].found == "H100 9.0"
     assert judge("cuda", list(seen.values())).words == "can be used"
@@ -42,15 +42,15 @@ def test_cuda_that_is_whole(tmp_path: Path) -> None:
 
 def test_cuda_of_an_old_gpu_that_maps_nothing(tmp_path: Path) -> None:
     seen = findings(tmp_path, answer(device(name="V100", major=7, maps_host_memory=0, fabric_handles=0), device()))
-    assert told(seen["compute capability"]) == (MISSING, True) and "V100 7.0" in seen["compute capability"].found
-    assert told(seen["pinned memory"]) == (MISSING, True)
-    assert told(seen["fabric handles"]) == (MISSING, False)
+    assert told(seen["compute capability"]) == MISSING and "V100 7.0" in seen["compute capability"].found
+    assert told(seen["pinned memory"]) == MISSING
+    assert told(seen["fabric handles"]) == SLOW
     assert judge("cuda", list(seen.values())).words == "cannot be used: compute capability, pinned memory"
 
 
 def test_cuda_in_a_container_without_the_driver(tmp_path: Path) -> None:
     seen = findings(tmp_path, {"error": "libcuda.so.1: cannot open shared object file"})
-    assert told(seen["driver"]) == (MISSING, True) and "--gpus all" in seen["driver"].fix
+    assert told(seen["driver"]) == MISSING and "--gpus all" in seen["driver"].fix
     assert "libcuda.so.1" in seen["driver"].found
     assert seen["torch, CuPy, NVRTC"].state == seen["peer access"].state == NOT_NEEDED
     assert seen["GPUs"].found.startswith("2 GPU(s): 0000:1b:00.0")
@@ -64,5 +64,5 @@ def test_cuda_gate(tmp_path: Path) -> None:
 def test_cuda_of_a_recorded_tree_asks_nothing(tmp_path: Path) -> None:
     made = host(tmp_path, machines.p5en(), environment={"UCCL_EP_CACHE_DIR": str(tmp_path)})
     states = {check.name: examine(check, made).state for check in cuda.CHECKS}
-    assert states.pop("GPUs") == states.pop("kernel cache") == READY
+    assert states.pop("GPUs") == states.pop("kernel cache") == OK
     assert set(states.values()) == {NOT_NEEDED}

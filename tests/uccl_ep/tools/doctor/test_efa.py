@@ -12,7 +12,7 @@ from tests.uccl_ep.fabric.machines import Recorded
 from tests.uccl_ep.tools.doctor.hosts import host, live, told
 from uccl_ep.fabric.verbs_devices import Discovery, EfaAttributes, VerbsDevice
 from uccl_ep.tools.doctor import efa
-from uccl_ep.tools.doctor.record import MISSING, NOT_NEEDED, READY, examine, judge
+from uccl_ep.tools.doctor.record import MISSING, NOT_NEEDED, OK, UNKNOWN, examine, judge
 
 NAMES = ("rdmap82s0", "rdmap83s0")
 
@@ -28,9 +28,9 @@ def discovery(*capabilities: tuple[str, ...] | None) -> Discovery:
 @pytest.mark.parametrize(
     "capabilities, expected, says",
     [
-        ((("rdma_read", "rdma_write"), ("rdma_write",)), (READY, True), "rdmap82s0, rdmap83s0 can"),
-        ((("rdma_read",), ("rdma_write",)), (MISSING, True), "rdmap82s0 cannot"),
-        ((None, ("rdma_write",)), (MISSING, False), "not known of rdmap82s0"),
+        ((("rdma_read", "rdma_write"), ("rdma_write",)), OK, "rdmap82s0, rdmap83s0 can"),
+        ((("rdma_read",), ("rdma_write",)), MISSING, "rdmap82s0 cannot"),
+        ((None, ("rdma_write",)), UNKNOWN, "not known of rdmap82s0"),
     ],
 )
 def test_efa_remote_write(tmp_path: Path, capabilities: Any, expected: tuple[str, bool], says: str) -> None:

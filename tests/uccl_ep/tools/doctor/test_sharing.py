@@ -14,17 +14,17 @@ import pytest
 from tests.uccl_ep.tools.doctor.hosts import host, told
 from uccl_ep.tools.doctor import sharing
 from uccl_ep.tools.doctor.host import Host
-from uccl_ep.tools.doctor.record import MISSING, NOT_NEEDED, READY
+from uccl_ep.tools.doctor.record import MISSING, NOT_NEEDED, OK, SLOW
 
 Room = namedtuple("Room", "f_frsize f_blocks f_bavail")
 
 
 def test_sharing_works_here() -> None:
     here = Host(environment={})
-    assert told(sharing.segments(here)) == (READY, True)
-    assert told(sharing.process_watch(here)) == (READY, True)
+    assert told(sharing.segments(here)) == OK
+    assert told(sharing.process_watch(here)) == OK
     answer = sharing.peers_memory(here)
-    assert told(answer) == (READY, True) and "a child's segment was opened and read" in answer.found
+    assert told(answer) == OK and "a child's segment was opened and read" in answer.found
 
 
 def refuse(*arguments: Any) -> int:
@@ -35,9 +35,9 @@ def test_sharing_where_a_container_refuses(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(os, "memfd_create", refuse)
     monkeypatch.setattr(os, "pidfd_open", refuse, raising=False)
     answer = sharing.segments(host(tmp_path))
-    assert told(answer) == (MISSING, True) and "seccomp" in answer.fix
+    assert told(answer) == MISSING and "seccomp" in answer.fix
     watch = sharing.process_watch(host(tmp_path))
-    assert told(watch) == (MISSING, False) and "every 100 ms" in watch.found
+    assert told(watch) == SLOW and "every 100 ms" in watch.found
 
 
 def test_sharing_a_peer_whose_memory_is_closed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -45,7 +45,7 @@ def test_sharing_a_peer_whose_memory_is_closed(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr(sharing, "_HOLDER", "import sys; print(987, flush=True); sys.stdin.read()")
     made = host(tmp_path, proc={"sys/kernel/yama/ptrace_scope": "1\n"})
     answer = sharing.peers_memory(made)
-    assert told(answer) == (MISSING, True) and "/fd/987: No such file" in answer.found
+    assert told(answer) == MISSING and "/fd/987: No such file" in answer.found
     assert "yama ptrace_scope 1" in answer.found and "one user in one pid namespace" in answer.fix
 
 
@@ -75,17 +75,17 @@ def test_sharing_leaves_no_child_behind(tmp_path: Path, monkeypatch: pytest.Monk
 
 def test_sharing_host_identity(tmp_path: Path) -> None:
     known = host(tmp_path / "a", proc={"sys/kernel/random/boot_id": "x\n"})
-    assert told(sharing.one_host(known)) == (READY, True)
+    assert told(sharing.one_host(known)) == OK
     hidden = sharing.one_host(host(tmp_path / "b"))
-    assert told(hidden) == (MISSING, False) and "boot_id" in hidden.needed
+    assert told(hidden) == SLOW and "boot_id" in hidden.needed
 
 
 def test_sharing_shm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert told(sharing.shm(host(tmp_path / "a")))[0] == NOT_NEEDED
+    assert told(sharing.shm(host(tmp_path / "a"))) == NOT_NEEDED
     (tmp_path / "b/dev/shm").mkdir(parents=True)
     made = host(tmp_path / "b")
     monkeypatch.setattr(os, "statvfs", lambda path: Room(4096, 16384, 16000))
     small = sharing.shm(made)
-    assert told(small) == (MISSING, False) and "of 64 MiB" in small.found and "--shm-size" in small.fix
+    assert told(small) == SLOW and "of 64 MiB" in small.found and "--shm-size" in small.fix
     monkeypatch.setattr(os, "statvfs", lambda path: Room(4096, 1 << 20, 1 << 20))
-    assert told(sharing.shm(made)) == (READY, True)
+    assert told(sharing.shm(made)) == OK

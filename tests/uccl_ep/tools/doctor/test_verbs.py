@@ -11,7 +11,7 @@ from tests.uccl_ep.fabric.machines import put
 from tests.uccl_ep.tools.doctor.hosts import absent, host, live
 from uccl_ep.tools.doctor import verbs
 from uccl_ep.tools.doctor.host import Host
-from uccl_ep.tools.doctor.record import MISSING, NOT_NEEDED, READY, examine, judge
+from uccl_ep.tools.doctor.record import MISSING, NOT_NEEDED, OK, examine, judge
 
 
 def whole(tmp_path: Path, **changes: object) -> Host:
@@ -30,7 +30,7 @@ def whole(tmp_path: Path, **changes: object) -> Host:
 def test_verbs_on_a_whole_machine(tmp_path: Path) -> None:
     made = whole(tmp_path)
     findings = [examine(check, made) for check in verbs.CHECKS]
-    assert {f.state for f in findings} == {READY}, findings
+    assert {f.state for f in findings} == {OK}, findings
     assert judge("verbs", findings).words == "can be used" and verbs.unneeded(made) == ""
 
 
@@ -55,5 +55,5 @@ def test_verbs_of_every_recorded_machine(tmp_path: Path) -> None:
         made = host(tmp_path / str(i), recorded())
         findings = [examine(check, made) for check in verbs.CHECKS]
         assert not any("the check failed" in f.found for f in findings)
-        assert judge("verbs", findings).state == READY
+        assert judge("verbs", findings).state == OK
         assert {f.state for f in findings if f.name in ("device files", "queue pairs")} == {NOT_NEEDED}

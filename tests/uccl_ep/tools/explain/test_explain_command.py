@@ -8,6 +8,7 @@ import random
 import socket
 import subprocess
 import sys
+import tempfile
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -16,11 +17,12 @@ import msgpack
 import pytest
 from typer.testing import CliRunner
 
-from tests.uccl_ep.recorder.records import bereaved, timed_out
+from tests.uccl_ep.recorder.records import WALL, bereaved, timed_out
 from uccl_ep import InvalidArgument
 from uccl_ep.cli import app
 from uccl_ep.recorder.find import read_all
 from uccl_ep.recorder.record import SUFFIX, pack, write
+from uccl_ep.recorder.recorder import default_folder
 from uccl_ep.tools.explain.chrome import trace_of
 from uccl_ep.tools.explain.story import read_story
 
@@ -47,13 +49,38 @@ def test_recorder_explain_as_json(folder: Path) -> None:
     assert done.exit_code == 0 and story["root_cause"] == 2
     assert [(loss["rank"], loss["by"]) for loss in story["lost"]] == [(2, [0, 1, 3])]
     assert story["story"][0] == "Rank 2 was lost."
+    assert story["what_to_do"][0].startswith("Look at the last lines of rank 2")
+
+
+def test_recorder_explain_without_an_argument_takes_the_newest_job(variables: Any, tmp_path: Path) -> None:
+    variables(FLIGHT_RECORDER=tmp_path)
+    for rank in (0, 1, 3):
+        write(bereaved(rank, 2), tmp_path)
+        write(timed_out(rank, 1, session=0x77, wall_s=WALL - 60), tmp_path)
+    done = runner.invoke(app, ["explain"])
+    assert done.exit_code == 0 and f"the newest job of those in {tmp_path}" in done.output
+    assert "job 1234abcd" in done.output and "Rank 2 was lost." in done.output and "What to do" in done.output
+    assert json.loads(runner.invoke(app, ["explain", "--json"]).output)["job"] == "1234abcd"
+
+
+def test_recorder_explain_without_an_argument_looks_where_ranks_write(
+    variables: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    variables(FLIGHT_RECORDER="")
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    done = runner.invoke(app, ["explain"])
+    assert isinstance(done.exception, InvalidArgument) and str(tmp_path / f"uccl-ep-{os.geteuid()}") in str(
+        done.exception
+    )
+    assert list(tmp_path.iterdir()) == [], "looking makes no folder"
+    write(bereaved(0, 2), default_folder())
+    assert "Rank 2 was lost." in runner.invoke(app, ["explain"]).output
 
 
 def test_recorder_explain_refuses_what_is_no_record(tmp_path: Path) -> None:
     for place in (tmp_path, tmp_path / "absent"):
         done = runner.invoke(app, ["explain", str(place)])
         assert done.exit_code != 0 and isinstance(done.exception, InvalidArgument) and str(place) in str(done.exception)
-    assert runner.invoke(app, ["explain"]).exit_code == 2
 
 
 def litter(folder: Path, held: ExitStack) -> dict[str, str]:

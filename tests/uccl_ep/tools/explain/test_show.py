@@ -26,6 +26,20 @@ def test_recorder_show_has_a_row_for_every_rank() -> None:
     assert text.count("PeerLost") >= 3
 
 
+def test_recorder_show_ends_with_what_to_do() -> None:
+    records = [bereaved(0, 2), bereaved(1, 2), bereaved(3, 2, hostnames=["alpha", "b", "\x1b[2Jc", "d"])]
+    lines = shown(*records).splitlines()
+    place = lines.index("What to do")
+    assert lines[place + 1].startswith("- Look at the last lines of rank 2") and place > lines.index(
+        next(line for line in lines if line.startswith("│ 3 "))
+    )
+    assert all(line.startswith("- ") for line in lines[place + 1 :] if not line.startswith(" "))
+    assert "\x1b" not in "".join(lines)
+    out = io.StringIO()
+    show(read_story(records), Console(file=out, width=200), quiet=True)
+    assert "│" not in out.getvalue() and "What to do" in out.getvalue() and "Rank 2 was lost." in out.getvalue()
+
+
 def test_recorder_show_waits_and_missing_ranks() -> None:
     text = shown(timed_out(0, 1), record(2, host="[bold]", hostnames=["[bold]"] * 4))
     assert "rank 1 in dispatch (receive)" in text and text.count("no record") == 2 and "[bold]" in text

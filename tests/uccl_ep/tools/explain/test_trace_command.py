@@ -25,6 +25,8 @@ def test_recorder_trace_writes_a_file(tmp_path: Path) -> None:
     done = runner.invoke(app, ["trace", str(tmp_path / "steps"), "-o", str(out)])
     assert done.exit_code == 0 and "2 rank(s)" in done.output and str(out) in done.output
     trace = json.loads(out.read_text())
+    told = json.loads(runner.invoke(app, ["trace", str(tmp_path / "steps"), "-o", str(out), "--json"]).stdout)
+    assert told == {"out": str(out), "events": len(trace["traceEvents"]), "ranks": [0, 1]}
     shown = [(row["pid"], row["name"]) for row in trace["traceEvents"] if row["ph"] == "X"]
     assert shown == [(0, "rows of dispatch 3 from 1"), (1, "rows of dispatch 3 from 0")]
 

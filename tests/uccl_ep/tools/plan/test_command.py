@@ -10,6 +10,7 @@ from typing import Any
 from typer.testing import CliRunner
 
 from tests.uccl_ep.fabric import machines
+from tests.uccl_ep.fabric.machines import Recorded
 from uccl_ep import cli
 from uccl_ep.errors import InvalidArgument
 
@@ -32,6 +33,19 @@ def test_command_takes_ranks_a_host_from_its_gpus(variables: Any, tmp_path: Path
     result = run("--sysfs", machines.slingshot().write(tmp_path), "--ranks", "8", "--json")
     values = json.loads(result.stdout)
     assert result.exit_code == 0 and (values["num_hosts"], values["transport"]) == (2, "libfabric")
+
+
+def test_command_says_what_it_assumes(variables: Any, tmp_path: Path) -> None:
+    variables(DEVICE="auto")
+    tree = machines.dgx_h100().write(tmp_path / "a")
+    words = "8 rank(s) on each host, since the first host has 8 GPU(s); --ranks-per-node says"
+    assert words in run("--sysfs", tree, "--ranks", "16").stdout
+    assert words in json.loads(run("--sysfs", tree, "--ranks", "16", "--json").stdout)["assumed"]
+    assert "Assumed: 4 rank(s)" in run("--sysfs", tree, "--ranks", "4").stdout
+    bare = Recorded().write(tmp_path / "b")
+    assert "8 rank(s) on each host, since no GPU says otherwise" in run("--sysfs", bare, "--ranks", "16", "-q").stdout
+    said = ("--sysfs", tree, "--ranks", "16", "--ranks-per-node", "8")
+    assert "Assumed" not in run(*said).stdout and json.loads(run(*said, "--json").stdout)["assumed"] == ""
 
 
 def test_command_on_this_machine(variables: Any) -> None:

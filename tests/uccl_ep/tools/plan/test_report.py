@@ -33,6 +33,24 @@ def test_report_of_a_plan_without_warnings(tmp_path: Path) -> None:
     assert text.count("host1") == 0 and "WARNING" not in text
 
 
+def test_report_says_each_fact_once(tmp_path: Path) -> None:
+    """The reason of tcp has what each NIC family lacks; the list of what it was chosen over had it once more."""
+    text = printed(plan(tmp_path, machines.Recorded()), width=250)
+    assert "not efa: on all ranks no EFA device" in text and text.count("no EFA device") == 1
+    assert "10 to 20 times faster than libfabric's tcp" in text
+    table = text[text.index("ranks\n") if "ranks\n" in text else 0 : text.index("memory of a rank")]
+    assert "NICs" not in table and "address" not in table and "GPU rows" not in table, "no rank has any"
+
+
+def test_report_quiet_is_warnings_only(tmp_path: Path) -> None:
+    stream = io.StringIO()
+    made = plan(tmp_path, machines.roce_many_gids(), ranks=4, per_host=2)
+    print_plan(made, Console(file=stream, width=150), (0,), False, quiet=True)
+    text = stream.getvalue()
+    assert "WARNING: shared NIC" in text and text.splitlines()[-1].startswith("2 warning(s)")
+    assert "memory of a rank" not in text and "rank 0, and why" not in text
+
+
 def test_report_shows_all_when_asked(tmp_path: Path) -> None:
     text = printed(plan(tmp_path, machines.dgx_h100()), (), everything=True)
     assert (

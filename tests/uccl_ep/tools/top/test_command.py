@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from uccl_ep.cli import app
 from uccl_ep.tools.top import top as top_module
-from uccl_ep.tools.top.top import TopOptions
+from uccl_ep.tools.top.views import TopOptions
 
 
 def test_top_command_passes_its_options_on(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -27,12 +27,12 @@ def test_top_command_passes_its_options_on(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(top_module, "run_top", run)
     runner = CliRunner()
     assert runner.invoke(app, ["top"]).exit_code == 0
-    words = "top --pid 7 --rank 3 --once --json --interval 2.5".split()
+    words = "top --pid 7 --rank 3 --once --json --wide --interval 2.5".split()
     assert runner.invoke(app, words).exit_code == 0
     assert runner.invoke(app, ["top", "--dir", "/tmp/seen"]).exit_code == 0
     assert seen == [
         TopOptions(),
-        TopOptions(pid=7, rank=3, once=True, as_json=True, interval=2.5),
+        TopOptions(pid=7, rank=3, once=True, as_json=True, interval=2.5, wide=True),
         TopOptions(directory="/tmp/seen"),
     ]
 

@@ -1,4 +1,4 @@
-"""The views: what stands in them, for people and machines, of jobs of any size and none."""
+"""View after view: of real jobs, of none, of jobs that end; for people, into a pipe, as JSON."""
 
 from __future__ import annotations
 
@@ -6,125 +6,20 @@ import io
 import json
 import os
 import time
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
 from rich.console import Console
 
-from tests.uccl_ep.observe.samples import page, quiet_second, running
+from tests.uccl_ep.observe.samples import running
+from tests.uccl_ep.tools.top.jobs import MS, ended, job, late
 from uccl_ep import InvalidArgument
-from uccl_ep.observe.rates import rates
-from uccl_ep.observe.waits import find_waits
-from uccl_ep.observe.watch import Job, Watcher
-from uccl_ep.tools.top.top import TopOptions, as_json, peer_table, rank_table, render, run_top, wait_table
+from uccl_ep.tools.top import top
+from uccl_ep.tools.top.top import as_json, run_top
+from uccl_ep.tools.top.views import TopOptions
 
-MS = 1_000_000
 LIMIT_S = 30.0
-
-
-def job(num_ranks: int = 4, changed: Any = lambda pairs: None, **of_page: Any) -> Job:
-    """A second of a job in which nothing happened but what `changed` does to the samples."""
-    node_of = of_page.pop("node_of", [r // 2 for r in range(num_ranks)])
-    pages = {r: page(r, num_ranks, node_of=node_of, **of_page) for r in range(num_ranks)}
-    pairs = quiet_second(pages[0].topology)
-    changed(pairs)
-    return Job(
-        pages=pages,
-        pids={r: 1000 + r for r in pages},
-        samples={r: pair[1] for r, pair in pairs.items()},
-        rates={r: rates(*pair) for r, pair in pairs.items()},
-        waits=find_waits(pairs, pages[0].topology),
-    )
-
-
-def late(pairs: Any) -> None:
-    for r in pairs:
-        if r != 2:
-            pairs[r][1].peers["wait_ns"][2] = 321 * MS
-    pairs[0][1].peers["bytes_sent"][2] = 3 << 20
-    pairs[0][1].peers["write_bytes"][2] = 5 << 20
-
-
-def text_of(shown: Any, width: int = 200) -> str:
-    console = Console(file=io.StringIO(), width=width, color_system=None)
-    console.print(shown)
-    return console.file.getvalue()  # type: ignore[attr-defined,no-any-return]
-
-
-def nobody() -> Watcher:
-    return Watcher(os.getpid())
-
-
-def test_top_the_slow_rank_is_on_top_with_its_evidence() -> None:
-    shown = text_of(render([job(changed=late)], nobody(), TopOptions()))
-    lines = shown.splitlines()
-    assert "4 ranks on 2 node(s), cpu, tcp" in lines[0]
-    assert "rank 2 is late: 3 of 3 ranks waited for it" in lines[1]
-    first_row = next(line for line in lines if " 1002 " in line)
-    assert shown.index("1002") < shown.index("1000")
-    assert first_row.split()[1] == "2"
-    assert "3 MiB/s" in shown and "5 MiB/s" in shown and "rank 2" in shown
-    assert [line for line in lines if line.split()[1:2] == ["0"] and "321" in line]  # the matrix
-    assert "waits, ms a second: late + slow link" in lines, "on one line, however narrow the matrix is"
-
-
-def test_top_a_quiet_job_says_so() -> None:
-    shown = text_of(render([job()], nobody(), TopOptions()))
-    assert "nobody stands out by 5% of the time. Ranks wait 0% of the time" in shown and "bold" not in shown
-
-    def alike(pairs: Any) -> None:
-        for r in pairs:
-            for peer in range(4):
-                if peer != r:
-                    pairs[r][1].peers["wait_ns"][peer] = 200 * MS
-                pairs[r][1].peers["arriving_ns"][peer] = 150 * MS
-
-    shown = text_of(render([job(changed=alike, node_of=[0, 1, 2, 3])], nobody(), TopOptions()))
-    assert "Ranks wait 20% of the time: 5% for others to begin, 15% for bytes under way" in shown
-
-
-def test_top_gone_and_faulted_ranks_are_shown() -> None:
-    def end(pairs: Any) -> None:
-        before, after = pairs[1]
-        fault = {"kind": 2, "phase": 3, "peer": 3, "channel": 0, "expected": 0, "seen": 0}
-        fault |= {"last_seen_ns": 0, "waited_ns": 0}
-        pairs[0] = (pairs[0][0], type(after)(**vars(pairs[0][1]) | {"fault": fault}))
-        pairs[1] = (before, type(after)(**vars(after) | {"alive": False}))
-
-    shown = text_of(rank_table(job(changed=end)), 300)
-    assert "rank 1: gone" in shown.splitlines() and "rank 3 (host b)" in shown
-    narrow = text_of(rank_table(job(changed=end)), 150)
-    assert "rank 1: gone" in narrow and "…" not in narrow, "a usual window shows every column whole"
-
-    def end_all(pairs: Any) -> None:
-        for r, (before, after) in list(pairs.items()):
-            pairs[r] = (before, type(after)(**vars(after) | {"alive": False}))
-
-    assert "all ranks here have ended" in text_of(render([job(changed=end_all)], nobody(), TopOptions()))
-
-
-def test_top_a_rank_on_a_gpu_has_gaps_and_no_error() -> None:
-    pages = {0: page(0, 1, device="cuda", node_of=[0], machine_of=[0], pids=[1])}
-    pairs = quiet_second(pages[0].topology, kernels=False)
-    one = Job(pages, {0: 1}, {0: pairs[0][1]}, {0: rates(*pairs[0])}, find_waits(pairs, pages[0].topology))
-    assert " - " in text_of(rank_table(one))
-
-
-def test_top_many_ranks_show_the_greatest_waits_only() -> None:
-    def some(pairs: Any) -> None:
-        for r in pairs:
-            pairs[r][1].peers["wait_ns"][(r + 1) % 64] = (10 + r) * MS
-
-    found = job(64, some, node_of=[r // 8 for r in range(64)]).waits
-    shown = text_of(wait_table(found, 64))
-    assert "63" in shown and "73" in shown and len(shown.splitlines()) < 20
-
-
-def test_top_peers_of_one_rank() -> None:
-    shown = text_of(peer_table(job(changed=late), 0))
-    assert "peers of rank 0" in shown and "3 MiB/s" in shown and "32%" in shown and len(shown.splitlines()) < 8
-    assert "peers of rank 0" in text_of(render([job(changed=late)], nobody(), TopOptions(rank=0)))
-    assert "peers of rank" not in text_of(render([job(changed=late)], nobody(), TopOptions(rank=9)))
 
 
 def test_top_json_is_plain_and_whole() -> None:
@@ -153,7 +48,8 @@ def test_top_without_a_rank(tmp_path: Any) -> None:
     console = Console(file=io.StringIO(), width=200)
     options = TopOptions(directory=str(tmp_path), once=True, interval=0.05)
     assert run_top(options, console) == 1
-    assert "no rank of uccl_ep among directory" in console.file.getvalue()  # type: ignore[attr-defined]
+    assert "No running uccl_ep job of this host found in directory" in console.file.getvalue()  # type: ignore[attr-defined]
+    assert run_top(TopOptions(directory=str(tmp_path), interval=0.05), console) == 1, "a pipe does not wait for a job"
     out = io.StringIO()
     assert run_top(TopOptions(directory=str(tmp_path), once=True, as_json=True, interval=0.05), console, out) == 1
     assert json.loads(out.getvalue()) == {"jobs": [], "left_out": []}
@@ -184,3 +80,87 @@ def test_top_of_proxies_in_processes_of_their_own(variables: Any) -> None:
     crossed = [r["peers"][str(1 - r["rank"])] for r in one["ranks"]]
     assert len(crossed) == 2 and all(peer["writes"] > 0 and peer["arrivals"] > 0 for peer in crossed)
     assert found[0].page.job in console.file.getvalue()  # type: ignore[attr-defined]
+
+
+class Ending:
+    """Stands for a watcher of one job, which ends with its processes after two steps."""
+
+    left_out: list[str] = []
+
+    def __init__(self, *where: object) -> None:
+        self.steps = 0
+
+    @property
+    def attached(self) -> list[int]:
+        return [0, 1]
+
+    @property
+    def over(self) -> bool:
+        return self.steps > 2
+
+    def step(self) -> list[Any]:
+        self.steps += 1
+        return [job(2, ended(0, 1) if self.over else late_1, node_of=[0, 1])]
+
+
+def late_1(pairs: Any) -> None:
+    pairs[0][1].peers["wait_ns"][1] = 321 * MS
+
+
+def test_top_ends_with_a_line_when_all_ranks_have_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(top, "Watcher", Ending)
+    monkeypatch.setattr(top, "RESTART_S", 0.1)
+    console = Console(file=io.StringIO(), width=80, color_system=None)
+    assert run_top(TopOptions(interval=0.05), console) == 0
+    shown = console.file.getvalue()  # type: ignore[attr-defined]
+    assert "rank 1 is late" in shown, "into a pipe, each view as it comes"
+    assert shown.count("all ranks here have ended") >= 1
+    assert shown.splitlines()[-1].startswith("All ranks have ended. No running uccl_ep job found for user ")
+    assert "q ends" not in shown, "a pipe has no keys"
+    out = io.StringIO()
+    assert run_top(TopOptions(interval=0.05, as_json=True), console, out) == 0
+    assert json.loads(out.getvalue().splitlines()[-1])["jobs"][0]["alive"] is False
+
+
+def test_top_waits_for_ranks_that_a_launcher_starts_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(top, "RESTART_S", 0.2)
+    watcher = Ending()
+    over = top._Over(watcher)  # type: ignore[arg-type]
+    watcher.steps = 9
+    assert not over()
+    watcher.steps = 0
+    time.sleep(0.25)
+    assert not over(), "somebody has come meanwhile"
+    watcher.steps = 9
+    assert not over()
+    time.sleep(0.25)
+    assert over()
+
+
+def test_top_on_a_terminal_shows_and_heeds_its_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    pressed = iter(["", "x", "w", "q"])
+
+    @contextmanager
+    def keys() -> Any:
+        def wait(seconds: float) -> str:
+            key = next(pressed)
+            time.sleep(0 if key else seconds)
+            return key
+
+        yield wait
+
+    monkeypatch.setattr(top, "Watcher", Ending)
+    monkeypatch.setattr(top, "keyboard", keys)
+    console = Console(file=io.StringIO(), width=80, height=40, force_terminal=True, color_system=None)
+    assert run_top(TopOptions(interval=0.05), console) == 0
+    shown = console.file.getvalue()  # type: ignore[attr-defined]
+    assert "q ends, w shows all columns" in shown and "no room for: host" in shown
+    assert "no room" not in shown[shown.rindex("rank 1 is late") :], "after w"
+    assert list(pressed) == []
+
+
+def test_top_wide_shows_all_columns_in_a_pipe(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(top, "Watcher", Ending)
+    console = Console(file=io.StringIO(), width=80, color_system=None)
+    assert run_top(TopOptions(interval=0.05, once=True, wide=True), console) == 0
+    assert " host " in console.file.getvalue()  # type: ignore[attr-defined]
