@@ -125,7 +125,7 @@ def test_recorder_trace_has_every_command(variables: Variables, tmp_path: Path) 
         assert names[:3] == ["low_latency_dispatch", "low_latency_dispatch (receive)", "low_latency_combine"]
         assert record.calls[0].shapes == [[4, 128], [4, 2]] and all(call.end_ns for call in record.calls)
     trace = trace_of(records)
-    assert trace["otherData"]["every command"] and {row["pid"] for row in trace["traceEvents"]} == {0, 1}
+    assert trace["otherData"]["every_command"] and {row["pid"] for row in trace["traceEvents"]} == {0, 1}
 
 
 def test_recorder_off_is_off(variables: Variables, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

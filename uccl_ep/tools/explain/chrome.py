@@ -1,10 +1,12 @@
 """The records of all ranks as one trace in the Chrome format, which Perfetto (ui.perfetto.dev) and chrome://tracing
-open. A process a rank; rows: calls, kernels, and for each proxy thread its ring, network, arrivals and flags. All times
-are on one clock, in microseconds from the first event.
+open. A process a rank; rows: calls, kernels, and for each proxy thread its ring, network, arrivals and flags. Arrows
+lead from each command in a ring to its arrival at the other rank. All times are on one clock, in microseconds from the
+first event.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -19,6 +21,7 @@ _CALLS, _KERNELS, _FIRST_OF_WORKER = 0, 1, 2
 _ROWS = ("ring", "network", "arrivals", "flags", "trouble")  # of a worker
 _RING, _NETWORK, _ARRIVALS, _FLAGS, _TROUBLE = range(len(_ROWS))
 _MARK_NS = 200  # what has no length is drawn this long
+_MESSAGE = "message"  # of a row until arrows are drawn: way, peer, immediate
 Row = dict[str, Any]
 
 
@@ -26,6 +29,7 @@ def trace_of(records: Sequence[Record]) -> dict[str, Any]:
     """The trace as the JSON object's parts: traceEvents, displayTimeUnit, otherData."""
     clocks = Clocks(records)
     rows = [row for record in records for row in _rows(record, clocks)]
+    rows += _arrows(rows)
     first = min((row["ts"] for row in rows if "ts" in row), default=0)
     for row in rows:
         if "ts" in row:
@@ -34,8 +38,29 @@ def trace_of(records: Sequence[Record]) -> dict[str, Any]:
                 row["dur"] /= 1e3
     hosts = {clock.host: f"{clock.source}, within {clock.error_ns} ns" for clock in clocks.hosts.values()}
     traced = all(worker.traced for record in records for worker in record.workers)
-    about = {"job": records[0].job, "clocks": hosts, "every command": traced}
+    about = {"job": records[0].job, "clocks": hosts, "every_command": traced}
     return {"traceEvents": rows, "displayTimeUnit": "ns", "otherData": about}
+
+
+def _arrows(rows: Sequence[Row]) -> list[Row]:
+    """A flow for each command whose arrival is here too. Equal messages of two ranks are matched in order, an arrival
+    with the first command that is not later; a clock's error may hide an arrow, and draws no wrong one backwards."""
+    sent: dict[tuple[int, int, int], deque[Row]] = {}
+    arrived: list[tuple[tuple[int, int, int], Row]] = []
+    for row in rows:
+        way, peer, word = row.pop(_MESSAGE, ("", 0, 0))
+        if way == "sent":
+            sent.setdefault((row["pid"], peer, word), deque()).append(row)
+        elif way == "arrived":
+            arrived.append(((peer, row["pid"], word), row))
+    flows: list[Row] = []
+    for message, end in sorted(arrived, key=lambda pair: pair[1]["ts"]):
+        waiting = sent.get(message)
+        if waiting and waiting[0]["ts"] <= end["ts"]:
+            begin, flow = waiting.popleft(), {"cat": "message", "name": "message", "id": len(flows)}
+            flows.append({**flow, "ph": "s", "pid": begin["pid"], "tid": begin["tid"], "ts": begin["ts"]})
+            flows.append({**flow, "ph": "f", "bp": "e", "pid": end["pid"], "tid": end["tid"], "ts": end["ts"]})
+    return flows
 
 
 def _rows(record: Record, clocks: Clocks) -> Iterator[Row]:
@@ -76,18 +101,21 @@ def _worker(record: Record, index: int, worker: WorkerEvents) -> Iterator[Row]:
         if kind == EventKind.POPPED:
             popped[value] = (ns, key & 0xFFFFFFFF)
             if not worker.traced:
-                yield _slice(base + _RING, f"{words_of(key & 0xFFFFFFFF)} to {peer}", ns, ns + _MARK_NS)
+                row = _slice(base + _RING, f"{words_of(key & 0xFFFFFFFF)} to {peer}", ns, ns + _MARK_NS)
+                yield {**row, _MESSAGE: ("sent", peer, key & 0xFFFFFFFF)}
         elif kind == EventKind.POSTED:
             word = key & 0xFFFFFFFF
             name = f"{words_of(word)} to {peer}"
             begin = popped.pop(value, (ns, word))[0]
-            yield _slice(base + _RING, name, begin, ns, bytes=key >> 32, ring=value >> 48, ticket=value & (1 << 48) - 1)
+            about = {"bytes": key >> 32, "ring": value >> 48, "ticket": value & (1 << 48) - 1}
+            yield {**_slice(base + _RING, name, begin, ns, **about), _MESSAGE: ("sent", peer, word)}
             posted[value] = (ns, name)
         elif kind == EventKind.COMPLETED and value in posted:
             begin, name = posted.pop(value)
             yield from _flight(base + _NETWORK, name, (begin, ns), f"{record.rank}.{index}.{value}")
         elif kind == EventKind.ARRIVAL:
-            yield _slice(base + _ARRIVALS, f"{words_of(key & 0xFFFFFFFF)} from {peer}", ns, ns + _MARK_NS)
+            row = _slice(base + _ARRIVALS, f"{words_of(key & 0xFFFFFFFF)} from {peer}", ns, ns + _MARK_NS)
+            yield {**row, _MESSAGE: ("arrived", peer, key & 0xFFFFFFFF)}
         else:
             yield from _rare(base, ns, kind, (peer, key, value))
 

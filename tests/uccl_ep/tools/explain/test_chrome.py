@@ -71,7 +71,7 @@ def test_recorder_chrome_rows_and_lengths() -> None:
         "parted with 1",
         "fault in dispatch (receive), rank 1",
     ]
-    assert json.loads(json.dumps(trace)) == trace and trace["otherData"]["every command"] is True
+    assert json.loads(json.dumps(trace)) == trace and trace["otherData"]["every_command"] is True
 
 
 def test_recorder_chrome_records_of_faults_can_be_drawn() -> None:
@@ -81,7 +81,7 @@ def test_recorder_chrome_records_of_faults_can_be_drawn() -> None:
     )
     assert rows(trace, "proxy 0 ring")[0]["name"] == "dispatch stream 2, chunk 1 to 1"
     assert rows(trace, "calls")[0]["dur"] == 2e6  # it had not returned when the record was written
-    assert trace["otherData"]["every command"] is False
+    assert trace["otherData"]["every_command"] is False
     assert trace_of([record(0)])["traceEvents"]  # nothing at all happened
 
 
@@ -96,5 +96,35 @@ def test_recorder_chrome_ranks_of_other_hosts_are_on_the_same_clock() -> None:
         event(SECOND + lead + 6_000, EventKind.POPPED, 0, announcement(1, 0, 1)),
     )
     trace = trace_of([record(0, 2, workers=[near]), record(1, 2, host="b", host_id="2", workers=[far])])
-    assert [row["ts"] for row in rows(trace, "proxy 0 arrivals", 1)] == [3.0]
+    assert [row["ts"] for row in rows(trace, "proxy 0 arrivals", 1) if row["ph"] == "X"] == [3.0]
     assert "within 3000 ns" in trace["otherData"]["clocks"]["b"]
+
+
+def test_recorder_chrome_arrows_lead_from_commands_to_arrivals() -> None:
+    """Two equal messages in a row, one whose arrival is not here, and an arrival whose command is not."""
+    rows_of, last = word(ARRIVE, 0, ROWS_KEY), word(ARRIVE, 0, ROWS_KEY + 1)
+    sender = worker(
+        *(event(SECOND + at, EventKind.POPPED, 1, what, at) for at, what in ((0, rows_of), (50, rows_of), (90, last))),
+        *(
+            event(SECOND + at, EventKind.POSTED, 1, what, at - 5)
+            for at, what in ((5, rows_of), (55, rows_of), (95, last))
+        ),
+        traced=True,
+    )
+    receiver = worker(
+        event(SECOND + 40, EventKind.ARRIVAL, 0, rows_of),
+        event(SECOND + 80, EventKind.ARRIVAL, 0, rows_of),
+        event(SECOND + 85, EventKind.ARRIVAL, 0, rows_of),
+        event(SECOND + 88, EventKind.ARRIVAL, 0, word(EXPECT, 0, 4)),
+        traced=True,
+    )
+    trace = trace_of([record(0, 2, workers=[sender]), record(1, 2, workers=[receiver])])
+    flows = [row for row in trace["traceEvents"] if row["ph"] in "sf"]
+    assert [(row["ph"], row["pid"], row["ts"]) for row in flows] == [
+        ("s", 0, 0.0),
+        ("f", 1, 0.04),
+        ("s", 0, 0.05),
+        ("f", 1, 0.08),
+    ]
+    assert [row["id"] for row in flows] == [0, 0, 2, 2] and flows[1]["bp"] == "e"
+    assert all("message" not in row for row in trace["traceEvents"] if row["ph"] == "X")
