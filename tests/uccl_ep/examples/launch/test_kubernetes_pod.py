@@ -1,4 +1,5 @@
-"""uccl_ep.examples.launch.kubernetes_pod: its manifest sets what it reads, and two pods meet by variables alone."""
+"""uccl_ep.examples.launch.kubernetes_pod: its manifest sets what it reads, a LeaderWorkerSet's variables do as well,
+and two pods meet by variables alone."""
 
 from __future__ import annotations
 
@@ -33,6 +34,16 @@ def test_examples_launch_kubernetes_manifest_sets_what_the_example_reads() -> No
     for name in pod(0):
         with pytest.raises(ValueError, match=name):
             place({k: v for k, v in pod(0).items() if k != name})
+
+
+def test_examples_launch_kubernetes_reads_a_leaderworkersets_variables() -> None:
+    theirs = {"LWS_LEADER_ADDRESS": "experts-0.experts", "LWS_GROUP_SIZE": "4", "LWS_WORKER_INDEX": "3"}
+    given = {**theirs, "FIRST_POD_PORT": "29500"}
+    at = place({**pod(0), **given})  # of both, as when a job's variables come from an image: theirs win
+    assert (at.rank, at.size, at.address, at.port) == (3, 4, "experts-0.experts", 29500)
+    for name in ("LWS_GROUP_SIZE", "LWS_WORKER_INDEX", "FIRST_POD_PORT"):
+        with pytest.raises(ValueError, match=f"{name}=.*a LeaderWorkerSet"):
+            place({k: v for k, v in given.items() if k != name})
 
 
 @pytest.mark.slow  # each rank imports torch
