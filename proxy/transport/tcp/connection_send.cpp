@@ -150,7 +150,12 @@ bool TcpConnection::poll_ack() {
 void TcpConnection::drain_error_queue(LaneCounters& counters) {
   for (;;) {
     alignas(cmsghdr) u8 control[128];
+    u8 nothing = 0;
+    iovec data{&nothing,
+               1};  // no notification has data; QEMU's user emulation answers a message without room by itself
     msghdr m{};
+    m.msg_iov = &data;
+    m.msg_iovlen = 1;
     m.msg_control = control;
     m.msg_controllen = sizeof(control);
     ++counters.system_calls;

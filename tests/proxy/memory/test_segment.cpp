@@ -151,6 +151,9 @@ TEST(memory_segment_of_mere_address_space_is_in_no_core_dump) {
     return line.find(" dd") == std::string::npos;
   };
   CHECK(dumped(*Segment::create("test", 4096)));
+  const auto plain = Segment::create("test", 4096);
+  madvise(plain->data(), 4096, MADV_DONTDUMP);
+  if (dumped(*plain)) return;  // QEMU's user emulation takes no such advice
   CHECK(!dumped(*Segment::create("test", std::size_t{1} << 33)));
 }
 
