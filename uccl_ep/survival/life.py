@@ -26,6 +26,7 @@ from uccl_ep.session.session import Session, Start
 from uccl_ep.settings import Settings, settings
 from uccl_ep.survival.masks import Masks
 from uccl_ep.system.os_limits import naming
+from uccl_ep.system.tracebacks import shorten
 from uccl_ep.throughput.calls import ThroughputCalls
 from uccl_ep.throughput.launch import Throughput
 
@@ -62,6 +63,7 @@ class Terms:
         Raises:
             InvalidArgument: an argument or a UCCL_EP_* variable is out of range.
         """
+        shorten(lambda: settings().explain)
         for name, value in zip(("num_nvl_bytes", "num_rdma_bytes"), budgets, strict=True):
             if isinstance(value, bool) or not isinstance(value, int) or value < 0 or value % 128:
                 refuse(name, value, "a multiple of 128, 0 or more")

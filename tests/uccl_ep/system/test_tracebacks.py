@@ -1,0 +1,63 @@
+"""What a program prints that ends by an error: ours is short, others and explained ones are whole, hooks are kept."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from uccl_ep.system import tracebacks
+
+ROOT = Path(__file__).resolve().parents[3]
+PROGRAM = """
+import sys
+import uccl_ep
+
+
+def layer():
+    {line}
+
+
+{before}
+layer()
+"""
+OURS = "uccl_ep.Buffer(None, 0)"
+
+
+def printed(tmp_path: Path, line: str, before: str = "", **variables: str) -> str:
+    (tmp_path / "job.py").write_text(PROGRAM.format(line=line, before=before), encoding="utf-8")
+    environment = os.environ | {"PYTHONPATH": str(ROOT)} | variables
+    done = subprocess.run([sys.executable, "job.py"], cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert done.returncode == 1
+    return done.stderr
+
+
+def test_tracebacks_of_ours_have_the_callers_lines_alone(tmp_path: Path) -> None:
+    text = printed(tmp_path, OURS)
+    assert "in layer" in text and "InvalidArgument: " in text and text.endswith(f"{tracebacks.LEFT_OUT}\n")
+    assert f"uccl_ep{os.sep}" not in text and len(text.splitlines()) < 12
+
+
+def test_tracebacks_are_whole_when_everything_is_explained(tmp_path: Path) -> None:
+    text = printed(tmp_path, OURS, UCCL_EP_EXPLAIN="1")
+    assert f"uccl_ep{os.sep}buffer.py" in text and tracebacks.LEFT_OUT not in text
+
+
+def test_tracebacks_of_others_are_pythons(tmp_path: Path) -> None:
+    text = printed(tmp_path, "raise KeyError('mine')", "try:\n    " + OURS + "\nexcept ValueError:\n    pass")
+    assert "KeyError: 'mine'" in text and tracebacks.LEFT_OUT not in text
+
+
+def test_tracebacks_leave_a_programs_own_hook_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    def mine(*_: object) -> None:
+        pass
+
+    monkeypatch.setattr(sys, "excepthook", mine)
+    tracebacks.shorten(lambda: False)
+    assert sys.excepthook is mine
+    monkeypatch.setattr(sys, "excepthook", sys.__excepthook__)
+    tracebacks.shorten(lambda: False)
+    assert sys.excepthook is not sys.__excepthook__
