@@ -165,3 +165,11 @@ def refuse(argument: str, value: object, allowed: str, hint: str = "") -> NoRetu
     if hint:
         message += f" {hint}"
     raise InvalidArgument(message, argument=argument, value=value, allowed=allowed, hint=hint)
+
+
+def attach(error: UcclEpError, note: str) -> None:
+    """Adds a note to an error: add_note of Python 3.11 on; before that it becomes a part of the message."""
+    if hasattr(error, "add_note"):
+        error.add_note(note)
+    else:
+        error.args = (f"{error}\n{note}",)

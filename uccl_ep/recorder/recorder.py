@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from uccl_ep import _native
-from uccl_ep.errors import UcclEpError
+from uccl_ep.errors import UcclEpError, attach
 from uccl_ep.recorder.calls import CallLog
 from uccl_ep.recorder.collect import collect
 from uccl_ep.recorder.journal import RUNNING, Journal
@@ -145,14 +145,6 @@ def _told(path: str, trouble: str) -> str:
     told = f"This rank's flight record: {path}\nWith those of the other ranks: uccl-ep explain {os.path.dirname(path)}"
     shared = why_not_private(Path(path).parent)
     return f"{told}\nNot every record there need be of this job: {shared}" if shared else told
-
-
-def attach(error: UcclEpError, note: str) -> None:
-    """add_note of Python 3.11 on; before that the note becomes a part of the message."""
-    if hasattr(error, "add_note"):
-        error.add_note(note)
-    else:
-        error.args = (f"{error}\n{note}",)
 
 
 def named_folder(settings: Settings) -> Path | None:

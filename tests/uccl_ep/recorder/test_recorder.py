@@ -18,9 +18,10 @@ import torch
 
 from uccl_ep import Buffer, PeerTimeout, ThreadGroup, UcclEpError, run_ranks
 from uccl_ep._native import EventKind
+from uccl_ep.errors import attach
 from uccl_ep.recorder.find import read_all
 from uccl_ep.recorder.record import SUFFIX, read
-from uccl_ep.recorder.recorder import attach, default_folder, prune
+from uccl_ep.recorder.recorder import default_folder, prune
 from uccl_ep.tools.explain.chrome import trace_of
 from uccl_ep.tools.explain.story import read_story
 

@@ -5,10 +5,12 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import traceback
 from pathlib import Path
 
 import pytest
 
+from uccl_ep.errors import InvalidArgument
 from uccl_ep.system import tracebacks
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -51,13 +53,12 @@ def test_tracebacks_of_others_are_pythons(tmp_path: Path) -> None:
     assert "KeyError: 'mine'" in text and tracebacks.LEFT_OUT not in text
 
 
-def test_tracebacks_leave_a_programs_own_hook_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    def mine(*_: object) -> None:
-        pass
-
-    monkeypatch.setattr(sys, "excepthook", mine)
-    tracebacks.shorten(lambda: False)
-    assert sys.excepthook is mine
-    monkeypatch.setattr(sys, "excepthook", sys.__excepthook__)
-    tracebacks.shorten(lambda: False)
-    assert sys.excepthook is not sys.__excepthook__
+def test_tracebacks_are_printed_by_the_hook_that_was_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As torch's, which puts the rank in front of each line."""
+    seen: list[BaseException] = []
+    monkeypatch.setattr(sys, "excepthook", lambda kind, error, trace: seen.append(error))
+    for _ in range(2):
+        tracebacks.shorten(lambda: False)
+    error = InvalidArgument("no")
+    sys.excepthook(InvalidArgument, error, None)
+    assert seen == [error] and tracebacks.LEFT_OUT in "".join(traceback.format_exception(error))
