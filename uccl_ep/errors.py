@@ -26,15 +26,20 @@ class UcclEpError(RuntimeError):
 class InvalidArgument(UcclEpError, ValueError):
     """An argument or a setting is refused; nothing was sent. Raised through `refuse`.
 
-    Attributes: `argument` (its name), `value` (as given), `allowed` and `hint` (text); empty when not known.
+    Attributes: `call` (the method that was called), `argument` (its name), `value` (as given), `allowed` and `hint`
+    (text); empty when not known.
     """
 
     def __init__(self, message: str, *, argument: str = "", value: object = None, allowed: str = "", hint: str = ""):
         super().__init__(message)
+        self.call = ""
         self.argument = argument
         self.value = value
         self.allowed = allowed
         self.hint = hint
+
+    def __str__(self) -> str:
+        return f"{self.call}: {super().__str__()}" if self.call else super().__str__()
 
 
 class SettingsMismatch(UcclEpError):
@@ -146,22 +151,46 @@ def _rebuild_peer_error(kind: type[_PeerError], fields: dict[str, Any]) -> _Peer
     return error
 
 
+class Described(str):
+    """A value that is told in words: an error shows them as they are, without quotation marks."""
+
+
 def refuse(argument: str, value: object, allowed: str, hint: str = "") -> NoReturn:
-    """Raise InvalidArgument: "`argument`=`value` is refused: allowed is `allowed`. `hint`".
+    """Raises InvalidArgument: "`argument` must be `allowed`; got `value`. `hint`".
 
     Args:
         argument: the name of the argument or variable as the user writes it.
-        value: what was given; its repr is put on one line and cut at 200 characters.
-        allowed: what would have been accepted, as words or a list.
+        value: what was given. A tensor is shown by shape, dtype and, where rows are not contiguous, strides; words that
+            are Described as they are; anything else by its repr, on one line and cut at 200 characters.
+        allowed: what would have been accepted, as words that follow "must be".
         hint: what to do about it, a sentence; optional.
 
     Raises:
         InvalidArgument: always.
     """
-    shown = " ".join(repr(value).split())  # a tensor's repr has many lines
-    if len(shown) > _MAX_VALUE_CHARS:
-        shown = shown[: _MAX_VALUE_CHARS - 3] + "..."
-    message = f"{argument}={shown} is refused: allowed is {allowed}."
+    message = f"{argument} must be {allowed}; got {shown(value)}."
     if hint:
         message += f" {hint}"
     raise InvalidArgument(message, argument=argument, value=value, allowed=allowed, hint=hint)
+
+
+def shown(value: object) -> str:
+    """How an error shows a value: see `refuse`."""
+    if isinstance(value, Described):
+        text = str(value)
+    elif hasattr(value, "dtype") and hasattr(value, "shape"):
+        text = _array_in_words(value)
+    else:
+        text = " ".join(repr(value).split())
+    return text if len(text) <= _MAX_VALUE_CHARS else text[: _MAX_VALUE_CHARS - 3] + "..."
+
+
+def _array_in_words(array: Any) -> str:
+    kind = "a tensor" if hasattr(array, "is_contiguous") else f"a {type(array).__name__}"
+    text = f"{kind} of shape {tuple(array.shape)}, {array.dtype}"
+    try:
+        if not array.is_contiguous():
+            text += f", strides {tuple(array.stride())}: call .contiguous() on it"
+    except (AttributeError, RuntimeError):  # no tensor of torch's, or one without strides
+        text += f", {getattr(array, 'layout', '')}".rstrip(", ")
+    return text

@@ -130,4 +130,4 @@ def fit_channels(unit_bytes: int, wanted: int, one_row: int) -> int:
     for channels in range(wanted, 0, -1):
         if Geometry.make(unit_bytes, channels, one_row).num_slots:
             return channels
-    refuse("unit_bytes", unit_bytes, f"room for {_MIN_SLOTS} rows of {one_row} bytes")
+    refuse("unit_bytes", unit_bytes, f"of room for {_MIN_SLOTS} rows of {one_row} bytes")

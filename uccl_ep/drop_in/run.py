@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from uccl_ep.drop_in.startup import VARIABLE
-from uccl_ep.errors import refuse
+from uccl_ep.errors import Described, refuse
 
 SITE = Path(__file__).parent / "site"
 _PYTHON_OPTIONS = ("-m", "-c")
@@ -28,7 +28,9 @@ def command_line(arguments: Sequence[str]) -> list[str]:
         InvalidArgument: nothing was given, or a program that is neither a file nor on PATH.
     """
     if not arguments:
-        refuse("run", "nothing", "-- script.py [arguments], -- -m module [arguments], or -- program [arguments]")
+        refuse(
+            "run", Described("nothing"), "-- script.py [arguments], -- -m module [arguments], or -- program [arguments]"
+        )
     first = arguments[0]
     if first in _PYTHON_OPTIONS or first.endswith(".py"):
         if first.endswith(".py") and not os.path.isfile(first):

@@ -10,7 +10,7 @@ import ipaddress
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from uccl_ep.errors import refuse
+from uccl_ep.errors import Described, refuse
 from uccl_ep.fabric.sysfs import Gid
 
 LID = -1  # NicSettings::gid_index: no GID, the LID is enough
@@ -124,7 +124,7 @@ def _infiniband(lid: int, table: Sequence[GidEntry], peers: Sequence[Sequence[Gi
     if not routed and lid:
         return GidChoice(LID, "InfiniBand, all peers in this port's subnet: the LID is enough")
     if first is None:
-        refuse("InfiniBand port", "no LID and no GID", "a port that a subnet manager has set up")
+        refuse("InfiniBand port", Described("no LID and no GID"), "a port that a subnet manager has set up")
     why = "peers are in another subnet, which takes a global header" if routed else "the port has no LID"
     return GidChoice(first.index, f"InfiniBand, {why}")
 

@@ -298,7 +298,7 @@ def low_latency_dispatch(
     shape = (local, num_ranks * most)
     for rank, own in enumerate(x):
         if own.shape[0] > most:
-            refuse(f"x[{rank}]", tuple(own.shape), f"{most} tokens or fewer", "See num_max_dispatch_tokens_per_rank.")
+            refuse(f"x[{rank}]", own, f"{most} tokens or fewer", "See num_max_dispatch_tokens_per_rank.")
     tokens_of_all = torch.cat(list(x))
     data, scales = (tokens_of_all, None) if fp8 is None else cast_fp8(tokens_of_all, *fp8)
     hits = [_expert_hits(ids, num_experts) for ids in topk_idx]

@@ -183,7 +183,7 @@ class Session(NoCopies):
 
     def _introduce(self, group: Group, shared: Mapping[str, Any]) -> list[Hello]:
         if not 1 <= self.num_ranks <= _native.MAX_RANKS:
-            raise InvalidArgument(f"a group of {self.num_ranks} ranks is refused: allowed is 1 to {_native.MAX_RANKS}")
+            raise InvalidArgument(f"group must be of 1 to {_native.MAX_RANKS} ranks; got {self.num_ranks}")
         pair, known = KeyPair(), self.agreement_service
         hello = Hello(
             rank=self.rank,

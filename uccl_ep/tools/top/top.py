@@ -15,7 +15,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from uccl_ep.errors import InvalidArgument
+from uccl_ep.errors import refuse
 from uccl_ep.membership.fault_errors import error_of
 from uccl_ep.observe import rates, waits
 from uccl_ep.observe.waits import SHARE, Waits
@@ -56,7 +56,7 @@ def run_top(options: TopOptions, console: Console, out: TextIO | None = None) ->
         InvalidArgument: an option is not allowed, or there is no such process or directory.
     """
     if not 0.05 <= options.interval <= 3600:
-        raise InvalidArgument(f"--interval {options.interval} is refused: allowed are 0.05 to 3600 seconds")
+        refuse("--interval", options.interval, "0.05 to 3600 seconds")
     watcher = Watcher(options.pid, options.directory)
     out = sys.stdout if out is None else out
     watcher.step()

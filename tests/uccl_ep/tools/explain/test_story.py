@@ -49,7 +49,7 @@ def test_recorder_story_of_a_lost_rank() -> None:
 def test_recorder_story_of_ranks_that_were_all_killed() -> None:
     """As under torchrun: rank 2 first, then the others before they raised anything. Only journals are left."""
     first, later = event(90 * SECOND, EventKind.PARTED, 2, ENDED), event(91 * SECOND, EventKind.PARTED, 1, CONNECTION)
-    killed = dict(reason=KILLED, calls=[Call("combine", 6, 89 * SECOND)])
+    killed = {"reason": KILLED, "calls": [Call("combine", 6, 89 * SECOND)]}
     records = [record(0, workers=[worker(first, later)], **killed), record(2, **killed), record(3, **killed)]
     story = read_story(records)
     assert story.root_cause == 2 and [loss.rank for loss in story.lost] == [2]
