@@ -8,7 +8,7 @@ from typing import Any, NoReturn
 import torch
 
 from uccl_ep import _native
-from uccl_ep.errors import Described, refuse
+from uccl_ep.errors import Described, one_of, refuse
 
 Tensor = torch.Tensor
 
@@ -60,12 +60,7 @@ def check_matrix(name: str, value: Any, dtypes: tuple[torch.dtype, ...], columns
 
 
 def _refuse_matrix(name: str, value: Any, dtypes: tuple[torch.dtype, ...]) -> NoReturn:
-    wanted = f"a contiguous 2-D tensor of {' or '.join(str(d) for d in dtypes)}"
-    if not isinstance(value, Tensor):
-        refuse(name, value, wanted)
-    if value.layout != torch.strided:
-        refuse(name, value.layout, wanted)
-    refuse(name, Described(f"{tuple(value.shape)} {value.dtype}, strides {tuple(value.stride())}"), wanted)
+    refuse(name, value, f"a contiguous 2-D tensor of {one_of(str(d) for d in dtypes)}")
 
 
 def aligned(value: Tensor) -> Tensor:
@@ -138,7 +133,6 @@ def check_vector(name: str, value: Any, dtype: torch.dtype, size: int) -> Tensor
     good = isinstance(value, Tensor) and value.dtype == dtype and value.dim() == 1 and value.layout == torch.strided
     good = good and value.is_contiguous()
     if not good or value.numel() != size:
-        shown = f"{tuple(value.shape)} {value.dtype}" if isinstance(value, Tensor) else type(value).__name__
-        refuse(name, Described(shown), f"a contiguous {dtype} tensor of {size} elements, or None")
+        refuse(name, value, f"a contiguous {dtype} tensor of {size} elements, or None")
     tensor: Tensor = value
     return tensor

@@ -8,6 +8,7 @@ libraries report first.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, NoReturn
 
 _MAX_VALUE_CHARS = 200  # a tensor or a long list as an argument must not bury the sentence around it
@@ -160,8 +161,8 @@ def refuse(argument: str, value: object, allowed: str, hint: str = "") -> NoRetu
 
     Args:
         argument: the name of the argument or variable as the user writes it.
-        value: what was given. A tensor is shown by shape, dtype and, where rows are not contiguous, strides; words that
-            are Described as they are; anything else by its repr, on one line and cut at 200 characters.
+        value: what was given. A tensor is shown by shape, dtype and, where rows are not contiguous, strides, also in a
+            tuple; words that are Described as they are; anything else by its repr, on one line. Cut at 200 characters.
         allowed: what would have been accepted, as words that follow "must be".
         hint: what to do about it, a sentence; optional.
 
@@ -174,23 +175,35 @@ def refuse(argument: str, value: object, allowed: str, hint: str = "") -> NoRetu
     raise InvalidArgument(message, argument=argument, value=value, allowed=allowed, hint=hint)
 
 
+def one_of(names: Iterable[object]) -> str:
+    """ "a, b or c": how `allowed` lists what can be chosen."""
+    *others, last = map(str, names)
+    return f"{', '.join(others)} or {last}" if others else last
+
+
 def shown(value: object) -> str:
     """How an error shows a value: see `refuse`."""
     if isinstance(value, Described):
         text = str(value)
-    elif hasattr(value, "dtype") and hasattr(value, "shape"):
+    elif _is_array(value):
         text = _array_in_words(value)
+    elif isinstance(value, (tuple, list)) and any(map(_is_array, value)):  # the repr would be that of its elements
+        text = f"({', '.join(map(shown, value))})"
     else:
         text = " ".join(repr(value).split())
     return text if len(text) <= _MAX_VALUE_CHARS else text[: _MAX_VALUE_CHARS - 3] + "..."
 
 
+def _is_array(value: object) -> bool:
+    return hasattr(value, "dtype") and hasattr(value, "shape")
+
+
 def _array_in_words(array: Any) -> str:
-    kind = "a tensor" if hasattr(array, "is_contiguous") else f"a {type(array).__name__}"
+    layout = str(getattr(array, "layout", ""))  # only torch's arrays have one
+    kind = "a tensor" if layout else "an array"
     text = f"{kind} of shape {tuple(array.shape)}, {array.dtype}"
-    try:
-        if not array.is_contiguous():
-            text += f", strides {tuple(array.stride())}: call .contiguous() on it"
-    except (AttributeError, RuntimeError):  # no tensor of torch's, or one without strides
-        text += f", {getattr(array, 'layout', '')}".rstrip(", ")
+    if layout != "torch.strided":
+        return f"{text}, {layout}".rstrip(", ")
+    if not array.is_contiguous():
+        text += f", strides {tuple(array.stride())}: call .contiguous() on it"
     return text

@@ -63,9 +63,9 @@ def install_as_deep_ep(replace: bool = False) -> None:
         where = getattr(loaded[min(loaded)], "__file__", None) or "an unknown place"
         refuse(
             "deep_ep",
-            Described(f"imported from {where}"),
-            "installing before the first import of deep_ep",
-            "Or replace=True.",
+            Described(f"one imported from {where}"),
+            "imported only after install_as_deep_ep()",
+            "Or pass replace=True.",
         )
     _replaced.update(loaded)
     for name in loaded:

@@ -29,16 +29,18 @@ def command_line(arguments: Sequence[str]) -> list[str]:
     """
     if not arguments:
         refuse(
-            "run", Described("nothing"), "-- script.py [arguments], -- -m module [arguments], or -- program [arguments]"
+            "run",
+            Described("nothing"),
+            "given -- script.py [arguments], -- -m module [arguments], or -- program [arguments]",
         )
     first = arguments[0]
     if first in _PYTHON_OPTIONS or first.endswith(".py"):
         if first.endswith(".py") and not os.path.isfile(first):
-            refuse("run", first, "a script that exists", f"Looked in {os.getcwd()}.")
+            refuse("run", first, "given a script that exists", f"Looked in {os.getcwd()}.")
         return [sys.executable, *arguments]
     program = shutil.which(first)
     if program is None:
-        refuse("run", first, "a .py file, -m module, -c code, or a program on PATH such as torchrun")
+        refuse("run", first, "given a .py file, -m module, -c code, or a program on PATH such as torchrun")
     return [program, *arguments[1:]]
 
 

@@ -12,7 +12,7 @@ from uccl_ep.buffer import Buffer
 from uccl_ep.device.protocol import EventHandle
 from uccl_ep.elastic import expand
 from uccl_ep.elastic.handle import EPHandle
-from uccl_ep.errors import Described, refuse
+from uccl_ep.errors import refuse
 from uccl_ep.throughput.calls import unpack_bias
 
 Tensor = torch.Tensor
@@ -100,5 +100,5 @@ class ElasticCombine:
         if not handle.do_expand:
             return x, checks.weights("topk_weights", topk_weights, tuple(handle.recv_topk_idx.shape))
         if not many_sums:
-            refuse("topk_weights", Described("given"), "None for expanded rows without allow_multiple_reduction")
+            refuse("topk_weights", topk_weights, "None for expanded rows without allow_multiple_reduction")
         return x, checks.check_vector("topk_weights", topk_weights, torch.float32, rows)

@@ -72,11 +72,13 @@ def split(x: Any) -> tuple[Tensor, Tensor | None]:
         refuse("x", data, "a contiguous 2-D tensor, or a tuple of one and its scales")
     if scales is None:
         if data.dtype != torch.bfloat16:
-            refuse("x", data.dtype, "bf16 rows, or a tuple of one-byte rows and their scales")
+            refuse("x", data, "bf16 rows, or a tuple of one-byte rows and their scales")
         return data, None
     if data.element_size() != 1:
         refuse(
-            "x", Described(f"{data.dtype} with scales"), "a one-byte dtype such as float8_e4m3fn when scales are given"
+            "x",
+            Described(f"{data.dtype} with scales"),
+            "of a one-byte dtype such as float8_e4m3fn when scales are given",
         )
     if not isinstance(scales, Tensor) or scales.dim() != 2 or scales.element_size() != 4:
         refuse("x[1]", scales, "a 2-D tensor of a 4-byte dtype")
@@ -135,7 +137,7 @@ class ElasticDispatch:
             checks.event(name, event)
         if handle is None:
             if topk_idx is None:
-                refuse("topk_idx", None, "int64 [T, K], or a handle")
+                refuse("topk_idx", None, "an int64 tensor [T, K] where no handle is given")
             ids = checks.row_ids("topk_idx", topk_idx)
             options = self._options(call, ids.shape[1], choose_sms)
             stats = checks.check_vector(
@@ -151,7 +153,7 @@ class ElasticDispatch:
         else:
             if topk_idx is not None or call.stats is not None or call.cpu_sync:
                 names = "topk_idx, cumulative_local_expert_recv_stats, do_cpu_sync"
-                refuse(names, Described("given with a handle"), "none of them")
+                refuse(names, Described("one of them given"), "left out with a handle")
             made, options = handle, self._cached_options(handle, call)
             received = self._send(data, scales, topk_weights, options, call.before, handle=handle)[0]
 
@@ -208,7 +210,7 @@ class ElasticDispatch:
         """Rows as bytes with their words through the throughput dispatch; also what that returned."""
         tokens = data.shape[0]
         if tokens > options.max_tokens:
-            refuse("x", Described(f"{tokens} rows"), f"up to num_max_tokens_per_rank={options.max_tokens}")
+            refuse("x", tokens, f"of up to num_max_tokens_per_rank={options.max_tokens} rows")
         topk = (ids if ids is not None else handle.topk_idx).shape[1]  # type: ignore[union-attr]
         if weights is not None:
             weights = checks.weights("topk_weights", weights, (tokens, topk))

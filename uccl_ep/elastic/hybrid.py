@@ -163,7 +163,7 @@ class HybridEPBuffer(NoCopies):
             return *self._cut(results, handle.num_rows), handle.counts, handle
         if routing_map is None:
             if topk_idx is None:
-                refuse("routing_map", None, "a bool [T, E] map, topk_idx, or a handle")
+                refuse("routing_map", None, "a bool tensor [T, E] where neither topk_idx nor a handle is given")
             if self._elastic._buffer._device.host_memory:
                 checks.range_of_ids("topk_idx", topk_idx.long().contiguous(), self.num_experts)
             routing_map, probs = indices_to_map(topk_idx, topk_weights, hidden.shape[0], self.num_experts)
@@ -234,20 +234,20 @@ class HybridEPBuffer(NoCopies):
         if routing_map.shape[0] != tokens:
             refuse("routing_map", routing_map, f"of {tokens} rows, as hidden has")
         if probs is not None and tuple(probs.shape) != tuple(routing_map.shape):
-            refuse("probs", probs, f"{tuple(routing_map.shape)}, as routing_map")
+            refuse("probs", probs, f"of shape {tuple(routing_map.shape)}, as routing_map")
         most = _native.MAX_TOPK
         if self.num_experts > most and not routing_map.is_cuda and bool((routing_map.sum(1) > most).any()):
             refuse(
                 "routing_map",
                 Described(f"a token with {int(routing_map.sum(1).max())} experts"),
-                f"up to {most} a token",
+                f"of up to {most} experts a token",
             )
         return routing_map
 
     def _cached_probs(self, probs: Tensor, handle: HybridHandle) -> Tensor:
         ids = handle.dispatched.topk_idx
         if tuple(probs.shape) != (ids.shape[0], self.num_experts):
-            refuse("probs", probs, f"{(ids.shape[0], self.num_experts)}, as the handle's dispatch had")
+            refuse("probs", probs, f"of shape {(ids.shape[0], self.num_experts)}, as the handle's dispatch had")
         return torch.where(ids >= 0, probs.float().gather(1, ids.clamp(min=0)), 0.0).contiguous()
 
     def _made(self, made: EPHandle, num_rows: int | None, non_blocking: bool) -> HybridHandle:

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from uccl_ep.errors import Described, refuse
+from uccl_ep.errors import refuse
 from uccl_ep.fabric.distance import Distance
 from uccl_ep.fabric.gids import GidEntry
 
@@ -121,7 +121,7 @@ def check_selection(selection: Selection, present: Sequence[tuple[str, int]]) ->
         if not any(fnmatch.fnmatchcase(name, pattern) and port in (0, number) for name, number in present):
             shown = pattern + (f":{port}" if port else "")
             there = ", ".join(f"{name}:{number}" for name, number in present) or "none at all"
-            refuse("UCCL_EP_NICS", Described(shown), f"a NIC of this host: {there}")
+            refuse("UCCL_EP_NICS", shown, f"a NIC of this host: {there}")
 
 
 def without_slow(ports: Sequence[NicPort]) -> tuple[list[NicPort], list[str]]:

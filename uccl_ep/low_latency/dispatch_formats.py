@@ -79,7 +79,7 @@ def global_scale_of(x_global_scale: Any, look: bool) -> Tensor:
         refuse("x_global_scale", x_global_scale, allowed, hint)
     good = x_global_scale.dtype == torch.float32 and x_global_scale.layout == torch.strided
     if not good or x_global_scale.numel() == 0 or not x_global_scale.is_contiguous():
-        refuse("x_global_scale", Described(f"{tuple(x_global_scale.shape)} {x_global_scale.dtype}"), allowed, hint)
+        refuse("x_global_scale", x_global_scale, allowed, hint)
     if look:
         low, high = (float(v) for v in x_global_scale.detach().aminmax())
         if low != high:

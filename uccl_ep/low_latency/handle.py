@@ -40,7 +40,7 @@ def check_handle(handle: Any, num_ranks: int, owner: object = None) -> tuple[int
     if None not in (maker, owner) and maker is not owner:
         refuse(
             "handle",
-            Described("of another Buffer"),
+            Described("one of another Buffer"),
             wanted,
             "One from before recover() counts as that. Dispatch again.",
         )
@@ -50,8 +50,7 @@ def check_handle(handle: Any, num_ranks: int, owner: object = None) -> tuple[int
         (layout_range, (local, num_ranks), torch.int64),
     ):
         if not isinstance(tensor, Tensor) or tuple(tensor.shape) != shape or tensor.dtype != dtype:
-            shown = f"{tuple(tensor.shape)} {tensor.dtype}" if isinstance(tensor, Tensor) else type(tensor).__name__
-            refuse("handle", Described(shown), f"{wanted}, with {dtype} {shape} in this place")
+            refuse("handle", tensor, f"{wanted}, with a {dtype} tensor of shape {shape} in this place")
     return int(max_tokens), hidden, num_experts
 
 

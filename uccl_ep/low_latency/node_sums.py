@@ -8,7 +8,7 @@ from typing import Any, NoReturn
 
 from uccl_ep import _native
 from uccl_ep.device.protocol import Device
-from uccl_ep.errors import Described, refuse
+from uccl_ep.errors import refuse
 from uccl_ep.layout.combine_form import CombineForm, by_model, form_of_call, room_for_sums
 from uccl_ep.layout.combine_formats import CombineFormat
 from uccl_ep.layout.plan import low_latency_layout
@@ -66,8 +66,8 @@ class Sums:
         """Raises InvalidArgument: tokens name more experts than memory is laid out for."""
         refuse(
             "topk_idx",
-            Described(f"{topk} columns"),
-            f"up to {most}",
+            topk,
+            f"of up to {most} columns",
             "UCCL_EP_LOW_LATENCY_TOPK allows more, on all ranks.",
         )
 

@@ -68,7 +68,7 @@ class OverlapArguments:
             refuse(
                 "src_signals and comp_signal",
                 Described("both given"),
-                "one of them: each is a form of overlap=True by itself",
+                "given one at a time: each is a form of overlap=True by itself",
             )
         num_sms = checks.check_int("num_sms", self.num_sms, 0, _MOST_SMS)
         if self.comp_signal is not None:
@@ -97,5 +97,5 @@ def _signals(name: str, value: Any, dtypes: tuple[torch.dtype, ...], least: int,
         refuse(name, value, allowed)
     good = value.dtype in dtypes and value.layout == torch.strided and value.dim() == 1 and value.is_contiguous()
     if not good or value.numel() < least:
-        refuse(name, Described(f"{tuple(value.shape)} {value.dtype}"), allowed)
+        refuse(name, value, allowed)
     return value

@@ -36,13 +36,13 @@ def _rows_of(x: Any) -> Rows:
     if not isinstance(data, Tensor) or data.layout != torch.strided or data.dim() != 2 or not data.is_contiguous():
         refuse("x", data, "a contiguous 2-D tensor, or a tuple of one and its scales")
     if data.shape[1] * data.element_size() % 16 or data.shape[1] == 0 or data.shape[1] > _native.MAX_HIDDEN:
-        refuse("x", data, "rows that are a multiple of 16 bytes")
+        refuse("x", data, f"of rows of a multiple of 16 bytes, up to {_native.MAX_HIDDEN} channels")
     if scales is not None:
         if data.element_size() != 1:
             refuse(
                 "x",
                 Described(f"{data.dtype} with scales"),
-                "a one-byte dtype such as float8_e4m3fn when scales are given",
+                "of a one-byte dtype such as float8_e4m3fn when scales are given",
             )
         good = isinstance(scales, Tensor) and scales.dim() == 2 and scales.layout == torch.strided
         good = good and scales.dtype in (torch.float32, torch.int32)
@@ -161,9 +161,9 @@ class ThroughputCalls:
     ) -> tuple[Any, None, None, None, None, Event]:
         routing = self._throughput.routing_of(handle)
         if topk_idx is not None or topk_weights is not None:
-            refuse("topk_idx and topk_weights", Described("given with a handle"), "None in a cached call")
+            refuse("topk_idx and topk_weights", Described("one of them given"), "None with a handle")
         if rows.x.shape[0] != routing.num_tokens:
-            refuse("x", tuple(rows.x.shape), f"of {routing.num_tokens} rows, as the handle's dispatch had")
+            refuse("x", rows.x, f"of {routing.num_tokens} rows, as the handle's dispatch had")
         d = self._throughput.dispatch(rows, None, None, _row_shape(rows, 0), routing, again=True)
         return _payload(d), None, None, None, None, self._end(async_finish, d.keep)
 
@@ -181,7 +181,7 @@ class ThroughputCalls:
         num_experts: int | None,
     ) -> tuple[Tensor | None, Tensor | None]:
         if (topk_idx is None) != (topk_weights is None):
-            refuse("topk_idx and topk_weights", Described("one of them"), "both or neither")
+            refuse("topk_idx and topk_weights", Described("one of them"), "given both or neither")
         if topk_idx is None:
             if num_worst_tokens:
                 refuse("num_worst_tokens", num_worst_tokens, "0 without topk_idx")
@@ -217,7 +217,9 @@ class ThroughputCalls:
         if not isinstance(per_expert, Tensor):
             refuse("num_tokens_per_expert", per_expert, "what get_dispatch_layout returned")
         if per_expert.numel() % ranks or not 1 <= per_expert.numel() <= _native.MAX_EXPERTS:
-            refuse("num_tokens_per_expert", per_expert, f"a multiple of the {ranks} ranks")
+            refuse(
+                "num_tokens_per_expert", per_expert, f"of one element for each expert, a multiple of the {ranks} ranks"
+            )
         checks.check_vector("num_tokens_per_expert", per_expert, torch.int32, per_expert.numel())
         return Layout(per_rank, per_node, in_rank, per_expert, None)
 
@@ -240,11 +242,11 @@ class ThroughputCalls:
             x = checks.aligned(checks.check_matrix("x", x, (torch.bfloat16,)))
             hidden = x.shape[1]
             if x.shape[0] != routing.num_rows or hidden % 8 or not 8 <= hidden <= _native.MAX_HIDDEN:
-                refuse("x", x, f"of {routing.num_rows} rows, as received, of a multiple of 8 channels")
+                refuse("x", x, f"of {routing.num_rows} rows, as received, and a multiple of 8 channels")
             if topk_weights is not None:
                 topk_weights = checks.check_matrix("topk_weights", topk_weights, (torch.float32,))
                 if topk_weights.shape[0] != x.shape[0] or not 1 <= topk_weights.shape[1] <= _native.MAX_TOPK:
-                    refuse("topk_weights", topk_weights, f"of {x.shape[0]} rows of 1 to {_native.MAX_TOPK}")
+                    refuse("topk_weights", topk_weights, f"of {x.shape[0]} rows and 1 to {_native.MAX_TOPK} columns")
             first, second = unpack_bias(bias)
             for tensor in (first, second):
                 if tensor is None:
@@ -262,7 +264,7 @@ class ThroughputCalls:
     ) -> AbstractContextManager[Any]:
         self._session.check()
         if allocate_on_comm_stream and (previous_event is None or not async_finish):
-            refuse("allocate_on_comm_stream", True, "True only with previous_event and async_finish=True")
+            refuse("allocate_on_comm_stream", True, "False without previous_event and async_finish=True")
         for name, value in inputs.items():
             for part in value if isinstance(value, (tuple, list)) else (value,):
                 if isinstance(part, Tensor):

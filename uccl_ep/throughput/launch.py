@@ -105,7 +105,7 @@ class Throughput:
             wanted = "the handle that dispatch of this Buffer returned"
             refuse(
                 "handle",
-                Described("of another Buffer"),
+                Described("one of another Buffer"),
                 wanted,
                 "One from before recover() counts as that. Dispatch again.",
             )
