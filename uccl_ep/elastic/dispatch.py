@@ -153,7 +153,7 @@ class ElasticDispatch:
         else:
             if topk_idx is not None or call.stats is not None or call.cpu_sync:
                 names = "topk_idx, cumulative_local_expert_recv_stats, do_cpu_sync"
-                refuse(names, Described("one of them given"), "left out with a handle")
+                refuse(names, Described("one of them"), "left out with a handle")
             made, options = handle, self._cached_options(handle, call)
             received = self._send(data, scales, topk_weights, options, call.before, handle=handle)[0]
 

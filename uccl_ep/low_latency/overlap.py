@@ -67,7 +67,7 @@ class OverlapArguments:
         if self.src_signals is not None and self.comp_signal is not None:
             refuse(
                 "src_signals and comp_signal",
-                Described("both given"),
+                Described("both"),
                 "given one at a time: each is a form of overlap=True by itself",
             )
         num_sms = checks.check_int("num_sms", self.num_sms, 0, _MOST_SMS)

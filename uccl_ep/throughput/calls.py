@@ -161,7 +161,7 @@ class ThroughputCalls:
     ) -> tuple[Any, None, None, None, None, Event]:
         routing = self._throughput.routing_of(handle)
         if topk_idx is not None or topk_weights is not None:
-            refuse("topk_idx and topk_weights", Described("one of them given"), "None with a handle")
+            refuse("topk_idx and topk_weights", Described("one of them"), "None with a handle")
         if rows.x.shape[0] != routing.num_tokens:
             refuse("x", rows.x, f"of {routing.num_tokens} rows, as the handle's dispatch had")
         d = self._throughput.dispatch(rows, None, None, _row_shape(rows, 0), routing, again=True)

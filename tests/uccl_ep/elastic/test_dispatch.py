@@ -158,8 +158,8 @@ def test_dispatch_cached(variables: Any, expanded: bool) -> None:
         assert gradients[2] is None and same(gradients[0], x) or expanded
         bad: dict[str, Any]
         for bad, words in (
-            ({"topk_idx": c.topk_idx[rank]}, "do_cpu_sync must be left out with a handle; got one of them given."),
-            ({"do_cpu_sync": True}, "do_cpu_sync must be left out with a handle; got one of them given."),
+            ({"topk_idx": c.topk_idx[rank]}, "do_cpu_sync must be left out with a handle; got one of them."),
+            ({"do_cpu_sync": True}, "do_cpu_sync must be left out with a handle; got one of them."),
             ({"expert_alignment": 3}, "expert_alignment=3"),
             ({"num_experts": 7}, "num_experts=7"),
             ({"num_max_tokens_per_rank": 7}, "num_max_tokens_per_rank=7"),

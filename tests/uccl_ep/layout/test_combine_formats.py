@@ -57,7 +57,7 @@ def test_combine_rows_that_may_be_asked_for() -> None:
     assert combine_format(True, False, False, 1536) is CombineFormat.LOGFMT
     assert combine_format(False, True, False, 1 << 18) is CombineFormat.FP8
     table: list[tuple[tuple[bool, bool, bool, int], list[object]]] = [
-        ((True, True, False, 512), ["use_logfmt and use_fp8", "both True", "one of them"]),
+        ((True, True, False, 512), ["use_logfmt and use_fp8=both True", "True one at a time"]),
         ((True, False, True, 512), ["zero_copy=True", "False with use_logfmt=True"]),
         ((False, True, True, 512), ["zero_copy=True", "False with use_fp8=True"]),
         ((False, True, False, 200), ["use_fp8=True", "False with hidden=200, which is no multiple of 128"]),

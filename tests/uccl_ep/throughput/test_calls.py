@@ -186,7 +186,7 @@ def test_throughput_api_refusals_name_argument_value_and_allowed(variables: Any)
                 (dispatch(previous_event="now"), ["previous_event='now'", "an event such as capture()"]),
                 (combine(previous_event="now"), ["previous_event='now'"]),
                 (lambda: buffer.get_dispatch_layout(ids, 8, previous_event="now"), ["previous_event='now'"]),
-                (dispatch(handle=handle), ["topk_idx and topk_weights=one of them given", "None with a handle"]),
+                (dispatch(handle=handle), ["topk_idx and topk_weights=one of them", "None with a handle"]),
                 (lambda: buffer.dispatch(torch.zeros(t + 1, 128), handle), ["x=", f"{t} rows, as the handle's"]),
                 (combine(x=rows.float()), ["x=", "torch.float32", "torch.bfloat16"]),
                 (combine(x=torch.zeros(n + 1, 128).bfloat16()), [f"({n + 1}, 128)", f"{n} rows, as received"]),
