@@ -8,13 +8,14 @@ what `uccl_ep.reference.calls` computes; tests hold the two together row by row.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, ClassVar
 
 import torch
 
 from uccl_ep import checks
+from uccl_ep.call_types import Event, Hook, combine_call, dispatch_call, low_latency_dispatch_call
 from uccl_ep.config import Config, combine_config, dispatch_config
 from uccl_ep.device.protocol import Device, EventHandle
 from uccl_ep.errors import InvalidArgument, refuse
@@ -33,8 +34,6 @@ from uccl_ep.throughput.calls import unpack_bias
 from uccl_ep.throughput.handle import ThroughputHandle
 
 Tensor = torch.Tensor
-Event = EventOverlap[EventHandle]
-Hook = Callable[[], None]
 
 
 class Buffer(NoCopies):
@@ -304,6 +303,7 @@ class Buffer(NoCopies):
             topk_idx, num_experts, previous_event, async_finish, allocate_on_comm_stream
         )
 
+    @dispatch_call
     @in_turn("dispatch")
     @recorded("dispatch")
     def dispatch(
@@ -354,6 +354,7 @@ class Buffer(NoCopies):
             previous_event, async_finish, allocate_on_comm_stream,
         )  # fmt: skip
 
+    @combine_call
     @in_turn("combine")
     @recorded("combine")
     def combine(
@@ -386,16 +387,11 @@ class Buffer(NoCopies):
             x, handle, topk_weights, bias, previous_event, async_finish, allocate_on_comm_stream
         )
 
-    def internode_dispatch(self, *args: Any, **kwargs: Any) -> Any:
-        """dispatch, which handles any number of nodes."""
-        return self.dispatch(*args, **kwargs)
-
-    def internode_combine(self, *args: Any, **kwargs: Any) -> Any:
-        """combine, which handles any number of nodes."""
-        return self.combine(*args, **kwargs)
+    internode_dispatch, internode_combine = dispatch, combine  # which handle any number of nodes
 
     # ---- low latency -------------------------------------------------------------------------------------------
 
+    @low_latency_dispatch_call
     @in_turn("low_latency_dispatch")
     @recorded("low_latency_dispatch")
     def low_latency_dispatch(

@@ -8,7 +8,7 @@ from typing import Any, NoReturn
 import torch
 
 from uccl_ep import _native
-from uccl_ep.errors import refuse
+from uccl_ep.errors import Described, one_of, refuse
 
 Tensor = torch.Tensor
 
@@ -54,18 +54,13 @@ def check_matrix(name: str, value: Any, dtypes: tuple[torch.dtype, ...], columns
     if not (good and value.dtype in dtypes and value.is_contiguous()):
         _refuse_matrix(name, value, dtypes)
     if columns is not None and value.shape[1] != columns:
-        refuse(name, tuple(value.shape), f"{columns} columns")
+        refuse(name, value, f"of {columns} columns")
     checked: Tensor = value
     return checked
 
 
 def _refuse_matrix(name: str, value: Any, dtypes: tuple[torch.dtype, ...]) -> NoReturn:
-    wanted = f"a contiguous 2-D tensor of {' or '.join(str(d) for d in dtypes)}"
-    if not isinstance(value, Tensor):
-        refuse(name, type(value).__name__, wanted)
-    if value.layout != torch.strided:
-        refuse(name, value.layout, wanted)
-    refuse(name, f"{tuple(value.shape)} {value.dtype}, strides {tuple(value.stride())}", wanted)
+    refuse(name, value, f"a contiguous 2-D tensor of {one_of(str(d) for d in dtypes)}")
 
 
 def aligned(value: Tensor) -> Tensor:
@@ -82,7 +77,7 @@ def row_ids(name: str, value: Any, num_experts: int | None = None) -> Tensor:
     """
     ids = check_matrix(name, value, (torch.int64, torch.int32))
     if not 1 <= ids.shape[1] <= _native.MAX_TOPK:
-        refuse(name, tuple(ids.shape), f"1 to {_native.MAX_TOPK} columns (top-k)")
+        refuse(name, ids, f"of 1 to {_native.MAX_TOPK} columns (top-k)")
     if num_experts is not None:
         range_of_ids(name, ids, num_experts)
     return ids if ids.dtype == torch.int64 else ids.to(torch.int64)
@@ -100,7 +95,7 @@ def range_of_ids(name: str, ids: Tensor, num_experts: int) -> None:
     if low < -1 or high >= num_experts:
         token, k = ((ids < -1) | (ids >= num_experts)).nonzero()[0].tolist()
         shown = f"ids from {low} to {high}, first {int(ids[token, k])} at [{token}, {k}]"
-        refuse(name, shown, f"-1 (not routed) or 0 to {num_experts - 1}, below num_experts")
+        refuse(name, Described(shown), f"-1 (not routed) or 0 to {num_experts - 1}, below num_experts")
 
 
 def weights(name: str, value: Any, shape: tuple[int, ...]) -> Tensor:
@@ -111,7 +106,7 @@ def weights(name: str, value: Any, shape: tuple[int, ...]) -> Tensor:
     """
     checked = check_matrix(name, value, (torch.float32,))
     if tuple(checked.shape) != shape:
-        refuse(name, tuple(checked.shape), f"shape {shape}, one weight for each id of topk_idx")
+        refuse(name, checked, f"of shape {shape}, one weight for each id of topk_idx")
     return checked
 
 
@@ -138,7 +133,6 @@ def check_vector(name: str, value: Any, dtype: torch.dtype, size: int) -> Tensor
     good = isinstance(value, Tensor) and value.dtype == dtype and value.dim() == 1 and value.layout == torch.strided
     good = good and value.is_contiguous()
     if not good or value.numel() != size:
-        shown = f"{tuple(value.shape)} {value.dtype}" if isinstance(value, Tensor) else type(value).__name__
-        refuse(name, shown, f"a contiguous {dtype} tensor of {size} elements, or None")
+        refuse(name, value, f"a contiguous {dtype} tensor of {size} elements, or None")
     tensor: Tensor = value
     return tensor

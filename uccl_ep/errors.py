@@ -8,6 +8,7 @@ libraries report first.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, NoReturn
 
 _MAX_VALUE_CHARS = 200  # a tensor or a long list as an argument must not bury the sentence around it
@@ -26,15 +27,20 @@ class UcclEpError(RuntimeError):
 class InvalidArgument(UcclEpError, ValueError):
     """An argument or a setting is refused; nothing was sent. Raised through `refuse`.
 
-    Attributes: `argument` (its name), `value` (as given), `allowed` and `hint` (text); empty when not known.
+    Attributes: `call` (the method that was called), `argument` (its name), `value` (as given), `allowed` and `hint`
+    (text); empty when not known.
     """
 
     def __init__(self, message: str, *, argument: str = "", value: object = None, allowed: str = "", hint: str = ""):
         super().__init__(message)
+        self.call = ""
         self.argument = argument
         self.value = value
         self.allowed = allowed
         self.hint = hint
+
+    def __str__(self) -> str:
+        return f"{self.call}: {super().__str__()}" if self.call else super().__str__()
 
 
 class SettingsMismatch(UcclEpError):
@@ -146,25 +152,61 @@ def _rebuild_peer_error(kind: type[_PeerError], fields: dict[str, Any]) -> _Peer
     return error
 
 
+class Described(str):
+    """A value that is told in words: an error shows them as they are, without quotation marks."""
+
+
 def refuse(argument: str, value: object, allowed: str, hint: str = "") -> NoReturn:
-    """Raise InvalidArgument: "`argument`=`value` is refused: allowed is `allowed`. `hint`".
+    """Raises InvalidArgument: "`argument` must be `allowed`; got `value`. `hint`".
 
     Args:
         argument: the name of the argument or variable as the user writes it.
-        value: what was given; its repr is put on one line and cut at 200 characters.
-        allowed: what would have been accepted, as words or a list.
+        value: what was given. A tensor is shown by shape, dtype and, where rows are not contiguous, strides, also in a
+            tuple; words that are Described as they are; anything else by its repr, on one line. Cut at 200 characters.
+        allowed: what would have been accepted, as words that follow "must be".
         hint: what to do about it, a sentence; optional.
 
     Raises:
         InvalidArgument: always.
     """
-    shown = " ".join(repr(value).split())  # a tensor's repr has many lines
-    if len(shown) > _MAX_VALUE_CHARS:
-        shown = shown[: _MAX_VALUE_CHARS - 3] + "..."
-    message = f"{argument}={shown} is refused: allowed is {allowed}."
+    message = f"{argument} must be {allowed}; got {shown(value)}."
     if hint:
         message += f" {hint}"
     raise InvalidArgument(message, argument=argument, value=value, allowed=allowed, hint=hint)
+
+
+def one_of(names: Iterable[object]) -> str:
+    """ "a, b or c": how `allowed` lists what can be chosen."""
+    *others, last = map(str, names)
+    return f"{', '.join(others)} or {last}" if others else last
+
+
+def shown(value: object) -> str:
+    """How an error shows a value: see `refuse`."""
+    if isinstance(value, Described):
+        text = str(value)
+    elif _is_array(value):
+        text = _array_in_words(value)
+    elif isinstance(value, (tuple, list)) and any(map(_is_array, value)):  # the repr would be that of its elements
+        text = f"({', '.join(map(shown, value))})"
+    else:
+        text = " ".join(repr(value).split())
+    return text if len(text) <= _MAX_VALUE_CHARS else text[: _MAX_VALUE_CHARS - 3] + "..."
+
+
+def _is_array(value: object) -> bool:
+    return hasattr(value, "dtype") and hasattr(value, "shape")
+
+
+def _array_in_words(array: Any) -> str:
+    layout = str(getattr(array, "layout", ""))  # only torch's arrays have one
+    kind = "a tensor" if layout else "an array"
+    text = f"{kind} of shape {tuple(array.shape)}, {array.dtype}"
+    if layout != "torch.strided":
+        return f"{text}, {layout}".rstrip(", ")
+    if not array.is_contiguous():
+        text += f", strides {tuple(array.stride())}: call .contiguous() on it"
+    return text
 
 
 def attach(error: UcclEpError, note: str) -> None:

@@ -16,7 +16,7 @@ import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from uccl_ep.errors import InvalidArgument, refuse
+from uccl_ep.errors import InvalidArgument, one_of, refuse
 from uccl_ep.sizes import parse_bytes
 
 PREFIX = "UCCL_EP_"
@@ -124,7 +124,7 @@ class Variable:
         try:
             return self.read(text.strip())
         except (ValueError, OverflowError):
-            refuse(self.name, text, self.allowed, f"{self.help} Default: {_show(self.default)}.")
+            refuse(self.name, text, one_of(self.allowed.split(" | ")), f"{self.help} Default: {_show(self.default)}.")
 
 
 @dataclass(frozen=True)

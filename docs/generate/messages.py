@@ -42,6 +42,12 @@ class Refusal:
     hint: str
     where: str
 
+    @property
+    def text(self) -> str:
+        """The whole message, as uccl_ep.errors.refuse puts it together."""
+        hint = f" {self.hint}" if says_something(self.hint) else ""
+        return f"{self.argument} must be {self.allowed}; got {ELLIPSIS}.{hint}"
+
 
 def messages(root: Path = ROOT) -> list[Message]:
     """Errors that Python raises with words of their own, in the order of files."""
@@ -72,7 +78,7 @@ def refusals(root: Path = ROOT) -> list[Refusal]:
 def refusal_table() -> str:
     """Every refusal, as rows of the page."""
     rows = [[f"`{r.argument}`", r.allowed, r.hint.strip(ELLIPSIS + " ")] for r in refusals()]
-    return table(["argument", "allowed", "what to do"], rows)
+    return table(["argument", "must be", "what to do"], rows)
 
 
 def says_something(text: str) -> bool:

@@ -164,4 +164,4 @@ def check_refusal(error: BaseException, changed: dict[str, Any]) -> None:
     text = str(error)
     names = [*changed, "num_nvl_bytes", "num_rdma_bytes"]
     assert any(re.search(rf"(?<!\w){name}(?!\w)", text) for name in names), f"{text!r} names none of {names}"
-    assert told or isinstance(error, NotSupported) or re.search("allowed is|need|at most|up to|[Pp]ass ", text), text
+    assert told or isinstance(error, NotSupported) or re.search("must be|need|at most|up to|[Pp]ass ", text), text

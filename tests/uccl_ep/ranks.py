@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -86,11 +87,16 @@ def layout_arguments(buffer: Buffer, topk_idx: Tensor, num_experts: int) -> dict
 
 
 def assert_refused(call: Any, words: Sequence[object]) -> None:
-    """The call raises InvalidArgument and its message has all the words: the argument, its value, what is allowed."""
+    """The call raises InvalidArgument and its message has all the words: what is allowed and how the value is shown.
+
+    The first may be "argument=value", or "argument=" for any value: "argument must be ...; got value." is due then.
+    """
+    pair = re.fullmatch(r"([\w.\[\]]+(?:(?:, | and )\w+)*)=(.*)", str(words[0]))
+    due = [f"{pair[1]} must be ", f"; got {pair[2]}." if pair[2] else "; got ", *words[1:]] if pair else words
     try:
         call()
     except InvalidArgument as refusal:
-        missing = [word for word in words if str(word) not in str(refusal)]
+        missing = [word for word in due if str(word) not in str(refusal)]
         assert not missing, f"{missing} not in: {refusal}"
     else:
         raise AssertionError(f"accepted, although {words[0]} should have been refused")

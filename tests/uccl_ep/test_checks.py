@@ -21,10 +21,10 @@ def test_checks_matrix_returns_the_tensor_itself() -> None:
 @pytest.mark.parametrize(
     "value, words",
     [
-        (None, ["x='NoneType'", "torch.bfloat16"]),
-        ([[1.0]], ["x='list'"]),
+        (None, ["; got None.", "torch.bfloat16"]),
+        ([[1.0]], ["; got [[1.0]]."]),
         (torch.zeros(3, dtype=torch.bfloat16), ["(3,)", "2-D"]),
-        (torch.zeros(3, 4), ["(3, 4) torch.float32", "torch.bfloat16"]),
+        (torch.zeros(3, 4), ["(3, 4), torch.float32", "torch.bfloat16"]),
         (torch.zeros(4, 3, dtype=torch.bfloat16).T, ["strides (1, 3)", "contiguous"]),
         (torch.zeros(3, 5, dtype=torch.bfloat16), ["(3, 5)", "4 columns"]),
     ],
@@ -76,9 +76,12 @@ def test_checks_row_ids_takes_the_largest_topk() -> None:
 def test_checks_weights() -> None:
     value = torch.rand(3, 2)
     assert checks.weights("topk_weights", value, (3, 2)) is value
-    assert_refused(lambda: checks.weights("topk_weights", value, (2, 3)), ["topk_weights=(3, 2)", "shape (2, 3)"])
+    assert_refused(
+        lambda: checks.weights("topk_weights", value, (2, 3)),
+        ["topk_weights=a tensor of shape (3, 2), torch.float32", "of shape (2, 3)"],
+    )
     assert_refused(lambda: checks.weights("topk_weights", value.double(), (3, 2)), ["float64", "torch.float32"])
-    assert_refused(lambda: checks.weights("topk_weights", None, (3, 2)), ["topk_weights='NoneType'"])
+    assert_refused(lambda: checks.weights("topk_weights", None, (3, 2)), ["topk_weights=None"])
 
 
 def test_checks_vector() -> None:
@@ -86,11 +89,11 @@ def test_checks_vector() -> None:
     assert checks.check_vector("stats", value, torch.int32, 4) is value
     assert checks.check_vector("stats", None, torch.int32, 4) is None
     for bad, shown in (
-        (torch.zeros(3, dtype=torch.int32), "(3,) torch.int32"),
-        (torch.zeros(4), "(4,) torch.float32"),
+        (torch.zeros(3, dtype=torch.int32), "(3,), torch.int32"),
+        (torch.zeros(4), "(4,), torch.float32"),
         (torch.zeros(2, 2, dtype=torch.int32), "(2, 2)"),
-        (torch.zeros(8, dtype=torch.int32)[::2], "(4,) torch.int32"),
-        ([0, 0, 0, 0], "'list'"),
+        (torch.zeros(8, dtype=torch.int32)[::2], "(4,), torch.int32, strides (2,)"),
+        ([0, 0, 0, 0], "[0, 0, 0, 0]"),
     ):
         wanted = ["stats=", shown, "a contiguous torch.int32 tensor of 4 elements, or None"]
         assert_refused(lambda bad=bad: checks.check_vector("stats", bad, torch.int32, 4), wanted)
@@ -111,8 +114,13 @@ def test_checks_whole_takes_both_ends_and_other_integers(value: Any) -> None:
 
 def test_checks_sparse_tensors_are_refused() -> None:
     sparse = torch.zeros(3, 4).to_sparse()
-    assert_refused(lambda: checks.check_matrix("x", sparse, (torch.float32,)), ["x=", "sparse", "contiguous"])
-    assert_refused(lambda: checks.check_vector("v", torch.zeros(4).to_sparse(), torch.float32, 4), ["v=", "contiguous"])
+    assert_refused(
+        lambda: checks.check_matrix("x", sparse, (torch.float32,)),
+        ["x=a tensor of shape (3, 4), torch.float32, torch.sparse_coo", "contiguous"],
+    )
+    assert_refused(
+        lambda: checks.check_vector("v", torch.zeros(4).to_sparse(), torch.float32, 4), ["v=", "sparse", "contiguous"]
+    )
 
 
 @pytest.mark.parametrize("value", [None, "no", 1.0, torch.tensor([]), torch.tensor(True), []])

@@ -6,10 +6,13 @@ import copy
 import pickle
 import traceback
 
+import numpy as np
 import pytest
 import torch
 
+from uccl_ep import Buffer, ThreadGroup
 from uccl_ep.errors import (
+    Described,
     InvalidArgument,
     NotSupported,
     PeerLost,
@@ -17,8 +20,11 @@ from uccl_ep.errors import (
     SettingsMismatch,
     TransportError,
     UcclEpError,
+    one_of,
     refuse,
+    shown,
 )
+from uccl_ep.recorder.calls import recorded
 
 
 @pytest.mark.parametrize(
@@ -38,7 +44,7 @@ def test_builtin_families() -> None:
 def test_refuse_names_argument_value_allowed_and_hint() -> None:
     with pytest.raises(InvalidArgument) as caught:
         refuse("top_k", 33, "1 to 32", "Use fewer experts.")
-    assert str(caught.value) == "top_k=33 is refused: allowed is 1 to 32. Use fewer experts."
+    assert str(caught.value) == "top_k must be 1 to 32; got 33. Use fewer experts."
     error = caught.value
     assert (error.argument, error.value, error.allowed, error.hint) == ("top_k", 33, "1 to 32", "Use fewer experts.")
 
@@ -46,14 +52,110 @@ def test_refuse_names_argument_value_allowed_and_hint() -> None:
 def test_refuse_without_hint_quotes_text_and_cuts_long_values() -> None:
     with pytest.raises(InvalidArgument) as caught:
         refuse("transport", "ib", "tcp")
-    assert str(caught.value) == "transport='ib' is refused: allowed is tcp."
+    assert str(caught.value) == "transport must be tcp; got 'ib'."
     with pytest.raises(InvalidArgument) as caught:
         refuse("ids", list(range(1000)), "fewer")
     assert len(str(caught.value)) < 250
-    assert "... is refused: allowed is fewer." in str(caught.value)
+    assert str(caught.value).startswith("ids must be fewer; got [0, 1, 2, ") and str(caught.value).endswith("....")
     assert caught.value.value == list(range(1000))
-    with pytest.raises(InvalidArgument, match=r"ids=tensor\(\[\[1, 2\], \[3, 4\]\]\) is refused"):
+    with pytest.raises(InvalidArgument) as caught:
         refuse("ids", torch.tensor([[1, 2], [3, 4]]), "fewer")
+    assert str(caught.value) == "ids must be fewer; got a tensor of shape (2, 2), torch.int64."
+
+
+ROWS = torch.zeros(3, 4)
+
+
+@pytest.mark.parametrize(
+    "value, words",
+    [
+        (ROWS, "a tensor of shape (3, 4), torch.float32"),
+        (ROWS.bfloat16(), "a tensor of shape (3, 4), torch.bfloat16"),
+        (ROWS.T, "a tensor of shape (4, 3), torch.float32, strides (1, 4): call .contiguous() on it"),
+        (ROWS[:, :2], "a tensor of shape (3, 2), torch.float32, strides (4, 1): call .contiguous() on it"),
+        (ROWS.to_sparse(), "a tensor of shape (3, 4), torch.float32, torch.sparse_coo"),
+        (torch.tensor(7), "a tensor of shape (), torch.int64"),
+        (torch.empty(2, 3, device="meta"), "a tensor of shape (2, 3), torch.float32"),
+        (np.zeros((2, 3), np.float16), "an array of shape (2, 3), float16"),
+        ((ROWS, None, "s"), "(a tensor of shape (3, 4), torch.float32, None, 's')"),
+        ([ROWS, None], "(a tensor of shape (3, 4), torch.float32, None)"),
+        ((1, 2), "(1, 2)"),
+        ("one\ntwo", "'one\\ntwo'"),
+        (Described("both True"), "both True"),
+        (torch.float32, "torch.float32"),
+        (None, "None"),
+    ],
+)
+def test_shown(value: object, words: str) -> None:
+    assert shown(value) == words
+
+
+def test_shown_is_one_line_of_200_characters_at_most() -> None:
+    class Tall:
+        def __repr__(self) -> str:
+            return "a\n   b"
+
+    assert shown(Tall()) == "a b"
+    for value in ("x" * 1000, list(range(1000)), Described("y" * 1000), (ROWS,) * 20):
+        assert len(shown(value)) == 200 and shown(value).endswith("...") and "\n" not in shown(value)
+    assert shown("x" * 198) == repr("x" * 198)
+
+
+def test_described_is_text_that_an_error_keeps_as_its_value() -> None:
+    with pytest.raises(InvalidArgument) as caught:
+        refuse("a and b", Described("both given"), "given one at a time")
+    assert str(caught.value) == "a and b must be given one at a time; got both given."
+    assert caught.value.value == "both given"
+
+
+def test_one_of() -> None:
+    assert one_of(["a", "b", "c"]) == "a, b or c"
+    assert one_of(("a", "b")) == "a or b"
+    assert one_of(iter([8])) == "8"
+
+
+class Called:
+    """Calls that are recorded, one inside the other."""
+
+    @recorded("inner")
+    def inner(self, x: int) -> int:
+        return x if x else refuse("x", x, "above 0")
+
+    @recorded("outer")
+    def outer(self, x: int) -> int:
+        return self.inner(x) if x < 9 else refuse("x", x, "below 9")
+
+
+@pytest.mark.parametrize(
+    "method, x, message",
+    [
+        ("inner", 0, "inner: x must be above 0; got 0."),
+        ("outer", 0, "inner: x must be above 0; got 0."),  # whose argument it is
+        ("outer", 9, "outer: x must be below 9; got 9."),
+    ],
+)
+def test_an_error_of_a_call_names_the_call_once(method: str, x: int, message: str) -> None:
+    called = Called()
+    with pytest.raises(InvalidArgument) as caught:
+        getattr(called, method)(x)
+    error = caught.value
+    assert str(error) == message and error.call == message.partition(":")[0]
+    for again in (pickle.loads(pickle.dumps(error)), copy.copy(error)):
+        assert str(again) == message and again.call == error.call
+    assert called.outer(5) == 5
+
+
+def test_an_error_of_a_buffers_call_names_it() -> None:
+    buffer = Buffer(ThreadGroup.create(1)[0], 1 << 20)
+    try:
+        with pytest.raises(InvalidArgument) as caught:
+            buffer.get_dispatch_layout(torch.zeros(3, 2), 4)
+        assert str(caught.value) == (
+            "get_dispatch_layout: topk_idx must be a contiguous 2-D tensor of torch.int64 or torch.int32; "
+            "got a tensor of shape (3, 2), torch.float32."
+        )
+    finally:
+        buffer.destroy()
 
 
 def test_peer_lost_message() -> None:

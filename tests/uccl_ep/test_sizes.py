@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -27,9 +29,14 @@ def test_low_latency_size_is_deepeps(tokens: int, hidden: int, ranks: int, exper
 
 @pytest.mark.parametrize(
     ("arguments", "names"),
-    [((0, 128, 1, 1), "tokens_per_rank=0"), ((1, 0, 1, 1), "hidden=0"), ((1, 192, 1, 1), "hidden=192 .*of 128"),
-     ((1, 128, 0, 1), "num_ranks=0"), ((1, 128, 8, 4), "num_experts=4 .*num_ranks=8")],
-)  # fmt: skip
+    [
+        ((0, 128, 1, 1), "tokens_per_rank must be .*; got 0."),
+        ((1, 0, 1, 1), "hidden must be .*; got 0."),
+        ((1, 192, 1, 1), "hidden must be .*of 128; got 192."),
+        ((1, 128, 0, 1), "num_ranks must be .*; got 0."),
+        ((1, 128, 8, 4), "num_experts must be .*num_ranks=8; got 4."),
+    ],
+)
 def test_low_latency_size_refuses(arguments: tuple[int, int, int, int], names: str) -> None:
     with pytest.raises(InvalidArgument, match=names):
         upstream_low_latency_size_hint(*arguments)
@@ -66,7 +73,7 @@ def test_parse_bytes(text: str, number: int) -> None:
 
 @pytest.mark.parametrize("text", ["", "MiB", "-1", "1e6", "8 MiBs", "0x10", "1.5", "0.3k", "1 2"])
 def test_parse_bytes_refuses(text: str) -> None:
-    with pytest.raises(InvalidArgument, match="size="):
+    with pytest.raises(InvalidArgument, match=rf"^size must be .*; got {re.escape(repr(text))}\.$"):
         parse_bytes(text)
 
 

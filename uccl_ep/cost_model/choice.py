@@ -93,7 +93,7 @@ def choose(phase: str, demand: Demand, call: ours.LowLatencyCall, network: Netwo
         InvalidArgument: another phase.
     """
     if phase not in ("dispatch", "combine"):
-        refuse("phase", phase, "dispatch | combine")
+        refuse("phase", phase, "dispatch or combine")
     demand = demand.with_cells(apart=False)
     loads = node_loads(phase, demand, call)
     if phase == "dispatch":

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from uccl_ep.cost_model.cluster import Bools, Cluster, Ints
 from uccl_ep.cost_model.routing import Routing
-from uccl_ep.errors import refuse
+from uccl_ep.errors import Described, refuse
 
 
 class Demand:
@@ -26,7 +26,7 @@ class Demand:
 
     def __init__(self, routing: Routing, cluster: Cluster, num_experts: int) -> None:
         if len(routing) != cluster.num_ranks:
-            refuse("routing", f"of {len(routing)} ranks", f"one of {cluster.num_ranks} arrays")
+            refuse("routing", Described(f"{len(routing)} arrays"), f"{cluster.num_ranks} arrays, one of each rank")
         if num_experts < 1 or num_experts % cluster.num_ranks:
             refuse("num_experts", num_experts, f"a multiple of the {cluster.num_ranks} ranks")
         self.routing, self.cluster, self.num_experts = routing, cluster, num_experts

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from uccl_ep import _native
 from uccl_ep.cost_model.wire import EXPECT_BYTES, IDENTITY_BYTES, routing_bytes, weights_bytes
-from uccl_ep.errors import refuse
+from uccl_ep.errors import one_of, refuse
 from uccl_ep.group.topology import Topology
 
 MODES = ("low_latency", "throughput")
@@ -48,9 +48,9 @@ class Load:
         if self.hidden % step:
             refuse("--hidden", self.hidden, f"a multiple of {step} for {self.row_format} rows")
         if self.mode not in MODES:
-            refuse("--mode", self.mode, " or ".join(MODES))
+            refuse("--mode", self.mode, one_of(MODES))
         if self.row_format not in FORMATS:
-            refuse("--format", self.row_format, ", ".join(FORMATS))
+            refuse("--format", self.row_format, one_of(FORMATS))
         if self.mode == "throughput" and self.row_format in ("nvfp4",):
             refuse("--format", self.row_format, "bf16, fp8 or fp8_ue8m0 in throughput mode")
 

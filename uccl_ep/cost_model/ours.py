@@ -15,7 +15,7 @@ from uccl_ep.cost_model import wire
 from uccl_ep.cost_model.cluster import Cluster, Ints
 from uccl_ep.cost_model.demand import Demand
 from uccl_ep.cost_model.traffic import Flow, Traffic
-from uccl_ep.errors import refuse
+from uccl_ep.errors import one_of, refuse
 
 COMBINE_FORMS = ("direct", "node")
 """direct: each (token, k) row goes to its owner by itself. node: reduced in the node before it crosses (README.md)."""
@@ -103,7 +103,7 @@ def low_latency_combine(demand: Demand, call: LowLatencyCall, form: str = "direc
         InvalidArgument: no such form.
     """
     if form not in COMBINE_FORMS:
-        refuse("form", form, " | ".join(COMBINE_FORMS))
+        refuse("form", form, one_of(COMBINE_FORMS))
     cluster = demand.cluster
     if form == "direct":
         return Traffic(

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from uccl_ep.cost_model.cluster import Ints
-from uccl_ep.errors import refuse
+from uccl_ep.errors import one_of, refuse
 
 KINDS = ("random", "group-limited", "skewed")
 """random: every set of experts alike. group-limited: DeepSeek-V3's gate, 4 of 8 groups of neighbouring experts.
@@ -28,7 +28,7 @@ def make_routing(kind: str, ranks: int, tokens: int, topk: int, experts: int, se
         InvalidArgument: no such kind, or more choices than experts to choose from.
     """
     if kind not in KINDS:
-        refuse("routing", kind, " | ".join(KINDS))
+        refuse("routing", kind, one_of(KINDS))
     groups = GROUPS if kind == "group-limited" and experts % GROUPS == 0 else 1
     pool = experts // groups * (CHOSEN_GROUPS if groups > 1 else 1)
     if not 1 <= topk <= pool:

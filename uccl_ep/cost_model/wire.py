@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from uccl_ep.errors import refuse
+from uccl_ep.errors import one_of, refuse
 from uccl_ep.sizes import round_up
 
 FORMATS = ("bf16", "fp8", "fp8-ue8m0", "nvfp4")
@@ -45,7 +45,7 @@ def row_bytes(hidden: int, row_format: str) -> int:
         return round_up(hidden + round_up(groups, 4), 16)
     if row_format == "nvfp4":
         return round_up(-(-hidden // 2) + round_up(-(-hidden // _NVFP4_CHANNELS), 4), 16)
-    refuse("row_format", row_format, " | ".join(FORMATS))
+    refuse("row_format", row_format, one_of(FORMATS))
 
 
 def routing_bytes(tokens: int, topk: int) -> int:
@@ -69,7 +69,7 @@ def combine_row_bytes(hidden: int, combine_format: str) -> int:
     if combine_format == "logfmt":
         return round_up(16 + hidden // 128 * 4 + hidden * 10 // 8, 16)
     if combine_format not in COMBINE_FORMATS:
-        refuse("combine_format", combine_format, " | ".join(COMBINE_FORMATS))
+        refuse("combine_format", combine_format, one_of(COMBINE_FORMATS))
     return row_bytes(hidden, combine_format)
 
 
@@ -130,4 +130,4 @@ def fit_channels(unit_bytes: int, wanted: int, one_row: int) -> int:
     for channels in range(wanted, 0, -1):
         if Geometry.make(unit_bytes, channels, one_row).num_slots:
             return channels
-    refuse("unit_bytes", unit_bytes, f"room for {_MIN_SLOTS} rows of {one_row} bytes")
+    refuse("unit_bytes", unit_bytes, f"enough for {_MIN_SLOTS} rows of {one_row} bytes")

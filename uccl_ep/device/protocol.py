@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import torch
 
 from uccl_ep import _native
-from uccl_ep.errors import refuse
+from uccl_ep.errors import Described, refuse
 from uccl_ep.system import ownership
 
 _FOREVER_NS = (1 << 63) - 1
@@ -156,4 +156,4 @@ class Device(Protocol):
 
 def refuse_elsewhere(name: str, value: torch.Tensor, device: str) -> None:
     """Raises InvalidArgument for a tensor on the wrong device, with both named."""
-    refuse(name, f"a tensor on {value.device}", f"a tensor on {device}, where this Buffer's kernels run")
+    refuse(name, Described(f"a tensor on {value.device}"), f"a tensor on {device}, where this Buffer's kernels run")

@@ -13,7 +13,7 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 
 from uccl_ep.drop_in.names import MODULES, PACKAGES, TOP_LEVEL, fill
-from uccl_ep.errors import refuse
+from uccl_ep.errors import Described, refuse
 
 ORIGIN = "uccl_ep.drop_in"
 
@@ -61,7 +61,12 @@ def install_as_deep_ep(replace: bool = False) -> None:
     loaded = _loaded()
     if loaded and not replace:
         where = getattr(loaded[min(loaded)], "__file__", None) or "an unknown place"
-        refuse("deep_ep", f"imported from {where}", "installing before the first import of deep_ep", "Or replace=True.")
+        refuse(
+            "deep_ep",
+            Described(f"one imported from {where}"),
+            "imported only after install_as_deep_ep()",
+            "Or pass replace=True.",
+        )
     _replaced.update(loaded)
     for name in loaded:
         del sys.modules[name]

@@ -67,7 +67,7 @@ class ElasticCombine:
         tokens, hidden = handle.topk_idx.shape[0], x.shape[1]
         for b in biases:
             if tuple(checks.check_matrix("bias", b, (torch.bfloat16,)).shape) != (tokens, hidden):
-                refuse("bias", tuple(b.shape), f"shape {(tokens, hidden)}")
+                refuse("bias", b, f"of shape {(tokens, hidden)}")
         total = torch.zeros(tokens, hidden, dtype=torch.float32, device=x.device)
         for b in biases:
             total += b.float()
@@ -87,18 +87,18 @@ class ElasticCombine:
         self, x: Tensor, handle: EPHandle, topk_weights: Tensor | None, unused: tuple[int, int], many_sums: bool
     ) -> tuple[Tensor, Tensor | None]:
         if not isinstance(handle, EPHandle):
-            refuse("handle", type(handle).__name__, "the EPHandle that dispatch returned")
+            refuse("handle", handle, "the EPHandle that dispatch returned")
         for name, value in zip(("num_sms", "num_qps"), unused, strict=True):
             checks.check_int(name, value, 0, 1 << 16)
         _ = handle.topk_idx  # unchanged?
         x = checks.check_matrix("x", x, (torch.bfloat16,))
         rows = handle.num_expanded_tokens
         if x.shape[0] != rows:
-            refuse("x", tuple(x.shape), f"{rows} rows, as the handle's dispatch returned")
+            refuse("x", x, f"of {rows} rows, as the handle's dispatch returned")
         if topk_weights is None:
             return x, None
         if not handle.do_expand:
             return x, checks.weights("topk_weights", topk_weights, tuple(handle.recv_topk_idx.shape))
         if not many_sums:
-            refuse("topk_weights", "given", "None for expanded rows without allow_multiple_reduction")
+            refuse("topk_weights", topk_weights, "None for expanded rows without allow_multiple_reduction")
         return x, checks.check_vector("topk_weights", topk_weights, torch.float32, rows)

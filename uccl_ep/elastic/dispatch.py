@@ -13,7 +13,7 @@ from uccl_ep.config import Config
 from uccl_ep.device.protocol import EventHandle
 from uccl_ep.elastic import expand
 from uccl_ep.elastic.handle import EPHandle
-from uccl_ep.errors import InvalidArgument, refuse
+from uccl_ep.errors import Described, refuse
 from uccl_ep.events import EventOverlap
 
 Tensor = torch.Tensor
@@ -69,17 +69,21 @@ def split(x: Any) -> tuple[Tensor, Tensor | None]:
     """
     data, scales = x if isinstance(x, tuple) and len(x) == 2 else (x, None)
     if not isinstance(data, Tensor) or data.dim() != 2 or not data.is_contiguous():
-        refuse("x", type(data).__name__, "a contiguous 2-D tensor, or a tuple of one and its scales")
+        refuse("x", data, "a contiguous 2-D tensor, or a tuple of one and its scales")
     if scales is None:
         if data.dtype != torch.bfloat16:
-            refuse("x", data.dtype, "bf16 rows, or a tuple of one-byte rows and their scales")
+            refuse("x", data, "bf16 rows, or a tuple of one-byte rows and their scales")
         return data, None
     if data.element_size() != 1:
-        refuse("x", f"{data.dtype} with scales", "a one-byte dtype such as float8_e4m3fn when scales are given")
+        refuse(
+            "x",
+            Described(f"{data.dtype} with scales"),
+            "of a one-byte dtype such as float8_e4m3fn when scales are given",
+        )
     if not isinstance(scales, Tensor) or scales.dim() != 2 or scales.element_size() != 4:
         refuse("x[1]", scales, "a 2-D tensor of a 4-byte dtype")
     if scales.shape[0] != data.shape[0]:
-        refuse("x[1]", tuple(scales.shape), f"{data.shape[0]} rows, as x[0] has")
+        refuse("x[1]", scales, f"of {data.shape[0]} rows, as x[0] has")
     return data, scales
 
 
@@ -133,7 +137,7 @@ class ElasticDispatch:
             checks.event(name, event)
         if handle is None:
             if topk_idx is None:
-                refuse("topk_idx", None, "int64 [T, K], or a handle")
+                refuse("topk_idx", None, "an int64 tensor [T, K] where no handle is given")
             ids = checks.row_ids("topk_idx", topk_idx)
             options = self._options(call, ids.shape[1], choose_sms)
             stats = checks.check_vector(
@@ -149,7 +153,7 @@ class ElasticDispatch:
         else:
             if topk_idx is not None or call.stats is not None or call.cpu_sync:
                 names = "topk_idx, cumulative_local_expert_recv_stats, do_cpu_sync"
-                refuse(names, "given with a handle", "none of them")
+                refuse(names, Described("one of them"), "left out with a handle")
             made, options = handle, self._cached_options(handle, call)
             received = self._send(data, scales, topk_weights, options, call.before, handle=handle)[0]
 
@@ -179,7 +183,7 @@ class ElasticDispatch:
 
     def _cached_options(self, handle: EPHandle, call: Call) -> Options:
         if not isinstance(handle, EPHandle):
-            refuse("handle", type(handle).__name__, "the EPHandle that dispatch returned")
+            refuse("handle", handle, "the EPHandle that dispatch returned")
         kept = (handle.num_experts, handle.num_max_tokens_per_rank, handle.expert_alignment)
         names = ("num_experts", "num_max_tokens_per_rank", "expert_alignment")
         for name, value, own in zip(names, call.given, kept, strict=True):
@@ -206,7 +210,7 @@ class ElasticDispatch:
         """Rows as bytes with their words through the throughput dispatch; also what that returned."""
         tokens = data.shape[0]
         if tokens > options.max_tokens:
-            refuse("x", f"{tokens} rows", f"up to num_max_tokens_per_rank={options.max_tokens}")
+            refuse("x", tokens, f"of up to num_max_tokens_per_rank={options.max_tokens} rows")
         topk = (ids if ids is not None else handle.topk_idx).shape[1]  # type: ignore[union-attr]
         if weights is not None:
             weights = checks.weights("topk_weights", weights, (tokens, topk))
@@ -221,7 +225,7 @@ class ElasticDispatch:
             layout = self._buffer.get_dispatch_layout(ids, options.num_experts, previous_event=previous)
             per_rank, per_node, per_expert, in_rank, _ = layout
             if ids.shape[0] != tokens:
-                raise InvalidArgument(f"topk_idx={tuple(ids.shape)} is refused: allowed is {tokens} rows, as x has.")
+                refuse("topk_idx", ids, f"of {tokens} rows, as x has")
             sent = self._buffer.dispatch(
                 rows,
                 num_tokens_per_rank=per_rank,

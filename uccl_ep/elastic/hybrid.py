@@ -16,7 +16,7 @@ from uccl_ep.elastic.buffer import ElasticBuffer
 from uccl_ep.elastic.dispatch import Call
 from uccl_ep.elastic.handle import EPHandle
 from uccl_ep.elastic.sizes import check_hidden
-from uccl_ep.errors import InvalidArgument, NotSupported, refuse
+from uccl_ep.errors import Described, NotSupported, refuse
 from uccl_ep.group.group import as_group
 from uccl_ep.system.ownership import NoCopies, in_turn
 
@@ -163,7 +163,7 @@ class HybridEPBuffer(NoCopies):
             return *self._cut(results, handle.num_rows), handle.counts, handle
         if routing_map is None:
             if topk_idx is None:
-                refuse("routing_map", None, "a bool [T, E] map, topk_idx, or a handle")
+                refuse("routing_map", None, "a bool tensor [T, E] where neither topk_idx nor a handle is given")
             if self._elastic._buffer._device.host_memory:
                 checks.range_of_ids("topk_idx", topk_idx.long().contiguous(), self.num_experts)
             routing_map, probs = indices_to_map(topk_idx, topk_weights, hidden.shape[0], self.num_experts)
@@ -195,10 +195,10 @@ class HybridEPBuffer(NoCopies):
         where a token was not routed.
         """
         if not isinstance(handle, HybridHandle):
-            refuse("handle", type(handle).__name__, "the handle that dispatch_with_permute returned")
+            refuse("handle", handle, "the handle that dispatch_with_permute returned")
         x = checks.check_matrix("hidden", hidden, (torch.bfloat16,))
         if x.shape[0] != handle.num_rows:
-            refuse("hidden", tuple(x.shape), f"{handle.num_rows} rows, as dispatch_with_permute returned")
+            refuse("hidden", x, f"of {handle.num_rows} rows, as dispatch_with_permute returned")
         weights = None
         if probs is not None:
             flat = checks.check_vector("probs", probs, torch.float32, handle.num_rows)
@@ -232,18 +232,22 @@ class HybridEPBuffer(NoCopies):
     def _checked_map(self, routing_map: Tensor, probs: Tensor | None, tokens: int) -> Tensor:
         routing_map = checks.check_matrix("routing_map", routing_map, (torch.bool,), self.num_experts)
         if routing_map.shape[0] != tokens:
-            refuse("routing_map", tuple(routing_map.shape), f"{tokens} rows, as hidden has")
+            refuse("routing_map", routing_map, f"of {tokens} rows, as hidden has")
         if probs is not None and tuple(probs.shape) != tuple(routing_map.shape):
-            refuse("probs", tuple(probs.shape), f"{tuple(routing_map.shape)}, as routing_map")
+            refuse("probs", probs, f"of shape {tuple(routing_map.shape)}, as routing_map")
         most = _native.MAX_TOPK
         if self.num_experts > most and not routing_map.is_cuda and bool((routing_map.sum(1) > most).any()):
-            refuse("routing_map", f"a token with {int(routing_map.sum(1).max())} experts", f"up to {most} a token")
+            refuse(
+                "routing_map",
+                Described(f"a token with {int(routing_map.sum(1).max())} experts"),
+                f"of up to {most} experts a token",
+            )
         return routing_map
 
     def _cached_probs(self, probs: Tensor, handle: HybridHandle) -> Tensor:
         ids = handle.dispatched.topk_idx
         if tuple(probs.shape) != (ids.shape[0], self.num_experts):
-            refuse("probs", tuple(probs.shape), f"{(ids.shape[0], self.num_experts)}, as the handle's dispatch had")
+            refuse("probs", probs, f"of shape {(ids.shape[0], self.num_experts)}, as the handle's dispatch had")
         return torch.where(ids >= 0, probs.float().gather(1, ids.clamp(min=0)), 0.0).contiguous()
 
     def _made(self, made: EPHandle, num_rows: int | None, non_blocking: bool) -> HybridHandle:
@@ -252,7 +256,7 @@ class HybridEPBuffer(NoCopies):
         if num_rows is None:
             num_rows = needed
         if not non_blocking and num_rows < needed:
-            raise InvalidArgument(f"num_permuted_tokens={num_rows} is refused: allowed is {needed} or more here")
+            refuse("num_permuted_tokens", num_rows, f"{needed} or more here")
         counts = made.num_unaligned_recv_tokens_per_expert.long()
         counts = (counts + made.expert_alignment - 1) // made.expert_alignment * made.expert_alignment
         overflow = counts.sum() > num_rows

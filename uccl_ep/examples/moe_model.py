@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from uccl_ep import Buffer
-from uccl_ep.errors import refuse
+from uccl_ep.errors import one_of, refuse
 from uccl_ep.examples.expert_parallel import ExpertParallel, Mode
 
 ARCHITECTURES = ("qwen3-moe", "deepseek-v3")
@@ -26,7 +26,7 @@ def config_of(architecture: str) -> Any:
         InvalidArgument: an architecture that is not in ARCHITECTURES.
     """
     if architecture not in ARCHITECTURES:
-        refuse("architecture", architecture, " | ".join(ARCHITECTURES))
+        refuse("architecture", architecture, one_of(ARCHITECTURES))
     import transformers
 
     common: dict[str, Any] = {

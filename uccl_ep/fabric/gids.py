@@ -10,7 +10,7 @@ import ipaddress
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from uccl_ep.errors import refuse
+from uccl_ep.errors import Described, refuse
 from uccl_ep.fabric.sysfs import Gid
 
 LID = -1  # NicSettings::gid_index: no GID, the LID is enough
@@ -124,7 +124,7 @@ def _infiniband(lid: int, table: Sequence[GidEntry], peers: Sequence[Sequence[Gi
     if not routed and lid:
         return GidChoice(LID, "InfiniBand, all peers in this port's subnet: the LID is enough")
     if first is None:
-        refuse("InfiniBand port", "no LID and no GID", "a port that a subnet manager has set up")
+        refuse("InfiniBand port", Described("no LID and no GID"), "one that a subnet manager has set up")
     why = "peers are in another subnet, which takes a global header" if routed else "the port has no LID"
     return GidChoice(first.index, f"InfiniBand, {why}")
 
@@ -134,7 +134,7 @@ def _roce(table: Sequence[GidEntry], peers: Sequence[Sequence[GidEntry]], one_ho
     if not good:
         there = "; ".join(f"{e.index}: {e.words}" for e in sorted(table, key=lambda e: e.index)) or "no entry"
         hint = "Give its network interface an IP address, or set UCCL_EP_GID_INDEX."
-        refuse("RoCE port", there, "a port with a RoCE v2 address that other hosts reach", hint)
+        refuse("RoCE port", Described(there), "one with a RoCE v2 address that other hosts reach", hint)
     best = min(entry.preference for entry in good)
     alike = [entry for entry in good if entry.preference == best]
     shared = [entry for entry in alike if entry.network and _holds_all(entry.network, peers)]

@@ -4,7 +4,13 @@ from __future__ import annotations
 
 from typing import Any, Protocol
 
-from uccl_ep.errors import InvalidArgument
+from uccl_ep.errors import refuse
+
+_GROUPS = "a torch.distributed.ProcessGroup or a uccl_ep.ThreadGroup"
+_HOW = (
+    "Call torch.distributed.init_process_group first and pass torch.distributed.group.WORLD; "
+    "or pass an mpi4py communicator as comm=."
+)
 
 
 class Group(Protocol):
@@ -64,20 +70,14 @@ def as_group(group: Any, comm: Any = None) -> Group:
         InvalidArgument: neither is given, or `group` is none of these. (DeepEP raises ValueError; so is this one.)
     """
     if group is None and comm is None:
-        raise InvalidArgument(
-            "group=None and comm=None: pass a torch.distributed.ProcessGroup, a uccl_ep.ThreadGroup, "
-            "or an mpi4py communicator as comm="
-        )
+        refuse("group", None, _GROUPS, _HOW)
     if group is None:
         if not all(hasattr(comm, name) for name in ("Get_rank", "Get_size", "allgather")):
-            raise InvalidArgument(f"comm={comm!r} is refused: allowed is an mpi4py communicator, or a group instead.")
+            refuse("comm", comm, "an mpi4py communicator", "Or pass a group instead.")
         return _MpiGroup(comm)
     if hasattr(group, "all_gather_object"):
         wrapped: Group = group
         return wrapped
     if hasattr(group, "rank") and hasattr(group, "size"):
         return _TorchGroup(group)
-    raise InvalidArgument(
-        f"group={group!r} is refused: allowed is a torch.distributed.ProcessGroup or a uccl_ep.ThreadGroup. "
-        "Pass an MPI communicator as comm=."
-    )
+    refuse("group", group, _GROUPS, "Pass an MPI communicator as comm=.")

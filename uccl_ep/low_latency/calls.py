@@ -11,7 +11,7 @@ import torch
 from uccl_ep import _native, checks
 from uccl_ep.device.kept_until_run import KeptUntilRun, kept_until_run
 from uccl_ep.device.protocol import Device, EventHandle
-from uccl_ep.errors import InvalidArgument, NotSupported, refuse
+from uccl_ep.errors import Described, InvalidArgument, NotSupported, refuse
 from uccl_ep.events import EventOverlap
 from uccl_ep.layout.combine_formats import combine_format
 from uccl_ep.low_latency.dispatch_formats import BF16, FP8, FP8_UE8M0, NVFP4, NVFP4_UNIT, Format, global_scale_of
@@ -89,17 +89,21 @@ class LowLatencyCalls:
         ids = checks.row_ids("topk_idx", topk_idx, num_experts if self._device.host_memory else None)
         tokens, hidden = x.shape
         if ids.shape[0] != tokens:
-            refuse("topk_idx", tuple(ids.shape), f"{tokens} rows, as x has")
+            refuse("topk_idx", ids, f"of {tokens} rows, as x has")
         if tokens > num_max_dispatch_tokens_per_rank:
-            refuse("x", f"{tokens} rows", f"up to num_max_dispatch_tokens_per_rank={num_max_dispatch_tokens_per_rank}")
+            refuse(
+                "x",
+                tokens,
+                f"of up to num_max_dispatch_tokens_per_rank={num_max_dispatch_tokens_per_rank} rows",
+            )
         if use_fp8 and hidden % 128:
-            refuse("x", f"{hidden} channels with use_fp8=True", "a multiple of 128 channels")
+            refuse("x", hidden, "of a multiple of 128 channels with use_fp8=True")
         if use_ue8m0 and not (use_fp8 and round_scale):
-            refuse("use_ue8m0", use_ue8m0, "True only with use_fp8=True and round_scale=True")
+            refuse("use_ue8m0", use_ue8m0, "False without use_fp8=True and round_scale=True")
         if use_nvfp4 and use_fp8:
             refuse("use_nvfp4", True, "False with use_fp8=True, which is the default", "Pass use_fp8=False with it.")
         if use_nvfp4 and hidden % NVFP4_UNIT:
-            refuse("x", f"{hidden} channels with use_nvfp4=True", f"a multiple of {NVFP4_UNIT} channels")
+            refuse("x", hidden, f"of a multiple of {NVFP4_UNIT} channels with use_nvfp4=True")
         form = Format(BF16 if not use_fp8 else FP8_UE8M0 if use_ue8m0 else FP8, round_scale)
         if use_nvfp4:
             form = Format(NVFP4, global_scale=global_scale_of(x_global_scale, look=self._device.host_memory))
@@ -154,17 +158,16 @@ class LowLatencyCalls:
         beside = overlap.check(*expected[:2])
         good = isinstance(x, Tensor) and tuple(x.shape) == expected and x.dtype == torch.bfloat16
         if not good or not (zero_copy or x.is_contiguous()):
-            shown = f"{tuple(x.shape)} {x.dtype}" if isinstance(x, Tensor) else type(x).__name__
-            refuse("x", shown, f"contiguous bf16 {expected}, as the handle's dispatch returned rows")
+            refuse("x", x, f"a contiguous bf16 tensor of shape {expected}, as the handle's dispatch returned rows")
         x = x if zero_copy else checks.aligned(x)
         ids = checks.row_ids("topk_idx", topk_idx, num_experts if self._device.host_memory else None)
         topk_weights = checks.weights("topk_weights", topk_weights, tuple(ids.shape))
         if ids.shape[0] > max_tokens:
-            refuse("topk_idx", tuple(ids.shape), f"up to {max_tokens} rows, as the dispatch allowed")
+            refuse("topk_idx", ids, f"of up to {max_tokens} rows, as the dispatch allowed")
         if out is None:
             out = self._device.empty(ids.shape[0], hidden, dtype=torch.bfloat16)
         elif tuple(checks.check_matrix("out", out, (torch.bfloat16,)).shape) != (ids.shape[0], hidden):
-            refuse("out", tuple(out.shape), f"shape {(ids.shape[0], hidden)}")
+            refuse("out", out, f"of shape {(ids.shape[0], hidden)}")
         waits = checks.check_vector(
             "combine_wait_recv_cost_stats", combine_wait_recv_cost_stats, torch.int64, self._num_ranks
         )
@@ -192,7 +195,7 @@ class LowLatencyCalls:
         if not self._allowed:
             raise InvalidArgument("this Buffer was made with low_latency_mode=False; low_latency_* calls need True")
         if checks.check_bool("async_finish", async_finish) & checks.check_bool("return_recv_hook", return_recv_hook):
-            refuse("async_finish and return_recv_hook", "both True", "one of them")
+            refuse("async_finish and return_recv_hook", Described("both True"), "True one at a time")
 
     def _finish(
         self,

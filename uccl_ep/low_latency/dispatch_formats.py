@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from uccl_ep._native import RowFormat
-from uccl_ep.errors import refuse
+from uccl_ep.errors import Described, refuse
 
 Tensor = torch.Tensor
 
@@ -79,11 +79,11 @@ def global_scale_of(x_global_scale: Any, look: bool) -> Tensor:
         refuse("x_global_scale", x_global_scale, allowed, hint)
     good = x_global_scale.dtype == torch.float32 and x_global_scale.layout == torch.strided
     if not good or x_global_scale.numel() == 0 or not x_global_scale.is_contiguous():
-        refuse("x_global_scale", f"{tuple(x_global_scale.shape)} {x_global_scale.dtype}", allowed, hint)
+        refuse("x_global_scale", x_global_scale, allowed, hint)
     if look:
         low, high = (float(v) for v in x_global_scale.detach().aminmax())
         if low != high:
-            refuse("x_global_scale", f"values from {low} to {high}", "one value for all rows", hint)
+            refuse("x_global_scale", Described(f"values from {low} to {high}"), "one value for all rows", hint)
         if not 0 < low < float("inf"):
             refuse("x_global_scale", low, "a finite number above 0", hint)
     return x_global_scale

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from uccl_ep.errors import InvalidArgument, refuse
+from uccl_ep.errors import Described, InvalidArgument, refuse
 
 Tensor = torch.Tensor
 Handle = tuple[Tensor, Tensor, int, int, int]
@@ -34,19 +34,23 @@ def check_handle(handle: Any, num_ranks: int, owner: object = None) -> tuple[int
     """
     wanted = "the handle that low_latency_dispatch of this Buffer returned"
     if not isinstance(handle, (tuple, list)) or len(handle) != 5 or not all(isinstance(v, int) for v in handle[2:]):
-        refuse("handle", type(handle).__name__, wanted, "Pass it on as it came.")
+        refuse("handle", handle, wanted, "Pass it on as it came.")
     src_info, layout_range, max_tokens, hidden, num_experts = handle
     maker = getattr(max_tokens, "owner", None)  # not known of a handle that was put together from plain numbers
     if None not in (maker, owner) and maker is not owner:
-        refuse("handle", "of another Buffer", wanted, "One from before recover() counts as that. Dispatch again.")
+        refuse(
+            "handle",
+            Described("one of another Buffer"),
+            wanted,
+            "One from before recover() counts as that. Dispatch again.",
+        )
     local = num_experts // num_ranks
     for tensor, shape, dtype in (
         (src_info, (local, num_ranks * max_tokens), torch.int32),
         (layout_range, (local, num_ranks), torch.int64),
     ):
         if not isinstance(tensor, Tensor) or tuple(tensor.shape) != shape or tensor.dtype != dtype:
-            shown = f"{tuple(tensor.shape)} {tensor.dtype}" if isinstance(tensor, Tensor) else type(tensor).__name__
-            refuse("handle", shown, f"{wanted}, with {dtype} {shape} in this place")
+            refuse("handle", tensor, f"{wanted}, with a {dtype} tensor of shape {shape} in this place")
     return int(max_tokens), hidden, num_experts
 
 

@@ -353,7 +353,7 @@ class LowLatency:
             refuse(
                 "zero_copy",
                 True,
-                f"up to {memory.numel()} bytes of rows, not {sets * set_bytes}",
+                f"False for {sets * set_bytes} bytes of rows: there is room for {memory.numel()}",
                 "That is num_rdma_bytes where a NIC takes every page, or address space is limited (ulimit -v).",
             )
         begin = epoch % sets * set_bytes

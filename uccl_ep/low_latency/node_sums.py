@@ -64,7 +64,12 @@ class Sums:
 
     def refuse_topk(self, topk: int, most: int) -> NoReturn:
         """Raises InvalidArgument: tokens name more experts than memory is laid out for."""
-        refuse("topk_idx", f"{topk} columns", f"up to {most}", "UCCL_EP_LOW_LATENCY_TOPK allows more, on all ranks.")
+        refuse(
+            "topk_idx",
+            topk,
+            f"of up to {most} columns",
+            "UCCL_EP_LOW_LATENCY_TOPK allows more, on all ranks.",
+        )
 
     def owe(self, launch: _native.Launch, keep: tuple[Any, ...]) -> None:
         """A sending half has been queued whose rows this rank sums for others, by `launch`, which uses what is kept."""

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from uccl_ep import checks
-from uccl_ep.errors import refuse
+from uccl_ep.errors import Described, refuse
 
 Tensor = torch.Tensor
 
@@ -65,7 +65,11 @@ class OverlapArguments:
         if not checks.check_bool("overlap", self.overlap):
             return None
         if self.src_signals is not None and self.comp_signal is not None:
-            refuse("src_signals and comp_signal", "both given", "one of them: each is a form of overlap=True by itself")
+            refuse(
+                "src_signals and comp_signal",
+                Described("both"),
+                "given one at a time: each is a form of overlap=True by itself",
+            )
         num_sms = checks.check_int("num_sms", self.num_sms, 0, _MOST_SMS)
         if self.comp_signal is not None:
             return self._by_blocks(local, rows, num_sms)
@@ -90,8 +94,8 @@ class OverlapArguments:
 def _signals(name: str, value: Any, dtypes: tuple[torch.dtype, ...], least: int, words: str) -> Tensor:
     allowed = f"a contiguous 1-D tensor of {' or '.join(str(d) for d in dtypes)}, at least {words} elements"
     if not isinstance(value, Tensor):
-        refuse(name, type(value).__name__, allowed)
+        refuse(name, value, allowed)
     good = value.dtype in dtypes and value.layout == torch.strided and value.dim() == 1 and value.is_contiguous()
     if not good or value.numel() < least:
-        refuse(name, f"{tuple(value.shape)} {value.dtype}", allowed)
+        refuse(name, value, allowed)
     return value

@@ -99,7 +99,7 @@ class Messenger:
         """Queues a message for a peer; one that cannot be reached is told to on_gone. Never blocks."""
         body: bytes = msgpack.packb(message, use_bin_type=True)
         if len(body) > MAX_FRAME_BYTES:
-            raise ValueError(f"a message of {len(body)} bytes is refused: allowed is {MAX_FRAME_BYTES}")
+            raise ValueError(f"a message of {len(body)} bytes: at most {MAX_FRAME_BYTES} may be sent")
         with self._lock:
             if self._closing or rank not in self._addresses:
                 return

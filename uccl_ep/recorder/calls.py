@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import torch
 
+from uccl_ep.errors import InvalidArgument
 from uccl_ep.recorder.durations import Durations
 
 if TYPE_CHECKING:
@@ -150,21 +151,25 @@ def _has_nvtx() -> bool:
 
 
 def recorded(name: str) -> Callable[[_Function], _Function]:
-    """Decorates a method of Buffer: its calls are recorded under `name` while the Buffer has a recorder."""
+    """Decorates a method of Buffer: its calls are recorded under `name` while the Buffer has a recorder, and what they
+    refuse names them."""
 
     def decorate(method: _Function) -> _Function:
         @functools.wraps(method)
         def recording(self: Any, *args: Any, **kwargs: Any) -> Any:
             log = log_of(getattr(self, "runtime", None))
-            if log is None:
-                return method(self, *args, **kwargs)
-            running = log.begin(name, (*args, *kwargs.values()))
+            if log is not None:
+                running = log.begin(name, (*args, *kwargs.values()))
             try:
                 result = method(self, *args, **kwargs)
             except BaseException as error:
-                log.end(running, error)
+                if isinstance(error, InvalidArgument):
+                    error.call = error.call or name
+                if log is not None:
+                    log.end(running, error)
                 raise
-            log.end(running)
+            if log is not None:
+                log.end(running)
             return result
 
         return cast(_Function, recording)

@@ -200,7 +200,7 @@ def throughput_combine(
     for rank, rows in enumerate(x):
         if rows.dtype != torch.bfloat16 or rows.shape[0] != received[rank].src_rank.numel():
             due = received[rank].src_rank.numel()
-            refuse(f"x[{rank}]", (rows.dtype, tuple(rows.shape)), f"bfloat16 with {due} rows")
+            refuse(f"x[{rank}]", rows, f"of torch.bfloat16 and {due} rows")
     combined, weights = [], []
     for source, own in enumerate(received):
         zero = torch.zeros(own.num_own_tokens, x[source].shape[1])
@@ -298,7 +298,7 @@ def low_latency_dispatch(
     shape = (local, num_ranks * most)
     for rank, own in enumerate(x):
         if own.shape[0] > most:
-            refuse(f"x[{rank}]", tuple(own.shape), f"{most} tokens or fewer", "See num_max_dispatch_tokens_per_rank.")
+            refuse(f"x[{rank}]", own, f"of up to {most} rows", "See num_max_dispatch_tokens_per_rank.")
     tokens_of_all = torch.cat(list(x))
     data, scales = (tokens_of_all, None) if fp8 is None else cast_fp8(tokens_of_all, *fp8)
     hits = [_expert_hits(ids, num_experts) for ids in topk_idx]

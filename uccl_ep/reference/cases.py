@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from uccl_ep.errors import refuse
+from uccl_ep.errors import one_of, refuse
 
 TRAFFIC = ("uniform", "some_unused", "all_unused", "duplicates", "hot_expert", "no_tokens", "out_of_range")
 
@@ -50,7 +50,7 @@ def random_case(seed: int, shape: CaseShape | None = None, traffic: str = "mixed
         InvalidArgument: `traffic` is not one of those.
     """
     if traffic != "mixed" and traffic not in TRAFFIC:
-        refuse("traffic", traffic, " | ".join(("mixed", *TRAFFIC)))
+        refuse("traffic", traffic, one_of(("mixed", *TRAFFIC)))
     shape = shape or CaseShape()
     generator = torch.Generator().manual_seed(seed)
     kinds, x, topk_idx, topk_weights = [], [], [], []

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from uccl_ep import _native
-from uccl_ep.errors import InvalidArgument, PeerLost
+from uccl_ep.errors import InvalidArgument, PeerLost, refuse
 from uccl_ep.fabric.choice import choose_fabric, explain
 from uccl_ep.fabric.facts import tell
 from uccl_ep.group.group import Group
@@ -183,7 +183,7 @@ class Session(NoCopies):
 
     def _introduce(self, group: Group, shared: Mapping[str, Any]) -> list[Hello]:
         if not 1 <= self.num_ranks <= _native.MAX_RANKS:
-            raise InvalidArgument(f"a group of {self.num_ranks} ranks is refused: allowed is 1 to {_native.MAX_RANKS}")
+            refuse("group", self.num_ranks, f"of 1 to {_native.MAX_RANKS} ranks")
         pair, known = KeyPair(), self.agreement_service
         hello = Hello(
             rank=self.rank,

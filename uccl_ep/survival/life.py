@@ -70,7 +70,8 @@ class Terms:
         low_latency_mode = checks.check_bool("low_latency_mode", low_latency_mode)
         enable_shrink = checks.check_bool("enable_shrink", enable_shrink)
         if low_latency_mode and budgets[1] == 0:
-            refuse("num_rdma_bytes", 0, "the low-latency size", "Buffer.get_low_latency_rdma_size_hint gives it.")
+            allowed = "the low-latency size with low_latency_mode=True"
+            refuse("num_rdma_bytes", 0, allowed, "Buffer.get_low_latency_rdma_size_hint gives it.")
         environment = settings()
         with naming("the choice of a device"):
             choice = choose_device(device, environment.device)

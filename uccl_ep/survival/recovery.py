@@ -7,7 +7,7 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
-from uccl_ep.errors import NoQuorum, PeerLost, PeerTimeout, UcclEpError, refuse
+from uccl_ep.errors import Described, NoQuorum, PeerLost, PeerTimeout, UcclEpError, refuse
 from uccl_ep.group.group import as_group
 from uccl_ep.membership.agreement_service import AgreementService
 from uccl_ep.membership.survivor_group import SurvivorGroup
@@ -65,7 +65,7 @@ class Recovery:
         rank, size = self._session.rank, self._session.num_ranks
         if self._group is not None and (self._group.rank(), self._group.size()) != (rank, size):
             shown = f"rank {self._group.rank()} of {self._group.size()}"
-            refuse("group", shown, f"a group in which this is rank {rank} of {size}")
+            refuse("group", Described(shown), f"a group in which this is rank {rank} of {size}")
         self._cause: UcclEpError | None = None
 
     def next_life(self, allow_minority: bool) -> Life:

@@ -12,7 +12,7 @@ from uccl_ep import _native, checks
 from uccl_ep.config import Config
 from uccl_ep.device.kept_until_run import kept_until_run
 from uccl_ep.device.protocol import Device, EventHandle
-from uccl_ep.errors import refuse
+from uccl_ep.errors import Described, refuse
 from uccl_ep.events import EventOverlap
 from uccl_ep.membership.fault_errors import dtype_code
 from uccl_ep.session.session import Session
@@ -31,15 +31,19 @@ def _rows_of(x: Any) -> Rows:
         InvalidArgument: not 2-D contiguous, a row that is no multiple of 16 bytes, or scales that do not fit.
     """
     if isinstance(x, tuple) and len(x) != 2:
-        refuse("x", f"a tuple of {len(x)}", "a contiguous 2-D tensor, or a tuple of one and its scales")
+        refuse("x", Described(f"a tuple of {len(x)}"), "a contiguous 2-D tensor, or a tuple of one and its scales")
     data, scales = x if isinstance(x, tuple) else (x, None)
     if not isinstance(data, Tensor) or data.layout != torch.strided or data.dim() != 2 or not data.is_contiguous():
-        refuse("x", type(data).__name__, "a contiguous 2-D tensor, or a tuple of one and its scales")
+        refuse("x", data, "a contiguous 2-D tensor, or a tuple of one and its scales")
     if data.shape[1] * data.element_size() % 16 or data.shape[1] == 0 or data.shape[1] > _native.MAX_HIDDEN:
-        refuse("x", tuple(data.shape), "rows that are a multiple of 16 bytes")
+        refuse("x", data, f"of rows of a multiple of 16 bytes, up to {_native.MAX_HIDDEN} channels")
     if scales is not None:
         if data.element_size() != 1:
-            refuse("x", f"{data.dtype} with scales", "a one-byte dtype such as float8_e4m3fn when scales are given")
+            refuse(
+                "x",
+                Described(f"{data.dtype} with scales"),
+                "of a one-byte dtype such as float8_e4m3fn when scales are given",
+            )
         good = isinstance(scales, Tensor) and scales.dim() == 2 and scales.layout == torch.strided
         good = good and scales.dtype in (torch.float32, torch.int32)
         if not good or scales.shape[0] != data.shape[0]:
@@ -157,9 +161,9 @@ class ThroughputCalls:
     ) -> tuple[Any, None, None, None, None, Event]:
         routing = self._throughput.routing_of(handle)
         if topk_idx is not None or topk_weights is not None:
-            refuse("topk_idx and topk_weights", "given with a handle", "None in a cached call")
+            refuse("topk_idx and topk_weights", Described("one of them"), "None with a handle")
         if rows.x.shape[0] != routing.num_tokens:
-            refuse("x", tuple(rows.x.shape), f"{routing.num_tokens} rows, as the handle's dispatch had")
+            refuse("x", rows.x, f"of {routing.num_tokens} rows, as the handle's dispatch had")
         d = self._throughput.dispatch(rows, None, None, _row_shape(rows, 0), routing, again=True)
         return _payload(d), None, None, None, None, self._end(async_finish, d.keep)
 
@@ -177,14 +181,14 @@ class ThroughputCalls:
         num_experts: int | None,
     ) -> tuple[Tensor | None, Tensor | None]:
         if (topk_idx is None) != (topk_weights is None):
-            refuse("topk_idx and topk_weights", "one of them", "both or neither")
+            refuse("topk_idx and topk_weights", Described("one of them"), "given both or neither")
         if topk_idx is None:
             if num_worst_tokens:
                 refuse("num_worst_tokens", num_worst_tokens, "0 without topk_idx")
             return None, None
         ids = checks.row_ids("topk_idx", topk_idx, num_experts)
         if ids.shape[0] != rows.x.shape[0]:
-            refuse("topk_idx", tuple(ids.shape), f"{rows.x.shape[0]} rows, as x has")
+            refuse("topk_idx", ids, f"of {rows.x.shape[0]} rows, as x has")
         return ids, checks.weights("topk_weights", topk_weights, tuple(ids.shape))
 
     def _checked_layout(
@@ -198,9 +202,10 @@ class ThroughputCalls:
         tokens, ranks, nodes = rows.x.shape[0], self._num_ranks, self._session.topology.num_nodes
         if per_rank is None or in_rank is None or per_expert is None:
             refuse(
-                "num_tokens_per_rank, is_token_in_rank, num_tokens_per_expert",
-                "None",
-                "what get_dispatch_layout returned, or a handle",
+                "num_tokens_per_rank, is_token_in_rank and num_tokens_per_expert",
+                None,
+                "given without a handle",
+                "Pass the results of get_dispatch_layout(topk_idx, num_experts).",
             )
         checks.check_vector("num_tokens_per_rank", per_rank, torch.int32, ranks)
         if nodes == 1:
@@ -208,11 +213,13 @@ class ThroughputCalls:
         checks.check_vector("num_tokens_per_rdma_rank", per_node, torch.int32, nodes)
         in_rank = checks.check_matrix("is_token_in_rank", in_rank, (torch.bool,), ranks)
         if in_rank.shape[0] != tokens:
-            refuse("is_token_in_rank", tuple(in_rank.shape), f"{tokens} rows, as x has")
+            refuse("is_token_in_rank", in_rank, f"of {tokens} rows, as x has")
         if not isinstance(per_expert, Tensor):
             refuse("num_tokens_per_expert", per_expert, "what get_dispatch_layout returned")
         if per_expert.numel() % ranks or not 1 <= per_expert.numel() <= _native.MAX_EXPERTS:
-            refuse("num_tokens_per_expert", tuple(per_expert.shape), f"a multiple of the {ranks} ranks")
+            refuse(
+                "num_tokens_per_expert", per_expert, f"of one element for each expert, a multiple of the {ranks} ranks"
+            )
         checks.check_vector("num_tokens_per_expert", per_expert, torch.int32, per_expert.numel())
         return Layout(per_rank, per_node, in_rank, per_expert, None)
 
@@ -235,17 +242,17 @@ class ThroughputCalls:
             x = checks.aligned(checks.check_matrix("x", x, (torch.bfloat16,)))
             hidden = x.shape[1]
             if x.shape[0] != routing.num_rows or hidden % 8 or not 8 <= hidden <= _native.MAX_HIDDEN:
-                refuse("x", tuple(x.shape), f"{routing.num_rows} rows, as received, of a multiple of 8 channels")
+                refuse("x", x, f"of {routing.num_rows} rows, as received, and a multiple of 8 channels")
             if topk_weights is not None:
                 topk_weights = checks.check_matrix("topk_weights", topk_weights, (torch.float32,))
                 if topk_weights.shape[0] != x.shape[0] or not 1 <= topk_weights.shape[1] <= _native.MAX_TOPK:
-                    refuse("topk_weights", tuple(topk_weights.shape), f"{x.shape[0]} rows of 1 to {_native.MAX_TOPK}")
+                    refuse("topk_weights", topk_weights, f"of {x.shape[0]} rows and 1 to {_native.MAX_TOPK} columns")
             first, second = unpack_bias(bias)
             for tensor in (first, second):
                 if tensor is None:
                     continue
                 if tuple(checks.check_matrix("bias", tensor, (torch.bfloat16,)).shape) != (routing.num_tokens, hidden):
-                    refuse("bias", tuple(tensor.shape), f"shape {(routing.num_tokens, hidden)}")
+                    refuse("bias", tensor, f"of shape {(routing.num_tokens, hidden)}")
             biases = tuple(None if b is None else checks.aligned(b) for b in (first, second))
             out, weights, keep = self._throughput.combine(x, topk_weights, (biases[0], biases[1]), routing)
             return out, weights, self._end(async_finish, keep)
@@ -257,7 +264,7 @@ class ThroughputCalls:
     ) -> AbstractContextManager[Any]:
         self._session.check()
         if allocate_on_comm_stream and (previous_event is None or not async_finish):
-            refuse("allocate_on_comm_stream", True, "True only with previous_event and async_finish=True")
+            refuse("allocate_on_comm_stream", True, "False without previous_event and async_finish=True")
         for name, value in inputs.items():
             for part in value if isinstance(value, (tuple, list)) else (value,):
                 if isinstance(part, Tensor):

@@ -10,7 +10,7 @@ import torch
 
 from uccl_ep import _native
 from uccl_ep.device.protocol import Device
-from uccl_ep.errors import InvalidArgument, NotSupported, refuse
+from uccl_ep.errors import Described, InvalidArgument, NotSupported, refuse
 from uccl_ep.membership.fault_errors import LayoutFault, dtype_code, layout_error
 from uccl_ep.session.session import Session
 from uccl_ep.sizes import format_bytes
@@ -100,10 +100,15 @@ class Throughput:
         """
         routing = getattr(handle, "routing", None)
         if not isinstance(routing, Routing):
-            refuse("handle", type(handle).__name__, "the handle that dispatch returned", "Pass it on as it came.")
+            refuse("handle", handle, "the handle that dispatch returned", "Pass it on as it came.")
         if routing.owner is not self._owner:
             wanted = "the handle that dispatch of this Buffer returned"
-            refuse("handle", "of another Buffer", wanted, "One from before recover() counts as that. Dispatch again.")
+            refuse(
+                "handle",
+                Described("one of another Buffer"),
+                wanted,
+                "One from before recover() counts as that. Dispatch again.",
+            )
         return routing
 
     # ---- layout ----------------------------------------------------------------------------------------------------
@@ -152,7 +157,9 @@ class Throughput:
             self._session.plan.throughput_budget,
             f"at least {needed} ({format_bytes(needed)}) for rows of {row_bytes} bytes on "
             f"{self._session.num_ranks} ranks and {self._session.topology.num_nodes} node(s)",
-            "Config.get_nvl_buffer_size_hint gives a comfortable size.",
+            "This Buffer has low-latency memory only: give it num_nvl_bytes too, such as 64 << 20."
+            if self._session.plan.throughput_budget == 0
+            else "64 << 20 suits most; Config.get_nvl_buffer_size_hint gives a comfortable size.",
         )
 
     def _cut(self, channels: int, row_bytes: int, rings: int) -> Any:

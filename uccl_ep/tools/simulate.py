@@ -18,7 +18,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
-from uccl_ep.errors import NotSupported, refuse
+from uccl_ep.errors import NotSupported, one_of, refuse
 
 try:
     import uccl_ep._simulation as _simulation
@@ -50,7 +50,7 @@ class SimulateOptions:
     def check(self) -> None:
         """Raises InvalidArgument for a value that cannot be."""
         if self.profile not in PROFILES:
-            refuse("--profile", self.profile, ", ".join(PROFILES))
+            refuse("--profile", self.profile, one_of(PROFILES))
         if self.jobs < 1:
             refuse("--jobs", self.jobs, "1 or more")
         if self.first < 0:

@@ -64,5 +64,5 @@ def test_protocol_host_words_are_where_they_say() -> None:
 
 
 def test_protocol_tensors_elsewhere_are_refused_with_both_devices_named() -> None:
-    with pytest.raises(InvalidArgument, match="x='a tensor on meta' is refused: allowed is a tensor on cuda:1"):
+    with pytest.raises(InvalidArgument, match="x must be a tensor on cuda:1, where .*; got a tensor on meta."):
         refuse_elsewhere("x", torch.zeros(1, device="meta"), "cuda:1")

@@ -68,7 +68,10 @@ def test_hook_comes_before_another_and_leaves_it_alone(another: Path) -> None:
 
 def test_hook_refuses_to_replace_one_in_use(another: Path) -> None:
     theirs = importlib.import_module("deep_ep.extra")
-    with pytest.raises(InvalidArgument, match="imported from .*deep_ep.*before the first import.*replace=True"):
+    with pytest.raises(
+        InvalidArgument,
+        match="deep_ep must be imported only after install_as_deep_ep.*; got one imported from .*deep_ep.*replace=True",
+    ):
         install_as_deep_ep()
     assert not is_installed() and importlib.import_module("deep_ep").WHOSE == "theirs"
     install_as_deep_ep(replace=True)

@@ -187,7 +187,7 @@ def test_combine_refusals(variables: Any) -> None:
             c.x[rank], c.topk_idx[rank], c.topk_weights[rank], num_experts=c.shape.num_experts
         )
         bad: list[tuple[tuple[Any, ...], dict[str, Any], str]] = [
-            ((x, "no"), {}, "handle='str'"),
+            ((x, "no"), {}, "handle='no'"),
             ((torch.cat([x, x[:1], x.new_zeros(1, HIDDEN)]), handle), {}, "rows, as the handle's"),
             ((x.float(), handle), {}, "float32"),
             ((x, handle, torch.zeros(x.shape[0], TOPK + 1)), {}, "topk_weights"),

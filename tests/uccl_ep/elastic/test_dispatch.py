@@ -158,8 +158,8 @@ def test_dispatch_cached(variables: Any, expanded: bool) -> None:
         assert gradients[2] is None and same(gradients[0], x) or expanded
         bad: dict[str, Any]
         for bad, words in (
-            ({"topk_idx": c.topk_idx[rank]}, "given with a handle"),
-            ({"do_cpu_sync": True}, "given with a handle"),
+            ({"topk_idx": c.topk_idx[rank]}, "do_cpu_sync must be left out with a handle; got one of them."),
+            ({"do_cpu_sync": True}, "do_cpu_sync must be left out with a handle; got one of them."),
             ({"expert_alignment": 3}, "expert_alignment=3"),
             ({"num_experts": 7}, "num_experts=7"),
             ({"num_max_tokens_per_rank": 7}, "num_max_tokens_per_rank=7"),
@@ -237,8 +237,8 @@ def test_dispatch_refusals(variables: Any) -> None:
             (x, {"previous_event": "now", "allocate_on_comm_stream": True}, "previous_event='now'"),
             (x, {"previous_event_before_epilogue": "now"}, "previous_event_before_epilogue='now'"),
             (x, {"cumulative_local_expert_recv_stats": torch.zeros(2)}, "cumulative"),
-            (x, {"handle": "no"}, "handle='str'"),
-            (many, {"topk_idx": ids}, "num_max_tokens_per_rank=20"),
+            (x, {"handle": "no"}, "handle='no'"),
+            (many, {"topk_idx": ids}, f"x must be of up to num_max_tokens_per_rank=20 rows; got {many.shape[0]}."),
         ]
         for data, changes, words in bad:
             arguments = {**options, **changes}

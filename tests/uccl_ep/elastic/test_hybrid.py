@@ -165,7 +165,7 @@ def test_hybrid_refusals_and_attributes(variables: Any) -> None:
         ]
         for arguments, words in bad:
             assert_refused(lambda a=arguments: buffer.dispatch_with_permute(hidden=x, **a), [words])
-        with pytest.raises(InvalidArgument, match="num_permuted_tokens=1 is refused"):
+        with pytest.raises(InvalidArgument, match="num_permuted_tokens must be .* or more here; got 1."):
             buffer.dispatch_with_permute(hidden=x, routing_map=routing_map, num_permuted_tokens=1)
         rows, _, _, _, handle = buffer.dispatch_with_permute(hidden=x, routing_map=routing_map)
         assert_refused(lambda: buffer.combine_with_unpermute(hidden=rows), ["handle"])

@@ -39,7 +39,7 @@ def test_sizes_num_sms() -> None:
     assert sizes.num_sms(8, 1, 8, 1, Bandwidths(0, 1e-3, 200, 50)) == 4
     assert sizes.num_sms(8, 1, 8, 1, Bandwidths(0, 1e9, 200, 50)) == 128
     assert all(sizes.num_sms(256, 8, 32, 4, Bandwidths(rdma, 0, 200, 50)) % 2 == 0 for rdma in range(50, 400, 7))
-    with pytest.raises(InvalidArgument, match="num_topk=0"):
+    with pytest.raises(InvalidArgument, match="num_topk must be .*; got 0."):
         sizes.num_sms(8, 0, 8, 1, unknown)
 
 

@@ -84,7 +84,7 @@ def test_compiler_parses_architectures(text: str, arch: str) -> None:
 
 @pytest.mark.parametrize("text", ["", "sm_75", "hopper", "9.0", "gfx1100", "compute_90a", "sm_90a --x", "sm_9000"])
 def test_compiler_refuses_architectures(text: str) -> None:
-    with pytest.raises(InvalidArgument, match=r"arch=.*sm_90a.*gfx942"):
+    with pytest.raises(InvalidArgument, match=rf"^arch must be .*sm_90a.*gfx942.*; got {re.escape(repr(text))}\.$"):
         parse_architecture(text)
 
 

@@ -52,7 +52,7 @@ def test_a_proxy_never_reaches_its_own_node_nor_the_absent() -> None:
 
 @pytest.mark.parametrize("value", [-1, MOST + 1])
 def test_ranks_per_node_out_of_range(value: int) -> None:
-    with pytest.raises(InvalidArgument, match=f"UCCL_EP_RANKS_PER_NODE={value} is refused: allowed is 0 to {MOST}"):
+    with pytest.raises(InvalidArgument, match=f"UCCL_EP_RANKS_PER_NODE must be 0 to {MOST}; got {value}."):
         split_into_nodes(["h"], value, MOST)
 
 

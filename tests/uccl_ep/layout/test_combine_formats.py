@@ -57,12 +57,15 @@ def test_combine_rows_that_may_be_asked_for() -> None:
     assert combine_format(True, False, False, 1536) is CombineFormat.LOGFMT
     assert combine_format(False, True, False, 1 << 18) is CombineFormat.FP8
     table: list[tuple[tuple[bool, bool, bool, int], list[object]]] = [
-        ((True, True, False, 512), ["use_logfmt and use_fp8", "both True", "one of them"]),
+        ((True, True, False, 512), ["use_logfmt and use_fp8=both True", "True one at a time"]),
         ((True, False, True, 512), ["zero_copy=True", "False with use_logfmt=True"]),
         ((False, True, True, 512), ["zero_copy=True", "False with use_fp8=True"]),
-        ((False, True, False, 200), ["use_fp8=True", "a multiple of 128", "not 200"]),
-        ((True, False, False, 256), ["use_logfmt=True", "a multiple of 512 up to 32768", "not 256"]),
-        ((True, False, False, 1 << 16), ["use_logfmt=True", "up to 32768", "not 65536"]),
+        ((False, True, False, 200), ["use_fp8=True", "False with hidden=200, which is no multiple of 128"]),
+        (
+            (True, False, False, 256),
+            ["use_logfmt=True", "with hidden=256, which is no multiple of 512 up to 32768"],
+        ),
+        ((True, False, False, 1 << 16), ["use_logfmt=True", "hidden=65536", "up to 32768"]),
     ]
     for asked, words in table:
         assert_refused(lambda asked=asked: combine_format(*asked), words)

@@ -130,7 +130,9 @@ def test_memory_zero_copy_is_reserved_and_not_in_the_total() -> None:
 def test_memory_beyond_what_offsets_can_name_is_refused() -> None:
     limit = _native.MAX_REGION_BYTES
     assert MemoryPlan(nodes(2), limit - (1 << 30), 0, False).flat_bytes < limit
-    with pytest.raises(InvalidArgument, match=rf"num_nvl_bytes \+ num_rdma_bytes=\d+ is refused.*up to {limit} bytes"):
+    with pytest.raises(
+        InvalidArgument, match=rf"num_nvl_bytes \+ num_rdma_bytes must be up to {limit} bytes in all; got \d+\."
+    ):
         _ = MemoryPlan(nodes(2), limit, 0, False).flat_bytes
 
 

@@ -54,4 +54,6 @@ def test_low_latency_check_handle() -> None:
     for handle in bad:
         assert_refused(lambda h=handle: check_handle(h, 2), wanted)
     for ranks in (1, 4):  # of a group of another size
-        assert_refused(lambda n=ranks: check_handle(good, n), ["handle='(2, 8) torch.int32'", "this Buffer"])
+        assert_refused(
+            lambda n=ranks: check_handle(good, n), ["handle=a tensor of shape (2, 8), torch.int32", "this Buffer"]
+        )

@@ -156,7 +156,12 @@ def test_low_latency_sizes_that_do_not_fit_are_refused_with_what_would(variables
             with pytest.raises(InvalidArgument) as caught:
                 buffer.low_latency_dispatch(x, ids, 64, 4)
             text = str(caught.value)
-            for word in (f"num_rdma_bytes={given}", "at least", "64 tokens x 256 channels on 1 node(s)", "size_hint"):
+            for word in (
+                "num_rdma_bytes must be at least",
+                f"; got {given}.",
+                "64 tokens x 256 channels on 1 node(s)",
+                "size_hint",
+            ):
                 assert word in text
             needed = int(text.split("at least ")[1].split()[0])
             assert given < needed <= hint

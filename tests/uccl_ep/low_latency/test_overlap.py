@@ -198,9 +198,9 @@ def test_low_latency_overlap_refusals() -> None:
     ints = torch.zeros(8, dtype=torch.int32)
     for given, words in (
         ({"overlap": "yes"}, ["overlap='yes'"]),
-        ({"src_signals": ints, "comp_signal": ints}, ["both given", "one of them"]),
-        ({"src_signals": [0, 0]}, ["src_signals='list'", "uint32", "at least 2 elements"]),
-        ({"src_signals": ints[:1]}, ["src_signals='(1,) torch.int32'", "at least 2"]),
+        ({"src_signals": ints, "comp_signal": ints}, ["src_signals and comp_signal=both", "given one at a time"]),
+        ({"src_signals": [0, 0]}, ["src_signals=[0, 0]", "uint32", "at least 2 elements"]),
+        ({"src_signals": ints[:1]}, ["src_signals=a tensor of shape (1,), torch.int32", "at least 2"]),
         ({"src_signals": ints.long()}, ["src_signals=", "int64"]),
         ({"src_signals": ints[::2]}, ["contiguous"]),
         ({"src_signals": ints, "src_signal_expect_value": -1}, ["src_signal_expect_value=-1", "0 to 2147483647"]),

@@ -77,5 +77,5 @@ def test_more_choices_than_experts_leaves_the_rest_unused() -> None:
 
 
 def test_unknown_traffic_is_refused() -> None:
-    with pytest.raises(InvalidArgument, match="traffic='rush' .*hot_expert"):
+    with pytest.raises(InvalidArgument, match="traffic must be .*hot_expert.*; got 'rush'."):
         random_case(0, SHAPE, "rush")

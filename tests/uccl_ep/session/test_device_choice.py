@@ -54,7 +54,7 @@ def test_device_choice_a_gpu_by_name_that_cannot_be_used(
 
 @pytest.mark.parametrize("name", ["rocm", "cuda:", "cuda:x", "gpu", "", "cpu:0", 3])
 def test_device_choice_unknown_names(name: Any) -> None:
-    with pytest.raises(InvalidArgument, match=r"device=.*allowed is auto, cpu, cuda, cuda:N, hip or hip:N"):
+    with pytest.raises(InvalidArgument, match="device must be auto, cpu, cuda, cuda:N, hip or hip:N; got "):
         choose_device(name, "auto")
 
 

@@ -68,7 +68,9 @@ def test_low_latency_masks_are_set_asked_and_cleaned(variables: Any) -> None:
             buffer.low_latency_clean_mask_buffer()
             assert mask_of(buffer) == [0, 0, 0]
             for rank in (-1, 3):
-                assert_refused(lambda r=rank: buffer.low_latency_update_mask_buffer(r, True), [f"={rank}", "0 to 2"])
+                assert_refused(
+                    lambda r=rank: buffer.low_latency_update_mask_buffer(r, True), [f"rank_to_mask={rank}", "0 to 2"]
+                )
             for status in (None, torch.zeros(2, dtype=torch.int32), torch.zeros(3)):
                 assert_refused(lambda s=status: buffer.low_latency_query_mask_buffer(s), ["mask_status=", "3 elements"])
 

@@ -160,40 +160,40 @@ def test_throughput_api_refusals_name_argument_value_and_allowed(variables: Any)
                 (lambda: buffer.get_dispatch_layout(ids, 0), ["num_experts=0"]),
                 (lambda: buffer.get_dispatch_layout(ids.float(), 8), ["topk_idx=", "torch.float32", "torch.int64"]),
                 (lambda: buffer.get_dispatch_layout(ids, 8, None, True, True), ["allocate_on_comm_stream=True"]),
-                (dispatch(x=x.T), ["x='Tensor'", "contiguous 2-D"]),
-                (dispatch(x=[1]), ["x='list'", "contiguous 2-D"]),
-                (dispatch(x=x[:, :12].contiguous()), ["x=", f"({t}, 12)", "multiple of 16 bytes"]),
-                (dispatch(x=(x, x.float())), ["x='torch.bfloat16 with scales'", "one-byte dtype"]),
+                (dispatch(x=x.T), ["x=", f"(128, {t}), torch.bfloat16, strides (1, 128)", "contiguous 2-D"]),
+                (dispatch(x=[1]), ["x=[1]", "contiguous 2-D"]),
+                (dispatch(x=x[:, :12].contiguous()), ["x=", f"({t}, 12)", "of 16 bytes, up to 262144 channels"]),
+                (dispatch(x=(x, x.float())), ["x=torch.bfloat16 with scales", "one-byte dtype"]),
                 (dispatch(x=(fp8, torch.zeros(t + 1, 1))), ["x[1]=", f"2-D float32 or int32 tensor with {t} rows"]),
                 (dispatch(x=(fp8, torch.zeros(t, 1, dtype=torch.int64))), ["x[1]=", "float32 or int32"]),
-                (dispatch(num_tokens_per_rank=None), ["num_tokens_per_rank", "None", "get_dispatch_layout returned"]),
-                (dispatch(num_tokens_per_expert=None), ["num_tokens_per_expert", "or a handle"]),
+                (dispatch(num_tokens_per_rank=None), ["num_tokens_per_rank", "got None.", "of get_dispatch_layout"]),
+                (dispatch(num_tokens_per_expert=None), ["num_tokens_per_expert", "given without a handle"]),
                 (dispatch(num_tokens_per_rank=torch.zeros(3, dtype=torch.int32)), ["num_tokens_per_rank=", "2 elem"]),
                 (dispatch(is_token_in_rank=torch.zeros(t, 3, dtype=torch.bool)), ["is_token_in_rank=", "2 columns"]),
                 (dispatch(is_token_in_rank=torch.zeros(t + 1, 2, dtype=torch.bool)), [f"{t} rows, as x has"]),
                 (dispatch(num_tokens_per_expert=torch.zeros(7, dtype=torch.int32)), ["(7,)", "multiple of the 2"]),
                 (dispatch(num_tokens_per_expert=torch.zeros(8)), ["num_tokens_per_expert=", "torch.float32"]),
-                (dispatch(topk_weights=None), ["topk_idx and topk_weights='one of them'", "both or neither"]),
-                (dispatch(topk_idx=None), ["topk_idx and topk_weights='one of them'"]),
+                (dispatch(topk_weights=None), ["topk_idx and topk_weights=one of them", "both or neither"]),
+                (dispatch(topk_idx=None), ["topk_idx and topk_weights=one of them"]),
                 (dispatch(topk_idx=torch.zeros(t + 1, 2, dtype=torch.int64)), ["topk_idx=", f"{t} rows, as x has"]),
                 (dispatch(topk_weights=weights[:, :1].contiguous()), ["topk_weights=", f"shape ({t}, 2)"]),
                 (dispatch(topk_weights=weights.double()), ["topk_weights=", "torch.float64", "torch.float32"]),
                 (dispatch(expert_alignment=0), ["expert_alignment=0", "1 to 65536"]),
                 (dispatch(num_worst_tokens=-1), ["num_worst_tokens=-1", "0 to "]),
                 (dispatch(num_worst_tokens=9, topk_idx=None, topk_weights=None), ["num_worst_tokens=9", "0 without"]),
-                (dispatch(**stream), ["allocate_on_comm_stream=True", "previous_event and async_finish=True"]),
+                (dispatch(**stream), ["allocate_on_comm_stream=True", "without previous_event and async_finish=True"]),
                 (dispatch(**stream, previous_event=buffer.capture()), ["allocate_on_comm_stream=True"]),
                 (dispatch(previous_event="now"), ["previous_event='now'", "an event such as capture()"]),
                 (combine(previous_event="now"), ["previous_event='now'"]),
                 (lambda: buffer.get_dispatch_layout(ids, 8, previous_event="now"), ["previous_event='now'"]),
-                (dispatch(handle=handle), ["topk_idx and topk_weights='given with a handle'", "cached call"]),
+                (dispatch(handle=handle), ["topk_idx and topk_weights=one of them", "None with a handle"]),
                 (lambda: buffer.dispatch(torch.zeros(t + 1, 128), handle), ["x=", f"{t} rows, as the handle's"]),
                 (combine(x=rows.float()), ["x=", "torch.float32", "torch.bfloat16"]),
                 (combine(x=torch.zeros(n + 1, 128).bfloat16()), [f"({n + 1}, 128)", f"{n} rows, as received"]),
                 (combine(x=torch.zeros(n, 12).bfloat16()), ["multiple of 8 channels"]),
-                (combine(topk_weights=torch.zeros(n + 1, 2)), ["topk_weights=", f"{n} rows of 1 to 32"]),
+                (combine(topk_weights=torch.zeros(n + 1, 2)), ["topk_weights=", f"{n} rows and 1 to 32 columns"]),
                 (combine(topk_weights=torch.zeros(n, 33)), ["topk_weights=", "1 to 32"]),
-                (combine(bias=torch.zeros(t, 64).bfloat16()), [f"bias=({t}, 64)", f"shape ({t}, 128)"]),
+                (combine(bias=torch.zeros(t, 64).bfloat16()), ["bias=", f"of shape ({t}, 64)", f"of shape ({t}, 128)"]),
                 (combine(bias=torch.zeros(t, 128)), ["bias=", "torch.float32"]),
                 (combine(bias=(None, torch.zeros(t + 1, 128).bfloat16())), ["bias=", f"({t + 1}, 128)"]),
                 (combine(bias="x"), ["bias='x'", "a pair of them"]),
@@ -217,7 +217,7 @@ def handles_of(variables: Any, per_node: int, check: Callable[[Buffer, Any, torc
             x, _, _, _, handle, _ = buffer.dispatch(c.x[group.rank()], **layout)
             check(buffer, handle, x)
             for foreign in (lambda: other.combine(x, handle), lambda: other.dispatch(c.x[group.rank()], handle=handle)):
-                assert_refused(foreign, ["handle='of another Buffer'", "dispatch of this Buffer returned"])
+                assert_refused(foreign, ["handle=one of another Buffer", "dispatch of this Buffer returned"])
             buffer.combine(x, handle)
 
     run_ranks(2, body)
@@ -227,7 +227,7 @@ def handles_of(variables: Any, per_node: int, check: Callable[[Buffer, Any, torc
 def test_throughput_api_handle_must_be_the_one_that_dispatch_returned(variables: Any, per_node: int) -> None:
     def check(buffer: Buffer, handle: Any, x: torch.Tensor) -> None:
         for forged in (tuple(handle), None, 7, list(handle), handle[0]):
-            assert_refused(lambda f=forged: buffer.combine(x, f), [f"handle='{type(forged).__name__}'", "as it came"])
+            assert_refused(lambda f=forged: buffer.combine(x, f), ["handle=", "as it came"])
         with pytest.raises(NotSupported, match="cannot be pickled"):
             pickle.dumps(handle)
         with pytest.raises(NotSupported, match="cannot be pickled"):

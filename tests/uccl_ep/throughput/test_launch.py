@@ -105,7 +105,13 @@ def test_throughput_the_smallest_memory_is_the_one_a_refusal_names(variables: An
             layout = layout_arguments(buffer, c.topk_idx[rank], 8)
             with pytest.raises(InvalidArgument) as caught:
                 buffer.dispatch(c.x[rank], **layout)
-            for word in ("num_nvl_bytes=128", "at least", "rows of 1", "4 ranks and 2 node(s)", "get_nvl_buffer_size"):
+            for word in (
+                "num_nvl_bytes must be at least",
+                "; got 128.",
+                "rows of 1",
+                "4 ranks and 2 node(s)",
+                "get_nvl_buffer_size",
+            ):
                 assert word in str(caught.value)
             needed = int(str(caught.value).split("at least ")[1].split()[0])
         with throughput(group, needed - 128) as buffer, pytest.raises(InvalidArgument, match="at least"):

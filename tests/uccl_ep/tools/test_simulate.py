@@ -123,11 +123,11 @@ def test_minutes_end_a_run_without_end() -> None:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"profile": "tcp"}, "--profile='tcp' is refused"),
-        ({"jobs": 0}, "--jobs=0 is refused"),
-        ({"seeds": 0}, "--seeds=0 is refused"),
-        ({"first": -1}, "--first=-1 is refused"),
-        ({"minutes": 0.0}, "--minutes=0.0 is refused"),
+        ({"profile": "tcp"}, "--profile must be any, rc or srd; got 'tcp'."),
+        ({"jobs": 0}, "--jobs must be 1 or more; got 0."),
+        ({"seeds": 0}, "--seeds must be 1 or more; got 0."),
+        ({"first": -1}, "--first must be 0 or more; got -1."),
+        ({"minutes": 0.0}, "--minutes must be more than 0; got 0.0."),
     ],
 )
 def test_refusals_name_the_option(change: dict[str, Any], words: str) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from uccl_ep.errors import refuse
+from uccl_ep.errors import Described, one_of, refuse
 from uccl_ep.layout.combine_form import FORMS
 
 MODES = ("throughput", "low-latency")
@@ -40,7 +40,7 @@ class BenchOptions:
             InvalidArgument: a shape that there is not.
         """
         if shape not in SHAPES:
-            refuse("--shape", shape, " or ".join(SHAPES))
+            refuse("--shape", shape, one_of(SHAPES))
         if shape == "small":
             return self
         tokens = MOST_LOW_LATENCY_TOKENS if self.mode == "low-latency" else 4096
@@ -53,7 +53,7 @@ class BenchOptions:
             InvalidArgument: names the option, its value and what is allowed.
         """
         if self.mode not in MODES:
-            refuse("--mode", self.mode, " or ".join(MODES))
+            refuse("--mode", self.mode, one_of(MODES))
         if not 2 <= self.ranks <= 64:
             refuse("--ranks", self.ranks, "2 to 64")
         if not 1 <= self.ranks_per_node <= self.ranks:
@@ -68,13 +68,13 @@ class BenchOptions:
             if value < 1:
                 refuse(name, value, "1 or more")
         if self.outputs not in OUTPUTS:
-            refuse("--outputs", self.outputs, " or ".join(OUTPUTS))
+            refuse("--outputs", self.outputs, one_of(OUTPUTS))
         if self.combine not in FORMS:
-            refuse("--combine", self.combine, " or ".join(FORMS))
+            refuse("--combine", self.combine, one_of(FORMS))
         if self.budget_s <= 0:
             refuse("--seconds", self.budget_s, "more than 0")
         if not self.peers or any(peer not in PEERS for peer in self.peers):
-            refuse("--peer", ", ".join(self.peers) or "nothing", "one or more of " + ", ".join(PEERS))
+            refuse("--peer", Described(", ".join(self.peers) or "nothing"), "one or more of " + ", ".join(PEERS))
 
     @property
     def row_bytes(self) -> int:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from uccl_ep.errors import refuse
+from uccl_ep.errors import one_of, refuse
 from uccl_ep.tools.bench.show import verdict
 from uccl_ep.tools.bench.summary import OURS
 
@@ -27,7 +27,7 @@ def load(path: Path) -> Result:
     except (OSError, ValueError) as error:
         refuse("FILES", str(path), f"a JSON file of `uccl-ep bench` ({error})")
     if not isinstance(result, dict) or result.get("benchmark") not in TABLES:
-        refuse("FILES", str(path), "a file whose `benchmark` is one of " + ", ".join(TABLES))
+        refuse("FILES", str(path), "a file whose `benchmark` is " + one_of(TABLES))
     return {**result, SOURCE: path.name}
 
 

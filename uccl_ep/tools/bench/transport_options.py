@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from uccl_ep.errors import refuse
+from uccl_ep.errors import Described, one_of, refuse
 
 MOST_BYTES = 1 << 20
 
@@ -60,11 +60,11 @@ class TransportOptions:
         known = [n.name for n in NETWORKS]
         for name in self.networks:
             if name not in known:
-                refuse("--network", name, ", ".join(known))
+                refuse("--network", name, one_of(known))
         if not self.networks:
-            refuse("--network", "nothing", "one or more of " + ", ".join(known))
+            refuse("--network", Described("nothing"), "one or more of " + ", ".join(known))
         if not self.sizes:
-            refuse("--size", "nothing", "one or more sizes in bytes")
+            refuse("--size", Described("nothing"), "one or more sizes in bytes")
         for size in self.sizes:
             if not 0 < size <= MOST_BYTES:
                 refuse("--size", size, f"1 to {MOST_BYTES} bytes")

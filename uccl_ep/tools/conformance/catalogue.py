@@ -33,5 +33,6 @@ def chosen(only: Sequence[str] = ()) -> list[Check]:
     checks = sorted(CHECKS, key=lambda check: FILES.index(check.body.__module__.rpartition(".")[2]))
     for part in only:
         if not any(part in check.name for check in checks):
-            refuse("--only", part, "a part of a check's name", ", ".join(check.name for check in checks))
+            names = ", ".join(check.name for check in checks)
+            refuse("--only", part, "a part of a check's name", f"The checks are {names}.")
     return [check for check in checks if not only or any(part in check.name for part in only)]

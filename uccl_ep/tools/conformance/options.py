@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from uccl_ep.errors import refuse
+from uccl_ep.errors import one_of, refuse
 
 DEVICES = ("auto", "cpu", "cuda")
 
@@ -42,7 +42,7 @@ class ConformanceOptions:
         if not 1 <= self.nodes <= self.ranks:
             refuse("--nodes", self.nodes, f"1 to {self.ranks}, the number of ranks")
         if self.device not in DEVICES:
-            refuse("--device", self.device, " | ".join(DEVICES))
+            refuse("--device", self.device, one_of(DEVICES))
         if self.check_seconds <= 0:
             refuse("check_seconds", self.check_seconds, "a number of seconds above 0")
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from uccl_ep.errors import InvalidArgument
+from uccl_ep.errors import refuse
 from uccl_ep.tools.conformance.registry import Check, Skipped
 from uccl_ep.tools.conformance.world import World
 
@@ -122,7 +122,5 @@ def check_nodes(module: Any, nodes: int) -> None:
         InvalidArgument: `nodes` is above 1 and the module is not ours.
     """
     if nodes > 1 and not is_ours(module):
-        raise InvalidArgument(
-            f"--nodes={nodes} is refused: allowed is 1 for {module.__name__}, which is not uccl_ep and counts nodes "
-            "its own way. Start it with more ranks on several hosts instead."
-        )
+        why = f"1 for {module.__name__}, which is not uccl_ep and counts nodes its own way"
+        refuse("--nodes", nodes, why, "Start it with more ranks on several hosts instead.")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from uccl_ep.errors import refuse
+from uccl_ep.errors import one_of, refuse
 from uccl_ep.tools.doctor import cpu, cuda, efa, gpu, libfabric, rocm, sharing, tcp, verbs
 from uccl_ep.tools.doctor.host import Host
 from uccl_ep.tools.doctor.record import PATHS, Check, Finding, Verdict, examine, judge, no_device, not_needed
@@ -45,7 +45,7 @@ def check_names(option: str, names: Sequence[str]) -> None:
     """Every name is a path. Raises InvalidArgument."""
     for name in names:
         if name not in PATHS:
-            refuse(option, name, ", ".join(PATHS))
+            refuse(option, name, one_of(PATHS))
 
 
 def examine_host(host: Host, paths: Sequence[str] = PATHS) -> Examination:

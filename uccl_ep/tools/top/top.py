@@ -14,7 +14,7 @@ from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.text import Text
 
-from uccl_ep.errors import InvalidArgument
+from uccl_ep.errors import refuse
 from uccl_ep.observe import rates, waits
 from uccl_ep.observe.watch import Job, Watcher
 from uccl_ep.tools.top.keys import Wait, keyboard
@@ -37,7 +37,7 @@ def run_top(options: TopOptions, console: Console, out: TextIO | None = None) ->
         InvalidArgument: an option is not allowed, or there is no such process or directory.
     """
     if not 0.05 <= options.interval <= 3600:
-        raise InvalidArgument(f"--interval {options.interval} is refused: allowed are 0.05 to 3600 seconds")
+        refuse("--interval", options.interval, "0.05 to 3600 seconds")
     watcher = Watcher(options.pid, options.directory)
     out = sys.stdout if out is None else out
     watcher.step()

@@ -13,12 +13,12 @@ from uccl_ep.tools.conformance.options import ConformanceOptions
 @pytest.mark.parametrize(
     "wrong, words",
     [
-        ({"ranks": 1}, "--ranks=1"),
-        ({"ranks": 65}, "--ranks=65"),
-        ({"nodes": 0}, "--nodes=0"),
-        ({"ranks": 4, "nodes": 5}, "1 to 4"),
-        ({"device": "tpu"}, "--device='tpu'"),
-        ({"check_seconds": 0.0}, "check_seconds"),
+        ({"ranks": 1}, "--ranks must be .*; got 1."),
+        ({"ranks": 65}, "--ranks must be .*; got 65."),
+        ({"nodes": 0}, "--nodes must be .*; got 0."),
+        ({"ranks": 4, "nodes": 5}, "--nodes must be 1 to 4, .*; got 5."),
+        ({"device": "tpu"}, "--device must be .*; got 'tpu'."),
+        ({"check_seconds": 0.0}, "check_seconds must be .*; got 0.0."),
     ],
 )
 def test_options_refused(wrong: dict[str, Any], words: str) -> None:

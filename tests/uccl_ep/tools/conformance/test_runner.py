@@ -116,5 +116,5 @@ def test_runner_nodes_are_ours_only() -> None:
     assert is_ours(uccl_ep) and not is_ours(pytest)
     check_nodes(uccl_ep, 2)
     check_nodes(pytest, 1)
-    with pytest.raises(InvalidArgument, match="--nodes=2 is refused.*pytest"):
+    with pytest.raises(InvalidArgument, match="--nodes must be 1 for pytest.*; got 2."):
         check_nodes(pytest, 2)

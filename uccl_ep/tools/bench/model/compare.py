@@ -11,7 +11,7 @@ from uccl_ep.cost_model.cluster import Cluster
 from uccl_ep.cost_model.demand import Demand
 from uccl_ep.cost_model.routing import KINDS, make_routing
 from uccl_ep.cost_model.traffic import Traffic
-from uccl_ep.errors import refuse
+from uccl_ep.errors import one_of, refuse
 from uccl_ep.sizes import round_up
 from uccl_ep.tools.bench.model import upstream
 
@@ -57,7 +57,7 @@ class CompareOptions:
         for name, given, allowed in choices:
             for value in given:
                 if value not in allowed:
-                    refuse(name, value, " | ".join(allowed))
+                    refuse(name, value, one_of(allowed))
         for count in self.ranks:
             if not 1 <= count <= 4096:
                 refuse("--ranks", count, "1 to 4096")

@@ -12,7 +12,7 @@ from uccl_ep.cost_model.cluster import Cluster
 from uccl_ep.cost_model.demand import Demand
 from uccl_ep.cost_model.routing import make_routing
 from uccl_ep.cost_model.traffic import Traffic
-from uccl_ep.errors import refuse
+from uccl_ep.errors import one_of, refuse
 from uccl_ep.sizes import round_up
 
 AXES = ("tokens", "hidden", "topk", "ranks", "nodes")
@@ -96,7 +96,7 @@ def checked_axes(axes: Sequence[str]) -> tuple[str, ...]:
     """
     for axis in axes:
         if axis not in AXES:
-            refuse("--axis", axis, " | ".join(AXES))
+            refuse("--axis", axis, one_of(AXES))
     return tuple(axes)
 
 

@@ -24,7 +24,7 @@ import numpy as np
 from uccl_ep.cost_model.cluster import Ints
 from uccl_ep.cost_model.demand import Demand
 from uccl_ep.cost_model.traffic import Flow, Traffic
-from uccl_ep.errors import refuse
+from uccl_ep.errors import one_of, refuse
 from uccl_ep.sizes import round_up
 
 _HEADER, _SOURCE_META, _ATOMIC = 16, 8, 8
@@ -65,7 +65,7 @@ def message_bytes(hidden: int, row_format: str) -> int:
     """
     sizes = {"bf16": 2 * hidden, "fp8": hidden + hidden // 128 * 4, "fp8-ue8m0": hidden + -(-hidden // 512) * 4}
     if row_format not in sizes:
-        refuse("row_format", row_format, " | ".join(sizes), "Upstream has no other.")
+        refuse("row_format", row_format, one_of(sizes), "Upstream has no other.")
     return _HEADER + round_up(sizes[row_format], 16)
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from uccl_ep.errors import refuse
+from uccl_ep.errors import one_of, refuse
 
 NO_LIMIT = 1e9
 
@@ -131,5 +131,5 @@ def platform(name: str) -> Platform:
         InvalidArgument: no such platform.
     """
     if name not in PLATFORMS:
-        refuse("--platform", name, " | ".join(PLATFORMS))
+        refuse("--platform", name, one_of(PLATFORMS))
     return PLATFORMS[name]

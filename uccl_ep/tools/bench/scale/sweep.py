@@ -11,7 +11,7 @@ import numpy as np
 from uccl_ep.cost_model.cluster import Cluster, Ints
 from uccl_ep.cost_model.demand import Demand
 from uccl_ep.cost_model.routing import make_routing
-from uccl_ep.errors import refuse
+from uccl_ep.errors import one_of, refuse
 from uccl_ep.sizes import round_up
 from uccl_ep.tools.bench.model.compare import MODES
 from uccl_ep.tools.bench.scale.calibrate import calibrate, rows_of, summary
@@ -60,7 +60,7 @@ class ScaleOptions:
             platform(name)
         for mode in self.modes:
             if mode not in MODES:
-                refuse("--mode", mode, " | ".join(MODES))
+                refuse("--mode", mode, one_of(MODES))
         for option, counts in (("--ranks", self.ranks), ("--disturbed", self.disturbed)):
             for count in counts:
                 if not 2 <= count <= 4096:
@@ -77,7 +77,7 @@ class ScaleOptions:
         if self.hidden < 512 or self.hidden % 512 or self.hidden > 1 << 15:
             refuse("--hidden", self.hidden, f"a multiple of 512 up to {1 << 15}")
         if self.row_format not in ("bf16", "fp8"):
-            refuse("--format", self.row_format, "bf16 | fp8")
+            refuse("--format", self.row_format, "bf16 or fp8")
         if not 0 <= self.late_us <= 1e6:
             refuse("--late-us", self.late_us, "0 to 1e6")
 
