@@ -133,7 +133,7 @@ case "${1:-build}" in
     exit
     ;;
   *)
-    echo "install.sh $1: allowed are build, run, verbs, efa, hosts, pictures, roots, proofs, bench, cache, rdma, package; see the top of this file" >&2
+    echo "install.sh $1: allowed are build, run, verbs, efa, hosts, pictures, roots, proofs, bench, arm, cache, rdma, package; see the top of this file" >&2
     exit 2
     ;;
 esac
