@@ -15,7 +15,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -65,9 +64,11 @@ class NativeBuild:
 
     Args:
         kind: a sanitizer, a processor of EMULATED, or "".
+        run: what the workers of one run of pytest-xdist have in common, so that the first of them builds; "": none.
     """
 
-    def __init__(self, kind: str, widths: Iterable[int] = PROGRAMS) -> None:
+    def __init__(self, kind: str, widths: Iterable[int] = PROGRAMS, run: str = "") -> None:
+        self.run = run and f"{run}: {sorted(widths)}"
         self.kind = kind
         self.sanitize = kind if kind in SANITIZERS else ""
         self.emulator = EMULATED.get(kind, [])
@@ -87,7 +88,7 @@ class NativeBuild:
         with open(self.folder / ".lock", "a+") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)  # several pytest processes may share the folder
             lock.seek(0)
-            if lock.read() == (run := _this_run(self.programs)):
+            if self.run and lock.read() == self.run:
                 return self._list()  # another worker of this run has built it
             moved = _run(configure).returncode != 0 and (self.folder / "CMakeCache.txt").exists()
             hint = "configure the native tests (is a C++20 compiler installed? g++ 12 or newer, or CXX=...)"
@@ -96,7 +97,7 @@ class NativeBuild:
             _must_run([cmake, "--build", str(self.folder), "--target", *targets], "build the native tests")
             lock.seek(0)
             lock.truncate()
-            lock.write(run)
+            lock.write(self.run)
         return self._list()
 
     def _list(self) -> None:
@@ -129,12 +130,6 @@ def _must_run(command: list[str], purpose: str) -> str:
     return done.stdout
 
 
-def _this_run(programs: Iterable[int]) -> str:
-    """What the workers of one run of pytest-xdist have in common, and nobody else; a run without workers is its own."""
-    run = os.environ.get("PYTEST_XDIST_TESTRUNUID") or f"process {os.getpid()} at {time.monotonic_ns()}"
-    return f"{run}: {sorted(programs)}"
-
-
 def _widths(config: pytest.Config) -> list[int]:
     if any(map(config.getoption, ("--sanitize", "--cross", "--one-width"))):
         return [32]
@@ -152,7 +147,7 @@ def _build(config: pytest.Config) -> NativeBuild:
         raise pytest.Collector.CollectError(known)
     if known is None:
         _builds[kind] = "the native tests were not built: see the first of these errors"
-        known = NativeBuild(kind, _widths(config))
+        known = NativeBuild(kind, _widths(config), getattr(config, "workerinput", {}).get("testrunuid", ""))
         known.make()
         _builds[kind] = known
     return known

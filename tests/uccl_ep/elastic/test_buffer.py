@@ -78,7 +78,9 @@ def test_elastic_buffer_ends(variables: Any) -> None:
 
     def body(group: ThreadGroup) -> None:
         kept = ElasticBuffer(group, 2 << 20)
-        with pytest.raises(InvalidArgument, match=r"destroy\(\) needs an ElasticBuffer made with explicitly_destroy=True"):
+        with pytest.raises(
+            InvalidArgument, match=r"destroy\(\) needs an ElasticBuffer made with explicitly_destroy=True"
+        ):
             kept.destroy()
         forgotten = ElasticBuffer(group, 2 << 20, explicitly_destroy=True)
         group.barrier()
