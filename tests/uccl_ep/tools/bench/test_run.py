@@ -64,6 +64,7 @@ def test_bench_measures_beside_openmpi(ranks_per_node: int) -> None:
 
 
 @pytest.mark.timeout(300)
+@pytest.mark.slow
 def test_bench_reports_the_rank_that_failed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("UCCL_EP_PROXY_THREADS", "many")
     with pytest.raises(UcclEpError, match="rank [01]: .*UCCL_EP_PROXY_THREADS"):

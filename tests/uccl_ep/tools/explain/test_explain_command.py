@@ -20,6 +20,7 @@ from typer.testing import CliRunner
 from tests.uccl_ep.recorder.records import WALL, bereaved, timed_out
 from uccl_ep import InvalidArgument
 from uccl_ep.cli import app
+from uccl_ep.recorder import journal
 from uccl_ep.recorder.find import read_all
 from uccl_ep.recorder.record import SUFFIX, pack, write
 from uccl_ep.recorder.recorder import default_folder
@@ -27,6 +28,12 @@ from uccl_ep.tools.explain.chrome import trace_of
 from uccl_ep.tools.explain.story import read_story
 
 runner = CliRunner()
+
+
+@pytest.fixture(autouse=True)
+def _own_journals(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of other jobs on this machine would be read too."""
+    monkeypatch.setattr(journal, "MEMORY", tmp_path_factory.mktemp("memory"))
 
 
 @pytest.fixture
