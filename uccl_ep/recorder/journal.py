@@ -38,8 +38,11 @@ RUNNING = "the rank is running"
 
 _MAGIC = b"uccl-jn1"
 _END = struct.Struct("<Q8s")  # length of the record, magic
-_CALL = struct.Struct("<4Q4H4I8x")  # sequence, begin, end, number; name, error, dimensions; sizes of the first tensor
-_END_AT, _ERROR_AT = 16, 34  # in a call
+# A call's words: sequence, begin, end, number, name | dimensions << 16, error; sizes of its first tensor, two a word.
+_CALL = struct.Struct("<8Q")
+_END_WORD, _ERROR_WORD = 2, 5
+_MOST_SIZES = 4
+_SIZE = (1 << 32) - 1
 _CALLS, _NAMES, _NAME_BYTES = 512, 128, 64
 _TAIL_BYTES = _NAMES * _NAME_BYTES + _CALLS * _CALL.size
 _MOST_BYTES = 1 << 30
@@ -75,6 +78,7 @@ class Journal:
         self.segment = _native.Segment.adopt(fd, events_bytes + _TAIL_BYTES)
         self._names_at, self._calls_at = events_bytes, events_bytes + _NAMES * _NAME_BYTES
         self._memory = self.segment.numpy().data
+        self._words = self._memory[: (events_bytes + _TAIL_BYTES) // 8 * 8].cast("Q")
         self._ids: dict[str, int] = {}
         self._sequence = 0
 
@@ -91,20 +95,28 @@ class Journal:
 
     def begin(self, call: Call) -> int:
         """A call begins; what `end` must be given."""
-        number = self._sequence
-        self._sequence = number + 1
-        at = self._calls_at + number % _CALLS * _CALL.size
-        sizes = call.shapes[0][:4] if call.shapes else []
-        padded = (*sizes, 0, 0, 0, 0)[:4]
-        name = self._id(call.name)
-        _CALL.pack_into(self._memory, at, number + 1, call.begin_ns, 0, call.number, name, 0, len(sizes), 0, *padded)
-        return at
+        self._sequence = sequence = self._sequence + 1
+        at = self._calls_at + sequence % _CALLS * _CALL.size
+        name = self._ids.get(call.name) or self._id(call.name)
+        low = high = 0
+        if call.shapes:
+            sizes = call.shapes[0]
+            dimensions = min(len(sizes), _MOST_SIZES)
+            name |= dimensions << 16
+            if dimensions == 2:  # rows, as nearly always
+                low = sizes[0] & _SIZE | (sizes[1] & _SIZE) << 32
+            else:
+                one, two, three, four = (*sizes, 0, 0, 0, 0)[:_MOST_SIZES]
+                low = one & _SIZE | (two & _SIZE) << 32
+                high = three & _SIZE | (four & _SIZE) << 32
+        _CALL.pack_into(self._memory, at, sequence, call.begin_ns, 0, call.number, name, 0, low, high)
+        return at // 8
 
     def end(self, at: int, call: Call) -> None:
         """That call has returned, or raised."""
         if call.error:
-            struct.pack_into("<H", self._memory, at + _ERROR_AT, self._id(call.error))
-        struct.pack_into("<Q", self._memory, at + _END_AT, call.end_ns)
+            self._words[at + _ERROR_WORD] = self._id(call.error)
+        self._words[at + _END_WORD] = call.end_ns
 
     def remove(self) -> None:
         """Removes the file; what is mapped stays."""
@@ -225,9 +237,10 @@ def _calls(tail: bytes) -> list[Call]:
     """The calls in their order; one that was being written at the end may be missing."""
     names = [""] + [tail[i * _NAME_BYTES :][:_NAME_BYTES].rstrip(b"\0").decode(errors="replace") for i in range(_NAMES)]
     found = []
-    for entry in _CALL.iter_unpack(tail[_NAMES * _NAME_BYTES :]):
-        sequence, begin, end, number, name, error, dimensions, _, *sizes = entry
+    for sequence, begin, end, number, about, error, *pairs in _CALL.iter_unpack(tail[_NAMES * _NAME_BYTES :]):
+        name, dimensions = about & 0xFFFF, about >> 16
         if sequence and name < len(names) and error < len(names):
-            shapes = [list(sizes[:dimensions])] if dimensions else []
+            sizes = [size for pair in pairs for size in (pair & _SIZE, pair >> 32)]
+            shapes = [sizes[:dimensions]] if dimensions else []
             found.append((sequence, Call(names[name], number, begin, end, shapes, names[error])))
     return [call for _, call in sorted(found, key=lambda pair: pair[0])]

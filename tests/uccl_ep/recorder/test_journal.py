@@ -12,6 +12,7 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 
 from tests.uccl_ep.recorder.records import record
 from uccl_ep import _native
@@ -49,6 +50,16 @@ def test_recorder_journal_tells_of_calls_that_are_under_way() -> None:
     assert all(call.end_ns >= call.begin_ns > 0 for call in read_journal(log.journal.path).calls)
     log.journal.remove()
     assert journals() == []
+
+
+@pytest.mark.parametrize("shape", [[], [7], [16, 256], [2, 32, 256], [1, 2, 3, 4], [1, 2, 3, 4, 5], [3, 1 << 33]])
+def test_recorder_journal_has_the_shape_of_the_first_tensor(shape: list[int]) -> None:
+    log = CallLog()
+    log.journal = Journal(0, 0)
+    log.journal.complete(record(0, settings={}), Path("/nowhere"))
+    log.end(log.begin("combine", (torch.empty(shape, device="meta"), torch.zeros(9))))
+    told = read_journal(log.journal.path).calls[-1].shapes
+    assert told == ([[size % 2**32 for size in shape[:4]]] if shape else [])
 
 
 def test_recorder_journal_keeps_the_last_calls_and_any_number_of_names() -> None:
