@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 DEPTH = 512
 """Calls that are kept."""
+END_WORD = 2
+"""Of a call in a Journal: when it returned; 0: it has not."""
 _MOST_KERNELS = 16  # of one call
 _profiler = torch.autograd.profiler
 _Function = TypeVar("_Function", bound=Callable[..., Any])
@@ -93,12 +95,14 @@ class CallLog:
         """A call has returned, or raised."""
         call, ranges, place = running
         call.end_ns = time.monotonic_ns()
-        if error is not None:
-            call.error = type(error).__name__
         # The agreement service may end this life meanwhile, on a thread of its own.
         journal, durations = self.journal, self.durations
+        if error is not None:
+            call.error = type(error).__name__
+            if journal is not None and place >= 0:
+                journal.failed(place, call.error)
         if journal is not None and place >= 0:
-            journal.end(place, call)
+            journal.words[place + END_WORD] = call.end_ns
         if durations is not None:
             durations.add(call.name, call.end_ns - call.begin_ns, error is not None)
         if ranges is not None:

@@ -40,7 +40,7 @@ _MAGIC = b"uccl-jn1"
 _END = struct.Struct("<Q8s")  # length of the record, magic
 # A call's words: sequence, begin, end, number, name | dimensions << 16, error; sizes of its first tensor, two a word.
 _CALL = struct.Struct("<8Q")
-_END_WORD, _ERROR_WORD = 2, 5
+_ERROR_WORD = 5
 _MOST_SIZES = 4
 _SIZE = (1 << 32) - 1
 _CALLS, _NAMES, _NAME_BYTES = 512, 128, 64
@@ -58,6 +58,7 @@ class Journal:
 
     Attributes:
         path: the file. segment: what is mapped of it.
+        words: the mapped words; when a call returns, calls.END_WORD from `begin` on is written.
 
     Raises:
         OSError: there is no such folder, or no room in it.
@@ -78,7 +79,7 @@ class Journal:
         self.segment = _native.Segment.adopt(fd, events_bytes + _TAIL_BYTES)
         self._names_at, self._calls_at = events_bytes, events_bytes + _NAMES * _NAME_BYTES
         self._memory = self.segment.numpy().data
-        self._words = self._memory[: (events_bytes + _TAIL_BYTES) // 8 * 8].cast("Q")
+        self.words = self._memory[: (events_bytes + _TAIL_BYTES) // 8 * 8].cast("Q")
         self._ids: dict[str, int] = {}
         self._sequence = 0
 
@@ -94,29 +95,27 @@ class Journal:
             file.write(packed + _END.pack(len(packed), _MAGIC))
 
     def begin(self, call: Call) -> int:
-        """A call begins; what `end` must be given."""
+        """A call begins; the number of its first word."""
         self._sequence = sequence = self._sequence + 1
         at = self._calls_at + sequence % _CALLS * _CALL.size
         name = self._ids.get(call.name) or self._id(call.name)
         low = high = 0
         if call.shapes:
             sizes = call.shapes[0]
-            dimensions = min(len(sizes), _MOST_SIZES)
-            name |= dimensions << 16
-            if dimensions == 2:  # rows, as nearly always
+            if len(sizes) == 2:  # rows, as nearly always
+                name |= 2 << 16
                 low = sizes[0] & _SIZE | (sizes[1] & _SIZE) << 32
             else:
+                name |= min(len(sizes), _MOST_SIZES) << 16
                 one, two, three, four = (*sizes, 0, 0, 0, 0)[:_MOST_SIZES]
                 low = one & _SIZE | (two & _SIZE) << 32
                 high = three & _SIZE | (four & _SIZE) << 32
         _CALL.pack_into(self._memory, at, sequence, call.begin_ns, 0, call.number, name, 0, low, high)
         return at // 8
 
-    def end(self, at: int, call: Call) -> None:
-        """That call has returned, or raised."""
-        if call.error:
-            self._words[at + _ERROR_WORD] = self._id(call.error)
-        self._words[at + _END_WORD] = call.end_ns
+    def failed(self, at: int, error: str) -> None:
+        """That call raises an error of this type."""
+        self.words[at + _ERROR_WORD] = self._id(error)
 
     def remove(self) -> None:
         """Removes the file; what is mapped stays."""

@@ -69,9 +69,9 @@ def test_recorder_journal_keeps_the_last_calls_and_any_number_of_names() -> None
     for number in range(700):
         with log.call(f"call {number % 150}", number + 1):
             pass
-    calls = read_journal(log.journal.path).calls
-    assert [call.number for call in calls] == list(range(189, 701))
-    assert all(call.name for call in calls)  # beyond 128 names, the last place is shared
+    kept = read_journal(log.journal.path).calls
+    assert [call.number for call in kept] == list(range(189, 701))
+    assert all(call.name for call in kept)  # beyond 128 names, the last place is shared
 
 
 CHILD = """
