@@ -30,7 +30,8 @@ def test_readme_program_runs_as_printed(tmp_path: Path) -> None:
         timeout=LIMIT_S,
     )
     assert done.returncode == 0, done.stderr[-4000:]
-    assert sorted(re.findall(r"^rank (\d): received \d+ rows", done.stdout, re.M)) == list("0123")
+    # Where Python does not buffer, a line and its end are two writes, and ranks write between them.
+    assert sorted(re.findall(r"rank (\d): received \d+ rows", done.stdout)) == list("0123")
 
 
 def test_readme_is_read_in_a_minute() -> None:
