@@ -5,11 +5,9 @@ Skipped in a loud way where its wheels cannot be had; UCCL_EP_REQUIRE_TOOLS=1 ma
 
 from __future__ import annotations
 
-import os
-
 import pytest
 
-from tests.integrations.environment import Unavailable, python_of
+from tests.integrations.installed import python_or_skip
 from tests.integrations.launch import launch
 from tests.integrations.report import table
 from tests.integrations.versions import Integrator, integrators
@@ -21,11 +19,5 @@ CHOSEN = [one for one in integrators() if not one.by_name]
 @pytest.mark.timeout(1900)  # pip, and a driver that trains models on four ranks
 @pytest.mark.parametrize("integrator", CHOSEN, ids=[one.name for one in CHOSEN])
 def test_integrator_runs_on_us(integrator: Integrator) -> None:
-    try:
-        python = python_of(integrator)
-    except Unavailable as why:
-        if os.environ.get("UCCL_EP_REQUIRE_TOOLS", "0") != "0":
-            raise
-        pytest.skip(f"{integrator.name} {integrator.version}: {why}")
-    told = launch(integrator, python)
+    told = launch(integrator, python_or_skip(integrator))
     assert told.rows and all(row.passed for row in told.rows), "\n" + table(row.cells() for row in told.rows)

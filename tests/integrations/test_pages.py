@@ -6,14 +6,13 @@ slow test looks for both kinds in the installed release.
 
 from __future__ import annotations
 
-import os
 import re
 from pathlib import Path
 
 import pytest
 
 from docs.generate.markdown import Block, blocks
-from tests.integrations.environment import Unavailable, python_of
+from tests.integrations.installed import python_or_skip
 from tests.integrations.other_python import site_of
 from tests.integrations.versions import Integrator, integrators
 
@@ -97,12 +96,7 @@ def test_pages_flags_exist_in_the_release(page: str) -> None:
 
 def absent(integrator: Integrator, wanted: set[str]) -> set[str]:
     """Those of the flags that no source of the installed release names."""
-    try:
-        python = python_of(integrator)
-    except Unavailable as why:
-        if os.environ.get("UCCL_EP_REQUIRE_TOOLS", "0") != "0":
-            raise
-        pytest.skip(f"NOT RUN: {integrator.name} {integrator.version}: {why}")
+    python = python_or_skip(integrator)
     missing = set(wanted)
     package = integrator.package.split("-")[0]
     for path in (site_of(python.parents[1]) / package).rglob("*.py"):

@@ -20,6 +20,17 @@ def available() -> bool:
     return find_spec("matplotlib") is not None
 
 
+def check(path: Path | None) -> Path | None:
+    """For an option that names a picture: says before the work that it cannot be drawn here, not after it.
+
+    Raises:
+        NotSupported: a picture is asked for, and matplotlib is not installed.
+    """
+    if path is not None and not available():
+        raise NotSupported(MISSING)
+    return path
+
+
 def write(path: Path, size: tuple[float, float], fill: Callable[[Any], None], theme: str = "") -> Path:
     """Draws one figure into a file, whose suffix chooses the format; its folder is made.
 

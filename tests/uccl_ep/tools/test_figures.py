@@ -7,7 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
+from uccl_ep.cli import app
 from uccl_ep.errors import NotSupported
 from uccl_ep.tools import figures
 
@@ -47,3 +49,13 @@ def test_figures_without_matplotlib_say_how_to_install_it(tmp_path: Path, monkey
     monkeypatch.setattr(builtins, "__import__", absent)
     with pytest.raises(NotSupported, match=r"pip install 'uccl-ep\[plots\]'"):
         figures.write(tmp_path / "a.png", (3, 2), line)
+
+
+def test_figures_are_refused_before_the_work(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert figures.check(None) is None and figures.check(tmp_path / "a.png") == tmp_path / "a.png"
+    monkeypatch.setattr(figures, "available", lambda: False)
+    assert figures.check(None) is None
+    with pytest.raises(NotSupported, match="plots"):
+        figures.check(tmp_path / "a.png")
+    result = CliRunner().invoke(app, ["bench", "memory", "--plot", str(tmp_path / "a.png")])
+    assert isinstance(result.exception, NotSupported) and not result.output

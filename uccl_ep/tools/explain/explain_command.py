@@ -27,6 +27,9 @@ def explain(
     messages that both ends have recorded. Of several jobs in a folder the last one is told. What is no record, damaged,
     or a link is skipped, and named on stderr; with no record at all the status is 2.
 
+    A rank that was killed has written none: its journal, in memory of its host, is read in its place. So are those of
+    ranks that still run, so that a job that hangs can be asked.
+
     Without DUMP the last job is told of which records lie where ranks leave them: UCCL_EP_FLIGHT_RECORDER, or this
     user's folder among temporary files. The end says what to do.
 

@@ -10,12 +10,17 @@ from typing import Annotated, Any
 
 import typer
 
+from uccl_ep.tools import figures
+
 _COUNTED, _OUTPUT = "What is counted", "Output"
 
 Json = Annotated[bool, typer.Option("--json", help="Print JSON and nothing else.", rich_help_panel=_OUTPUT)]
 Out = Annotated[Path | None, typer.Option(help="File for the JSON result.", rich_help_panel=_OUTPUT)]
 Plot = Annotated[
-    Path | None, typer.Option(help="File for a picture; its suffix chooses the format.", rich_help_panel=_OUTPUT)
+    Path | None,
+    typer.Option(
+        help="File for a picture; its suffix chooses the format.", rich_help_panel=_OUTPUT
+    ),
 ]
 
 
