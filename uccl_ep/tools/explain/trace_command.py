@@ -18,8 +18,9 @@ def trace(
     """Make one trace of all ranks' records, for Perfetto (ui.perfetto.dev) or chrome://tracing.
 
     With UCCL_EP_TRACE=DIR each rank records every command (the last 65,536 events of each proxy thread) and leaves its
-    record in DIR when its Buffer is destroyed; of one that was killed, its journal in memory of this host is read. A process a rank, with rows for calls, kernels, and each proxy thread's
-    ring, network, arrivals and flags, all on one clock. Records of faults, which have less, can be drawn as well.
+    record in DIR when its Buffer is destroyed; of one that was killed, its journal in memory of this host is read. A
+    process a rank, with rows for calls, kernels, and each proxy thread's ring, network, arrivals and flags, all on one
+    clock. Records of faults, which have less, can be drawn as well.
 
     Examples:
 

@@ -19,7 +19,7 @@ Out = Annotated[Path | None, typer.Option(help="File for the JSON result.", rich
 Plot = Annotated[
     Path | None,
     typer.Option(
-        help="File for a picture; its suffix chooses the format.", rich_help_panel=_OUTPUT
+        help="File for a picture; its suffix chooses the format.", rich_help_panel=_OUTPUT, callback=figures.check
     ),
 ]
 
