@@ -19,7 +19,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[3]
 SOURCES = Path(__file__).resolve().parent / "machine"
 FLAGS = (
-    *("-std=c++20", "-O2", "-fPIC", "-shared", "-pthread", "-Wall", "-Wextra", "-Werror"),
+    *("-std=c++20", "-O2", "-g", "-fPIC", "-shared", "-pthread", "-Wall", "-Wextra", "-Werror"),
     *("-fno-strict-aliasing", "-ffp-contract=off"),  # kernels' memory has no types here; rounding is part of the contract
 )
 KINDS = {"": 0, "device": 1, "pinned": 2, "tensor": 3}

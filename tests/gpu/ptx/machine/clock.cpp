@@ -27,6 +27,22 @@ Clock::Node* Clock::merge(Node* a, Node* b, u32 level) {
     for (u32 i = 0; i < kWidth; ++i) made->clock[i] = std::max(a->clock[i], b->clock[i]);
     return made;
   }
+  // Lanes of a warp learn the same of the same: what two nodes gave is remembered, and kept, for a while.
+  struct Remembered {
+    Node *a = nullptr, *b = nullptr, *merged = nullptr;
+    u32 level = 0;
+  };
+  static Remembered memory[1 << 12];
+  const u64 hash = (reinterpret_cast<u64>(a) * 0x9E3779B97F4A7C15ull) ^ (reinterpret_cast<u64>(b) * 0xC2B2AE3D27D4EB4Full);
+  Remembered& slot = memory[hash >> 52];
+  if (slot.a == a && slot.b == b) return hold(slot.merged);
+  Node* const merged = merge_children(a, b, level);
+  for (Node* old : {slot.a, slot.b, slot.merged}) drop(old, slot.level);
+  slot = Remembered{hold(a), hold(b), hold(merged), level};
+  return merged;
+}
+
+Clock::Node* Clock::merge_children(Node* a, Node* b, u32 level) {
   Node* merged[kWidth];
   bool all_a = true, all_b = true;
   for (u32 i = 0; i < kWidth; ++i) {

@@ -64,6 +64,7 @@ class Clock {
   }
   static void drop(Node* node, u32 level);
   static Node* merge(Node* a, Node* b, u32 level);
+  static Node* merge_children(Node* a, Node* b, u32 level);
 
   Node* root_ = nullptr;
 };

@@ -175,7 +175,7 @@ u64 Machine::resolve(Lane& lane, const Instruction& i, u64 address, u32 bytes, b
   const u64 window = reinterpret_cast<u64>(lane.block->shared);
   const u32 room = lane.block->launch.request.shared_bytes;
   if (i.space == Space::kShared) address = window + static_cast<u32>(address);
-  *shared = address - window < kSharedWindow && (i.space == Space::kShared || address - window < room);
+  *shared = i.space == Space::kShared || address - window < room + kSharedGuard;
   if (i.space == Space::kShared || *shared) {
     if (address - window + bytes > room)
       fail(lane, "byte " + std::to_string(address - window) + " of shared memory is beyond the " + std::to_string(room) +
@@ -341,6 +341,7 @@ void Machine::run(Lane& lane) {
       case Op::k_shflw: to = (b(i) << 32 | a(i)) << (c(i) & 31) >> 32 & kWord; break;  // shf.l.wrap
       case Op::k_popc: to = static_cast<u64>(std::popcount(a(i))); break;
       case Op::k_brev: to = reversed(static_cast<u32>(a(i))); break;
+      case Op::k_clz: to = static_cast<u64>(std::countl_zero(static_cast<u32>(a(i)))); break;
       case Op::k_bfind: to = a(i) == 0 ? kWord : static_cast<u64>(std::countl_zero(static_cast<u32>(a(i)))); break;
       case Op::k_bfi32: to = inserted(a(i), b(i), c(i), lane.value(i.from[3]), 32); break;
       case Op::k_bfi64: to = inserted(a(i), b(i), c(i), lane.value(i.from[3]), 64); break;
@@ -422,7 +423,7 @@ void Machine::run(Lane& lane) {
         arrive_at_warp(lane, i);
         return;
       case Op::k_sleep:
-        lane.slept = true;
+        lane.last_sleep = lane.executed;
         launch.sleeping.push_back(&lane);
         return;
       case Op::k_bra: lane.next = static_cast<u32>(i.offset); continue;

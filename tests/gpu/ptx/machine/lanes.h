@@ -9,8 +9,10 @@ namespace ptx {
 
 inline constexpr u32 kLaneBits = 18;         // of an id: the lane within its launch; above it the stream, from 1 on
 inline constexpr u32 kInstructionBits = 20;  // of Access::instruction; above it the kernel's number
+inline constexpr u64 kStuckNs = 4'000'000'000;
+inline constexpr u64 kSpinInstructions = 500;  // more than a turn of a loop that waits
 inline constexpr u64 kSmParts = 1 << 20;
-inline constexpr u64 kSharedWindow = 256 << 10;  // addresses that are shared memory, whether or not the launch has so much
+inline constexpr u64 kSharedGuard = 128;     // bytes behind a block's shared memory that nobody else has
 
 struct Machine::Lane {
   const Instruction* code = nullptr;
@@ -19,8 +21,8 @@ struct Machine::Lane {
   Block* block = nullptr;
   u32 tid = 0, id = 0, clock = 0;
   u32 next = 0, at = 0;  // instructions: the one to come, the one at hand
-  bool slept = false;
   u64 wide = 0, executed = 0;
+  u64 last_sleep = 0;  // instructions executed by then
   Clock known;
 
   u64 value(const Operand& operand) const { return operand.slot == kNoSlot ? operand.value : registers[operand.slot]; }

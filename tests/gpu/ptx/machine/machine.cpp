@@ -45,7 +45,8 @@ void Machine::load(std::string_view program) {
 u32 Machine::snapshot(u64 thread) {
   const std::lock_guard lock(mutex_);
   Clock known = hosts_[thread];
-  known.learn(kHost, now_);
+  known.learn(kHost, now_++);
+  if (settings_.judge) look_at_all();
   events_[next_event_] = std::move(known);
   return next_event_++;
 }
@@ -124,6 +125,7 @@ void Machine::mutate(const std::string& kernel, u32 instruction, const std::stri
 
 std::string Machine::launch(const LaunchRequest& request, Counts* counts) {
   std::unique_lock lock(mutex_);
+  if (broken_) return "";
   const auto found = kernels_.find(request.kernel);
   if (found == kernels_.end()) return "there is no kernel " + request.kernel;
   Kernel& kernel = found->second;
@@ -160,19 +162,51 @@ void Machine::execute() {
     for (u32 i = 0; i < 256 && !active_.empty(); ++i) {
       Launch& launch = *active_[random() % active_.size()];
       worked = turn(launch) || worked;
-      if (launch.done) {
-        std::erase(active_, &launch);
-        ended_.notify_all();
-      }
+      if (launch.done) sweep();
     }
     lock.unlock();
     if (worked) {
-      idle_ = 0;
+      idle_ = stuck_since_ = 0;
     } else if (++idle_ > 4) {
       usleep(50);  // every lane waits for a host thread
     }
     lock.lock();
+    if (idle_ > 4) give_up_on_room();
   }
+}
+
+// Launches that are at their end go; after a mistake all are.
+void Machine::sweep() {
+  for (Launch* launch : active_)
+    if (broken_ && !launch->done) finish(*launch);
+  std::erase_if(active_, [](const Launch* launch) { return launch->done; });
+  ended_.notify_all();
+}
+
+// What runs waits for what has no room to run.
+void Machine::give_up_on_room() {
+  const auto crowded = std::find_if(active_.begin(), active_.end(), [](const Launch* l) { return l->next_block < l->request.grid; });
+  if (crowded == active_.end()) {
+    stuck_since_ = 0;
+    return;
+  }
+  timespec t;
+  clock_gettime(CLOCK_MONOTONIC, &t);
+  const u64 now = static_cast<u64>(t.tv_sec) * 1'000'000'000ull + static_cast<u64>(t.tv_nsec);
+  if (stuck_since_ == 0) stuck_since_ = now;
+  if (now - stuck_since_ < kStuckNs) return;
+  Launch& launch = **crowded;
+  const std::string why = launch.kernel->name + ": " + std::to_string(launch.request.grid - launch.next_block) + " of " +
+                 std::to_string(launch.request.grid) + " blocks find no room, and all that run wait";
+  break_off(launch, why);
+  sweep();
+  stuck_since_ = 0;
+}
+
+void Machine::break_off(Launch& launch, const std::string& why) {
+  launch.error = why;
+  broken_ = true;
+  finish(launch);
 }
 
 // As many more blocks as processors have room for.
@@ -192,7 +226,7 @@ void Machine::admit(Launch& launch) {
 bool Machine::turn(Launch& launch) {
   bool worked = true;
   ++now_;
-  if (!pending_order_.empty() && random() % 2 == 0) write_back_some();
+  if (!pending_order_.empty() && random() % 32 == 0) write_back_some();
   try {
     if (launch.next_block < launch.request.grid) admit(launch);
     if (launch.ready.empty()) {
@@ -206,13 +240,10 @@ bool Machine::turn(Launch& launch) {
     Lane& lane = *launch.ready[picked];
     launch.ready[picked] = launch.ready.back();
     launch.ready.pop_back();
-    const bool woke = lane.slept;
-    lane.slept = false;
+    worked = lane.last_sleep == 0 || lane.executed - lane.last_sleep > kSpinInstructions;
     run(lane);
-    worked = !(woke && lane.slept);
   } catch (const std::exception& error) {
-    launch.error = error.what();
-    finish(launch);
+    break_off(launch, error.what());
   }
   if (launch.next_block == launch.request.grid && launch.blocks.empty() && !launch.done) finish(launch);
   return worked;
@@ -284,6 +315,33 @@ Clock Machine::all_of(const Lane& lane) const {
   return all;
 }
 
+// By the host, some time since it was seen.
+void Machine::changed_by_host(Cell& cell) {
+  cell.write = Access{};
+  cell.write.clock = cell.seen;
+  cell.write.scope = Scope::kSys;
+  cell.reads.clear();
+}
+
+// Memory that the host may write, when a thread of it queues something: what it writes from now on, a kernel gets to
+// know only by an acquire.
+void Machine::look_at_all() {
+  const auto of_host = [&](u64 begin, u64 end) {
+    const auto after = regions_.lower_bound(end);
+    return after != regions_.begin() && begin < std::prev(after)->second.end && std::prev(after)->second.kind != Kind::kTensor;
+  };
+  shadow_.visit_touched(of_host, [&](Cell& cell, u64 address, u32 size) {
+    if (!pending_.empty() && pending_.contains(address & ~3ull)) return;
+    u32 current = 0;
+    std::memcpy(&current, reinterpret_cast<const void*>(address), size);
+    if (current != cell.value) {
+      changed_by_host(cell);
+      cell.value = current;
+    }
+    cell.seen = now_;
+  });
+}
+
 void Machine::judge(Lane& lane, const Instruction& i, u64 address, u32 bytes, bool shared, bool write, const void* now) {
   Launch& launch = lane.block->launch;
   Access mine;
@@ -304,10 +362,7 @@ void Machine::judge(Lane& lane, const Instruction& i, u64 address, u32 bytes, bo
     std::memcpy(&current, value + (at - address), size);
     if (shared && cell.seen == 0 && !write) fail(lane, "it reads shared memory that nobody has written");
     if (cell.seen != 0 && cell.value != current && !shared) {
-      cell.write = Access{};  // the host's, at some time since it was seen
-      cell.write.clock = cell.seen;
-      cell.write.scope = Scope::kSys;
-      cell.reads.clear();
+      changed_by_host(cell);
     }
     if (cell.seen != 0 && cell.write.clock != 0 && !ordered(cell.write) && !(write && cell.write.id == kHost))
       fail(lane, std::string(write ? "it overwrites" : "it reads") + " what " + describe(cell.write) + " wrote, without order");

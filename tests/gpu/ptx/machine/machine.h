@@ -48,7 +48,8 @@ class Machine {
   Machine& operator=(const Machine&) = delete;
 
   void load(std::string_view program);
-  // Runs a kernel to its end, in the calling thread's stead; returns what it did wrong, or "".
+  // Runs a kernel to its end, in the calling thread's stead; returns what it did wrong, or "". After the first mistake
+  // of any kernel none runs on, and none begins: what they would wait for may never come.
   std::string launch(const LaunchRequest& request, Counts* counts);
 
   // ---- order: streams, events, and what host threads know ----
@@ -95,11 +96,16 @@ class Machine {
 
   void execute();
   bool turn(Launch& launch);
+  void give_up_on_room();
+  void sweep();
   void admit(Launch& launch);
   void finish(Launch& launch);
+  void break_off(Launch& launch, const std::string& why);
   void end_block(Launch& launch, Block& block);
   // Executes a lane until it waits, sleeps, gives way or ends.
   void run(Lane& lane);
+  void look_at_all();
+  static void changed_by_host(Cell& cell);
   template <class T>
   T load(Lane& lane, const Instruction& i, u64 address);
   void load_elements(Lane& lane, const Instruction& i);
@@ -129,7 +135,7 @@ class Machine {
   u64 random();
 
   Settings settings_;
-  std::mutex mutex_;
+  static inline std::mutex mutex_;  // one for all machines: clocks share what they remember
   std::condition_variable work_, ended_;
   std::map<std::string, Kernel> kernels_;
   std::vector<const Kernel*> by_number_;                // of Access::instruction's upper bits
@@ -150,7 +156,8 @@ class Machine {
   u32 now_ = 1;
   std::map<u32, u64> resident_;  // on each GPU, in parts of a processor
   u64 idle_ = 0;
-  bool stop_ = false;
+  u64 stuck_since_ = 0;  // ns; lanes only wait since then, and blocks wait for room. 0: not so
+  bool stop_ = false, broken_ = false;
   std::thread thread_;
 };
 

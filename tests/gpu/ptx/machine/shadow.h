@@ -59,6 +59,23 @@ class Shadow {
       for (u32 i = first; i < 4 && address < end; ++i, ++address) visit_cell((*word.bytes)[i], address, 1u);
     }
   }
+  // The words and bytes that lanes have touched.
+  template <class Wanted, class Visit>
+  void visit_touched(Wanted&& wanted, Visit&& visit_cell) {
+    for (auto& [number, page] : pages_) {
+      if (!wanted(number * 4 * kPageWords, (number + 1) * 4 * kPageWords)) continue;
+      for (u32 w = 0; w < kPageWords; ++w) {
+        Cell& word = (*page)[w];
+        const u64 address = (number * kPageWords + w) * 4;
+        if (word.bytes) {
+          for (u32 i = 0; i < 4; ++i)
+            if ((*word.bytes)[i].seen != 0) visit_cell((*word.bytes)[i], address + i, 1u);
+        } else if (word.seen != 0) {
+          visit_cell(word, address, 4u);
+        }
+      }
+    }
+  }
   void forget(u64 address, u64 bytes);
   u64 pages() const { return pages_.size(); }
 
