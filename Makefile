@@ -26,7 +26,7 @@ NATIVE_DIRS := $(shell find proxy kernels -type d)
 CHECKED_CPP = $(shell find proxy kernels tests bench -type f \( -name "*.h" -o -name "*.cpp" \) 2>/dev/null)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo quick test test-native test-sanitize test-arm test-slow test-compile test-rdma test-integrations test-vllm prove bench docs doctor tour wheel lint format stub clean
+.PHONY: help setup demo quick test test-native test-sanitize test-arm test-slow test-compile test-ptx test-rdma test-integrations test-vllm prove bench docs doctor tour wheel lint format stub clean
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /|/' | awk -F'|' '{printf "  make %-18s %s\n", $$1, $$2}'
@@ -133,6 +133,15 @@ test-vllm: $(VENV)/.stamp-native ## vLLM's wheel (336 MB) on us
 test-compile: $(VENV)/.stamp-compile ## compile every kernel for NVIDIA and AMD processors; no device needed
 	$(SAY) "pytest: compile the kernels for sm_80 to sm_120a, gfx942, gfx950"
 	@$(PYTEST) -m compile tests/kernels tests/uccl_ep/gpu $(ARGS)
+
+# One architecture plays everything; the two others what has least in common with it. Each with lanes in another order.
+test-ptx: $(VENV)/.stamp-compile ## run the kernels' PTX on the CPU, each access judged by PTX's memory model; no GPU needed
+	$(SAY) "pytest: the machine that executes PTX"
+	@$(PYTEST) -m compile tests/gpu/ptx $(ARGS)
+	$(SAY) "pytest: bodies of the GPU's tests on PTX for compute_90a, then some on compute_80 and compute_100a"
+	@$(PYTEST) -p tests.gpu.ptx.plugin --ptx compute_90a tests/gpu tests/uccl_ep/gpu --ignore tests/gpu/ptx -k "not cpu" $(ARGS)
+	@$(PYTEST) -p tests.gpu.ptx.plugin --ptx compute_80 --ptx-seed 2 tests/gpu/test_rounds.py -k "fake and (5 or both)" $(ARGS)
+	@$(PYTEST) -p tests.gpu.ptx.plugin --ptx compute_100a --ptx-seed 3 tests/gpu/test_rounds.py -k "fake and (5 or both)" $(ARGS)
 
 test-rdma: $(VENV)/.stamp-native ## the verbs transport on a real verbs stack: soft-RoCE in a virtual machine
 	$(SAY) "boot a guest with soft-RoCE and run what needs a real verbs stack"

@@ -26,10 +26,13 @@ class Gate:
         settings.num_rings = 0
         settings.timeout_ns = 50 * 10**9
         tables = _native.RankTables(settings)
+        image = torch.empty(len(tables.placed_at(0)[0]), dtype=torch.uint8)
+        placed, context = tables.placed_at(image.data_ptr())
+        image.copy_(torch.frombuffer(bytearray(placed), dtype=torch.uint8))
         device.begin()
-        device.launch(_native.barrier_launch(tables.context, 1))
-        device.record((memories, tables))
-        self._kept = memories, tables  # on a GPU only tensors are held
+        device.launch(_native.barrier_launch(context, 1))
+        self._kept = memories, image
+        device.record(self._kept)
 
     def open(self) -> None:
         """Lets the stream go on."""

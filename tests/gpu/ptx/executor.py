@@ -9,14 +9,19 @@ import itertools
 import queue
 import threading
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, ClassVar
+
+import pytest
+import torch
 
 from tests.gpu.ptx.machine import Counts, Machine, MachineError
 from tests.gpu.ptx.programs import product
-from tests.uccl_ep.gpu.fake_driver import HostExecutor
+from tests.uccl_ep.gpu.fake_driver import FakeDriver, HostExecutor
 from uccl_ep import _native
 from uccl_ep.gpu.driver import Facts
+from uccl_ep.group.thread_group import ThreadGroup
 
 # What an SM of sm_80 to sm_100 holds, and the registers of a lane where no compiler has said: all that bounds allow.
 SM_LANES, SM_BLOCKS, SM_REGISTERS = 2048, 32, 65536
@@ -147,3 +152,38 @@ class PtxExecutor(HostExecutor):
 
     def memory(self, address: int, num_bytes: int, kind: str) -> None:
         self._world.machine.region(address, num_bytes, kind)
+
+
+@contextmanager
+def playing(world: World) -> Iterator[None]:
+    """Every FakeDriver made within runs its kernels in the world's machine, which hears when ranks meet."""
+    patch = pytest.MonkeyPatch()
+    wait, gather = threading.Barrier.wait, ThreadGroup.all_gather_object
+
+    def meet(group: ThreadGroup) -> None:
+        for _ in range(2):  # all have come before any goes on, so that what they know is put together between
+            wait(group._shared.barrier, 60)
+            world.machine.hosts_meet()
+
+    def gathered(group: ThreadGroup, value: Any) -> list[Any]:
+        values = gather(group, value)
+        world.machine.hosts_meet()
+        return values
+
+    data_ptr = torch.Tensor.data_ptr
+
+    def known(tensor: torch.Tensor) -> int:
+        """Tensors that no rank's thread has made come to be known when their address is asked for."""
+        storage = tensor.untyped_storage()
+        world.machine.tensor(storage.data_ptr(), storage.nbytes())
+        return data_ptr(tensor)
+
+    patch.setattr(torch.Tensor, "data_ptr", known)
+    patch.setattr(PtxExecutor, "world", world, raising=False)
+    patch.setattr(FakeDriver, "executor_type", PtxExecutor)
+    patch.setattr(ThreadGroup, "barrier", meet)
+    patch.setattr(ThreadGroup, "all_gather_object", gathered)
+    try:
+        yield
+    finally:
+        patch.undo()

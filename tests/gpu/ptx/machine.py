@@ -20,7 +20,10 @@ ROOT = Path(__file__).resolve().parents[3]
 SOURCES = Path(__file__).resolve().parent / "machine"
 FLAGS = (
     *("-std=c++20", "-O2", "-g", "-fPIC", "-shared", "-pthread", "-Wall", "-Wextra", "-Werror"),
-    *("-fno-strict-aliasing", "-ffp-contract=off"),  # kernels' memory has no types here; rounding is part of the contract
+    *(
+        "-fno-strict-aliasing",
+        "-ffp-contract=off",
+    ),  # kernels' memory has no types here; rounding is part of the contract
 )
 KINDS = {"": 0, "device": 1, "pinned": 2, "tensor": 3}
 _HEAD = 5
@@ -57,7 +60,7 @@ def _library() -> ctypes.CDLL:
         ("hosts_meet", None, (pointer,)),
         ("release", None, (pointer, ctypes.c_uint32)),
         ("region", None, (pointer, number, number, ctypes.c_uint32)),
-        ("forget", None, (pointer, number, number)),
+        ("tensor", None, (pointer, number, number)),
         ("mutate", pointer, (pointer, text, ctypes.c_uint32, text)),
         ("executed", number, (pointer, text, pointer, number)),
     ):
@@ -113,8 +116,8 @@ class Machine:
 
         Args:
             kernel: its name.
-            shape: blocks, lanes a block, bytes of shared memory, blocks that an SM holds, stream, device, snapshot, GPU,
-                its SMs.
+            shape: blocks, lanes a block, bytes of shared memory, blocks that an SM holds, stream, device, snapshot,
+                GPU, its SMs.
             args: its argument struct.
 
         Raises:
@@ -156,6 +159,11 @@ class Machine:
         """Memory that kernels may use, by KINDS; "" ends it."""
         if num_bytes:
             self._calls.ptx_region(self._machine, address, num_bytes, KINDS[kind])
+
+    def tensor(self, address: int, num_bytes: int) -> None:
+        """Memory of a tensor, which may be known already."""
+        if num_bytes:
+            self._calls.ptx_tensor(self._machine, address, num_bytes)
 
     def mutate(self, kernel: str, instruction: int, how: str) -> None:
         """Changes how an instruction orders memory: "relax", "weaken", "narrow", "remove"; "" undoes it.

@@ -6,17 +6,14 @@ aligned, of the wrong state space; a collective that not all lanes reach; shared
 
 from __future__ import annotations
 
-import threading
 from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from tests.gpu.ptx.executor import PtxExecutor, World
+from tests.gpu.ptx.executor import World, playing
 from tests.gpu.ptx.programs import ARCHITECTURES
-from tests.uccl_ep.gpu.fake_driver import FakeDriver
-from uccl_ep.group.thread_group import ThreadGroup
 
 _launches: Counter[str] = Counter()
 
@@ -25,34 +22,19 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("ptx", "kernels as PTX")
     group.addoption("--ptx", choices=ARCHITECTURES, default="compute_90a", help="what NVRTC compiles for")
     group.addoption("--ptx-seed", type=int, default=1, help="of the order of lanes")
-    group.addoption("--ptx-preempt", type=int, default=4, help="give way after one in N ordering instructions; 0: never")
+    group.addoption(
+        "--ptx-preempt", type=int, default=4, help="give way after one in N ordering instructions; 0: never"
+    )
     group.addoption("--ptx-no-judge", action="store_true", help="look for no races: several times faster")
 
 
 @pytest.fixture(autouse=True)
-def ptx_world(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
+def ptx_world(request: pytest.FixtureRequest) -> Iterator[World]:
     """The machine of one test."""
     option = request.config.getoption
     world = World(option("--ptx"), option("--ptx-seed"), option("--ptx-preempt"), not option("--ptx-no-judge"))
-    monkeypatch.setattr(PtxExecutor, "world", world, raising=False)
-    monkeypatch.setattr(FakeDriver, "executor_type", PtxExecutor)
-    barrier = threading.Barrier.wait
-
-    def meet(group: ThreadGroup) -> None:
-        barrier(group._shared.barrier, 60)
-        world.machine.hosts_meet()
-        barrier(group._shared.barrier, 60)
-
-    gather = ThreadGroup.all_gather_object
-
-    def gathered(group: ThreadGroup, value: Any) -> list[Any]:
-        values = gather(group, value)
-        world.machine.hosts_meet()
-        return values
-
-    monkeypatch.setattr(ThreadGroup, "barrier", meet)
-    monkeypatch.setattr(ThreadGroup, "all_gather_object", gathered)
-    yield world
+    with playing(world):
+        yield world
     _launches.update(world.launches)
     if world.errors:
         pytest.fail("kernels broke PTX's rules:\n" + "\n".join(world.errors[:5]), pytrace=False)

@@ -6,8 +6,6 @@ import fcntl
 import functools
 import hashlib
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 from tests.gpu.ptx import lower, read
 from tests.kernels.ptx import ROOT, programs
@@ -60,9 +58,3 @@ def product(arch: str) -> str:
             fresh.write_text("".join(lowered(source, header, arch) for source, header in sources))
             fresh.replace(made)
     return made.read_text()
-
-
-def builder(arch: str) -> list[Any]:
-    """One program with every kernel, for KernelLibrary; its binary is the text above."""
-    program = SimpleNamespace(kernels=tuple(_native.kernel_arguments()))
-    return [SimpleNamespace(program=program, arch=arch, code=SimpleNamespace(binary=product(arch)), cached=True)]

@@ -70,16 +70,16 @@ KERNEL all_blocks_meet(TwoWords a) {
 // ---- order -----------------------------------------------------------------------------------------------------------
 
 // Block 0 says what it has written, block 1 waits for it: with each order of the flag.
-#define MESSAGE(name, store, load)                                                      \
-  KERNEL name(TwoWords a) {                                                             \
-    if (simt::tid() != 0) return;                                                       \
-    if (simt::bid() == 0) {                                                             \
-      a.data[0] = 42;                                                                   \
-      store(a.flag, 1u);                                                                \
-    } else {                                                                            \
-      while (load(a.flag) == 0) simt::pause();                                          \
-      a.data[1] = a.data[0];                                                            \
-    }                                                                                   \
+#define MESSAGE(name, store, load)             \
+  KERNEL name(TwoWords a) {                    \
+    if (simt::tid() != 0) return;              \
+    if (simt::bid() == 0) {                    \
+      a.data[0] = 42;                          \
+      store(a.flag, 1u);                       \
+    } else {                                   \
+      while (load(a.flag) == 0) simt::pause(); \
+      a.data[1] = a.data[0];                   \
+    }                                          \
   }
 MESSAGE(message, simt::st_release_gpu, simt::ld_acquire_gpu)
 MESSAGE(message_not_released, simt::st_relaxed_gpu, simt::ld_acquire_gpu)

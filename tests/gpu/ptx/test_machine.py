@@ -72,7 +72,7 @@ def bench() -> Iterator[Bench]:
     made.machine.close()
 
 
-# ---- addresses and collectives -----------------------------------------------------------------------------------------
+# ---- addresses and collectives ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -96,12 +96,20 @@ def test_ptx_machine_refuses(bench: Bench, kernel: str, where: Callable[[Bench],
     with pytest.raises(MachineError) as raised:
         bench.run(kernel, bench.data, where(bench), lanes=64)
     assert said in str(raised.value)
-    assert kernel in str(raised.value) and "small_kernels.h:" in str(raised.value) or "backend_cuda.h" in str(raised.value)
+    assert (
+        kernel in str(raised.value) and "small_kernels.h:" in str(raised.value) or "backend_cuda.h" in str(raised.value)
+    )
 
 
 @pytest.mark.parametrize(
     ("kernel", "number"),
-    [("writes_shared", 63), ("reads_unwritten_shared", 64), ("divides", 2), ("leaves_lanes_out", 32), ("ends_before_a_barrier", 0)],
+    [
+        ("writes_shared", 63),
+        ("reads_unwritten_shared", 64),
+        ("divides", 2),
+        ("leaves_lanes_out", 32),
+        ("ends_before_a_barrier", 0),
+    ],
 )
 def test_ptx_machine_accepts(bench: Bench, kernel: str, number: int) -> None:
     bench.run(kernel, bench.data, number, lanes=64)
@@ -118,7 +126,7 @@ def test_ptx_machine_arguments_have_the_kernels_size(bench: Bench) -> None:
         bench.run("message", bench.data)
 
 
-# ---- order -------------------------------------------------------------------------------------------------------------
+# ---- order -----------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -168,8 +176,8 @@ def test_ptx_machine_streams_and_events_order(bench: Bench) -> None:
     event = bench.machine.record(0)
     bench.machine.wait(2, event)
     bench.message("receives_relaxed", stream=2, device=1)
-    for event in (event, bench.machine.record(2)):
-        bench.machine.host_learns(7, event)
+    for known in (event, bench.machine.record(2)):
+        bench.machine.host_learns(7, known)
     snapshot = bench.machine.snapshot(7)
     packed = struct.pack("<2Q", bench.data, bench.flag)
     bench.machine.launch("receives_relaxed", (1, 32, 256, 1, 3, 1, snapshot, 0, 4), packed)
@@ -218,7 +226,7 @@ def test_ptx_machine_plays_weak_order_to_the_host() -> None:
     assert sum(_host_reads("tells_host_relaxed", seed) for seed in range(8)) > 0
 
 
-# ---- arithmetic --------------------------------------------------------------------------------------------------------
+# ---- arithmetic ------------------------------------------------------------------------------------------------------
 
 
 def test_ptx_machine_casts_as_torch_does(bench: Bench) -> None:

@@ -32,9 +32,6 @@ class HostExecutor:
     def __init__(self, facts: Facts) -> None:
         self.facts = facts
 
-    def load(self, binary: Any) -> None:
-        """A program's machine code, which the host needs not."""
-
     def queue(self) -> Any:
         """What a stream's work goes through, one thing after the other."""
         return _native.Stream()
@@ -106,7 +103,6 @@ class FakeDriver:
 
     def load(self, binary: Any) -> Any:
         self._forbid("loading code")
-        self.executor.load(binary)
         return object()
 
     def function(self, module: Any, name: str) -> int:

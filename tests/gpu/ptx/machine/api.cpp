@@ -23,9 +23,7 @@ void ptx_free(char* message) { std::free(message); }
 char* ptx_load(ptx::Machine* machine, const char* program) try {
   machine->load(program);
   return nullptr;
-} catch (const std::exception& error) {
-  return text(error.what());
-}
+} catch (const std::exception& error) { return text(error.what()); }
 
 // `shape`: grid, lanes, shared bytes, blocks an SM, stream, device, snapshot, GPU, its SMs. `counts`: u64 [5 + room]: grid, warps, instructions, busiest lane, host words, then each warp's wide accesses.
 char* ptx_launch(ptx::Machine* machine, const char* kernel, const ptx::u32* shape, const char* args, ptx::u64 arg_bytes,
@@ -49,14 +47,12 @@ void ptx_release(ptx::Machine* machine, ptx::u32 event) { machine->release(event
 void ptx_region(ptx::Machine* machine, ptx::u64 address, ptx::u64 bytes, ptx::u32 kind) {
   machine->region(address, bytes, static_cast<ptx::Kind>(kind));
 }
-void ptx_forget(ptx::Machine* machine, ptx::u64 address, ptx::u64 bytes) { machine->forget(address, bytes); }
+void ptx_tensor(ptx::Machine* machine, ptx::u64 address, ptx::u64 bytes) { machine->tensor(address, bytes); }
 
 char* ptx_mutate(ptx::Machine* machine, const char* kernel, ptx::u32 instruction, const char* how) try {
   machine->mutate(kernel, instruction, how);
   return nullptr;
-} catch (const std::exception& error) {
-  return text(error.what());
-}
+} catch (const std::exception& error) { return text(error.what()); }
 
 // How many instructions a kernel has; how often lanes executed each of them, where there is room.
 ptx::u64 ptx_executed(ptx::Machine* machine, const char* kernel, ptx::u64* counts, ptx::u64 room) {

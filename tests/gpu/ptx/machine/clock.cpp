@@ -1,3 +1,4 @@
+// What clock.h declares: trees that share what they have in common.
 #include "clock.h"
 
 #include <algorithm>
@@ -33,7 +34,8 @@ Clock::Node* Clock::merge(Node* a, Node* b, u32 level) {
     u32 level = 0;
   };
   static Remembered memory[1 << 12];
-  const u64 hash = (reinterpret_cast<u64>(a) * 0x9E3779B97F4A7C15ull) ^ (reinterpret_cast<u64>(b) * 0xC2B2AE3D27D4EB4Full);
+  const u64 hash =
+      (reinterpret_cast<u64>(a) * 0x9E3779B97F4A7C15ull) ^ (reinterpret_cast<u64>(b) * 0xC2B2AE3D27D4EB4Full);
   Remembered& slot = memory[hash >> 52];
   if (slot.a == a && slot.b == b) return hold(slot.merged);
   Node* const merged = merge_children(a, b, level);

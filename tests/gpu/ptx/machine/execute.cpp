@@ -72,19 +72,6 @@ u64 element(const u8* image, u32 bytes) {
   return value;
 }
 
-// Where host threads may look at the same time: a word, or 16 bytes, at once, behind all that was stored before.
-void store_now(u64 address, u32 bytes, const void* image) {
-  __atomic_thread_fence(__ATOMIC_RELEASE);
-  if (bytes == 16 && address % 16 == 0)
-    _mm_store_si128(reinterpret_cast<__m128i*>(address), _mm_loadu_si128(static_cast<const __m128i*>(image)));
-  else if (bytes == 8 && address % 8 == 0)
-    __atomic_store_n(reinterpret_cast<u64*>(address), element(static_cast<const u8*>(image), 8), __ATOMIC_RELEASE);
-  else if (bytes == 4)
-    __atomic_store_n(reinterpret_cast<u32*>(address), static_cast<u32>(element(static_cast<const u8*>(image), 4)), __ATOMIC_RELEASE);
-  else
-    std::memcpy(reinterpret_cast<void*>(address), image, bytes);
-}
-
 // Lanes have stored this, as far as lanes see it.
 void remember(Shadow& shadow, u64 address, u32 bytes, const void* image) {
   shadow.visit(address, bytes, [&](Cell& cell, u64 at, u32 size) {
@@ -95,81 +82,6 @@ void remember(Shadow& shadow, u64 address, u32 bytes, const void* image) {
 
 }  // namespace
 
-// ---- what the host does not see yet ------------------------------------------------------------------------------------
-
-void Machine::look(u64 address, u32 bytes, void* image) const {
-  auto* const to = static_cast<u8*>(image);
-  if (bytes == 8 && address % 8 == 0) {
-    const u64 value = __atomic_load_n(reinterpret_cast<const u64*>(address), __ATOMIC_ACQUIRE);
-    std::memcpy(to, &value, 8);
-  } else if (bytes == 4) {
-    const u32 value = __atomic_load_n(reinterpret_cast<const u32*>(address), __ATOMIC_ACQUIRE);
-    std::memcpy(to, &value, 4);
-  } else {
-    std::memcpy(to, reinterpret_cast<const void*>(address), bytes);
-  }
-  if (pending_.empty()) return;
-  for (u64 word = address & ~3ull; word < address + bytes; word += 4) {
-    const auto found = pending_.find(word);
-    if (found == pending_.end()) continue;
-    for (u32 b = 0; b < 4; ++b)
-      if ((found->second.bytes >> b & 1) != 0 && word + b >= address && word + b < address + bytes)
-        to[word + b - address] = static_cast<u8>(found->second.value >> 8 * b);
-  }
-}
-
-void Machine::put_off(const Lane& lane, u64 address, u32 bytes, const void* image) {
-  for (u64 at = address; at < address + bytes; ++at) {
-    const u64 word = at & ~3ull;
-    const auto [found, fresh] = pending_.try_emplace(word);
-    if (fresh) pending_order_.push_back(word);
-    Pending& p = found->second;
-    const u32 b = static_cast<u32>(at - word);
-    p.value = (p.value & ~(0xffu << 8 * b)) | static_cast<u32>(static_cast<const u8*>(image)[at - address]) << 8 * b;
-    p.bytes |= static_cast<u8>(1u << b);
-    p.id = lane.id;
-    p.clock = lane.clock;
-  }
-}
-
-void Machine::write_back(u64 word, const Pending& pending) {
-  if (pending.bytes == 0xf) {
-    store_now(word, 4, &pending.value);
-    return;
-  }
-  for (u32 b = 0; b < 4; ++b)
-    if ((pending.bytes >> b & 1) != 0) *reinterpret_cast<u8*>(word + b) = static_cast<u8>(pending.value >> 8 * b);
-}
-
-void Machine::write_back_range(u64 address, u32 bytes) {
-  for (u64 word = address & ~3ull; word < address + bytes; word += 4)
-    if (const auto found = pending_.find(word); found != pending_.end()) {
-      write_back(word, found->second);
-      pending_.erase(found);
-    }
-}
-
-// What a release to the system takes with it: all that the lane knows of.
-void Machine::write_back_known(const Lane& lane) {
-  std::erase_if(pending_, [&](const auto& entry) {
-    const Pending& p = entry.second;
-    if (p.id != lane.id && lane.known.at(p.id) < p.clock) return false;
-    write_back(entry.first, p);
-    return true;
-  });
-}
-
-// Whatever else was stored comes through some time, in any order.
-void Machine::write_back_some() {
-  for (u64 n = pending_order_.size() / 256 + 1; n > 0 && !pending_order_.empty(); --n) {
-    u64& picked = pending_order_[random() % pending_order_.size()];
-    const u64 word = picked;
-    picked = pending_order_.back();
-    pending_order_.pop_back();
-    write_back_range(word, 4);
-  }
-}
-
 // The host's address of what a lane accesses, and whether it is in shared memory.
 u64 Machine::resolve(Lane& lane, const Instruction& i, u64 address, u32 bytes, bool* shared) {
   const u64 window = reinterpret_cast<u64>(lane.block->shared);
@@ -178,15 +90,16 @@ u64 Machine::resolve(Lane& lane, const Instruction& i, u64 address, u32 bytes, b
   *shared = i.space == Space::kShared || address - window < room + kSharedGuard;
   if (i.space == Space::kShared || *shared) {
     if (address - window + bytes > room)
-      fail(lane, "byte " + std::to_string(address - window) + " of shared memory is beyond the " + std::to_string(room) +
-                     " that the launch gives a block");
+      fail(lane, "byte " + std::to_string(address - window) + " of shared memory is beyond the " +
+                     std::to_string(room) + " that the launch gives a block");
     if (i.space == Space::kGlobal) fail(lane, "an instruction of the global state space on shared memory");
   } else if (address < kNullPage) {
     fail(lane, "a null pointer");
   }
   if (address % bytes != 0) {
     char text[96];
-    std::snprintf(text, sizeof text, "%u bytes at %#llx are misaligned", bytes, static_cast<unsigned long long>(address));
+    std::snprintf(text, sizeof text, "%u bytes at %#llx are misaligned", bytes,
+                  static_cast<unsigned long long>(address));
     fail(lane, text);
   }
   if (*shared) return address;
@@ -199,12 +112,14 @@ u64 Machine::resolve(Lane& lane, const Instruction& i, u64 address, u32 bytes, b
     const auto& [begin, region] = *std::prev(after);
     if (address < region.end) {
       if (address + bytes > region.end) fail(lane, "it reaches beyond the end of an allocation");
-      if (region.kind == Kind::kPinned && i.op == Op::k_ld) lane.block->launch.host_words.insert(address ^ static_cast<u64>(lane.id) << 44);
+      if (region.kind == Kind::kPinned && i.op == Op::k_ld)
+        lane.block->launch.host_words.insert(address ^ static_cast<u64>(lane.id) << 44);
       return address;
     }
   }
   char text[96];
-  std::snprintf(text, sizeof text, "%u bytes at %#llx are of no allocation", bytes, static_cast<unsigned long long>(address));
+  std::snprintf(text, sizeof text, "%u bytes at %#llx are of no allocation", bytes,
+                static_cast<unsigned long long>(address));
   fail(lane, text);
 }
 
@@ -318,14 +233,16 @@ void Machine::run(Lane& lane) {
       case Op::k_sub32: to = (a(i) - b(i)) & kWord; break;
       case Op::k_sub64: to = a(i) - b(i); break;
       case Op::k_mullo32: to = (a(i) * b(i)) & kWord; break;
-      case Op::k_mullo64: case Op::k_mulwide: to = a(i) * b(i); break;
+      case Op::k_mullo64:
+      case Op::k_mulwide: to = a(i) * b(i); break;
       case Op::k_madlo32: to = (a(i) * b(i) + c(i)) & kWord; break;
       case Op::k_madlo64: to = a(i) * b(i) + c(i); break;
       case Op::k_minu: to = std::min(a(i), b(i)); break;
       case Op::k_maxu: to = std::max(a(i), b(i)); break;
       case Op::k_mins32: to = static_cast<u64>(std::min(signed_of(a(i), 32), signed_of(b(i), 32))) & kWord; break;
       case Op::k_maxs32: to = static_cast<u64>(std::max(signed_of(a(i), 32), signed_of(b(i), 32))) & kWord; break;
-      case Op::k_divu: case Op::k_remu: {
+      case Op::k_divu:
+      case Op::k_remu: {
         const u64 by = b(i);
         if (by == 0) fail(lane, "a division by zero");
         to = i.op == Op::k_divu ? a(i) / by : a(i) % by;
@@ -347,7 +264,8 @@ void Machine::run(Lane& lane) {
       case Op::k_bfi64: to = inserted(a(i), b(i), c(i), lane.value(i.from[3]), 64); break;
       case Op::k_pack16: to = a(i) | b(i) << 16; break;
       case Op::k_pack32: to = a(i) | b(i) << 32; break;
-      case Op::k_unpack16: case Op::k_unpack32: {
+      case Op::k_unpack16:
+      case Op::k_unpack32: {
         const u64 both = a(i);
         const u32 half = i.op == Op::k_unpack16 ? 16 : 32;
         lane.set(i.to[0], both & ((1ull << half) - 1));
@@ -400,7 +318,10 @@ void Machine::run(Lane& lane) {
         if (to - reinterpret_cast<u64>(lane.block->shared) < launch.request.shared_bytes)
           fail(lane, "an address of shared memory is called global");
         break;
-      case Op::k_ld: case Op::k_st: case Op::k_add: case Op::k_cas:
+      case Op::k_ld:
+      case Op::k_st:
+      case Op::k_add:
+      case Op::k_cas:
         if (i.op == Op::k_ld)
           load_elements(lane, i);
         else if (i.op == Op::k_st)
@@ -412,16 +333,19 @@ void Machine::run(Lane& lane) {
           return;
         }
         continue;
-      case Op::k_barwarp: case Op::k_barsync: case Op::k_barand:
+      case Op::k_barwarp:
+      case Op::k_barsync:
+      case Op::k_barand:
         if (i.removed) {
           lane.set(i.to[0], a(i));
           continue;
         }
         i.op == Op::k_barwarp ? arrive_at_warp(lane, i) : arrive_at_block(lane, i);
         return;
-      case Op::k_shflidx: case Op::k_shflbfly: case Op::k_ballot: case Op::k_redux:
-        arrive_at_warp(lane, i);
-        return;
+      case Op::k_shflidx:
+      case Op::k_shflbfly:
+      case Op::k_ballot:
+      case Op::k_redux: arrive_at_warp(lane, i); return;
       case Op::k_sleep:
         lane.last_sleep = lane.executed;
         launch.sleeping.push_back(&lane);

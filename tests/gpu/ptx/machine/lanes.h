@@ -69,7 +69,8 @@ struct Machine::Launch {
   bool done = false;
 };
 
-inline Machine::Block::Block(Launch& l, u32 n) : launch(l), number(n), lanes(l.request.lanes), warps(l.request.lanes / 32) {
+inline Machine::Block::Block(Launch& l, u32 n)
+    : launch(l), number(n), lanes(l.request.lanes), warps(l.request.lanes / 32) {
   const u32 slots = l.kernel->slots;
   registers.assign(static_cast<u64>(slots) * lanes.size(), 0xCDCDCDCDCDCDCDCDull);
   memory = std::make_unique<u8[]>(l.request.shared_bytes + 256);

@@ -1,3 +1,4 @@
+// Launches, blocks and turns of lanes; what streams, events and host threads know.
 #include "machine.h"
 
 #include <time.h>
@@ -11,6 +12,8 @@
 namespace ptx {
 
 Machine::Machine(const Settings& settings) : settings_(settings), rng_(settings.seed * 0x9E3779B97F4A7C15ull + 1) {
+  static constexpr u32 kEvery[] = {0, 32, 512};  // turns; 0: only what a release or a kernel's end takes with it
+  write_back_every_ = kEvery[settings.seed % 3];
   thread_ = std::thread([this] { execute(); });
 }
 
@@ -93,9 +96,13 @@ void Machine::region(u64 address, u64 bytes, Kind kind) {
   if (kind != Kind::kUnknown) regions_[address] = Region{address + bytes, kind};
 }
 
-void Machine::forget(u64 address, u64 bytes) {
-  const std::lock_guard lock(mutex_);
-  shadow_.forget(address, bytes);
+void Machine::tensor(u64 address, u64 bytes) {
+  {
+    const std::lock_guard lock(mutex_);
+    const auto after = regions_.upper_bound(address);
+    if (after != regions_.begin() && std::prev(after)->second.end >= address + bytes) return;
+  }
+  region(address, bytes, Kind::kTensor);
 }
 
 // ---- mutants ---------------------------------------------------------------------------------------------------------
@@ -185,7 +192,8 @@ void Machine::sweep() {
 
 // What runs waits for what has no room to run.
 void Machine::give_up_on_room() {
-  const auto crowded = std::find_if(active_.begin(), active_.end(), [](const Launch* l) { return l->next_block < l->request.grid; });
+  const auto crowded =
+      std::find_if(active_.begin(), active_.end(), [](const Launch* l) { return l->next_block < l->request.grid; });
   if (crowded == active_.end()) {
     stuck_since_ = 0;
     return;
@@ -196,8 +204,8 @@ void Machine::give_up_on_room() {
   if (stuck_since_ == 0) stuck_since_ = now;
   if (now - stuck_since_ < kStuckNs) return;
   Launch& launch = **crowded;
-  const std::string why = launch.kernel->name + ": " + std::to_string(launch.request.grid - launch.next_block) + " of " +
-                 std::to_string(launch.request.grid) + " blocks find no room, and all that run wait";
+  const std::string why = launch.kernel->name + ": " + std::to_string(launch.request.grid - launch.next_block) +
+                          " of " + std::to_string(launch.request.grid) + " blocks find no room, and all that run wait";
   break_off(launch, why);
   sweep();
   stuck_since_ = 0;
@@ -211,7 +219,8 @@ void Machine::break_off(Launch& launch, const std::string& why) {
 
 // As many more blocks as processors have room for.
 void Machine::admit(Launch& launch) {
-  while (launch.next_block < launch.request.grid && resident_[launch.request.gpu] + launch.cost <= launch.request.num_sms * kSmParts) {
+  while (launch.next_block < launch.request.grid &&
+         resident_[launch.request.gpu] + launch.cost <= launch.request.num_sms * kSmParts) {
     resident_[launch.request.gpu] += launch.cost;
     const u32 number = launch.next_block++;
     auto& block = launch.blocks[number] = std::make_unique<Block>(launch, number);
@@ -226,13 +235,14 @@ void Machine::admit(Launch& launch) {
 bool Machine::turn(Launch& launch) {
   bool worked = true;
   ++now_;
-  if (!pending_order_.empty() && random() % 32 == 0) write_back_some();
+  if (!pending_order_.empty() && write_back_every_ != 0 && random() % write_back_every_ == 0) write_back_some();
   try {
     if (launch.next_block < launch.request.grid) admit(launch);
     if (launch.ready.empty()) {
       launch.ready.swap(launch.sleeping);
       if (launch.ready.empty()) {
-        if (!launch.blocks.empty()) throw std::runtime_error(launch.kernel->name + ": all lanes wait for each other in barriers");
+        if (!launch.blocks.empty())
+          throw std::runtime_error(launch.kernel->name + ": all lanes wait for each other in barriers");
         return false;  // there is no room for any block yet
       }
     }
@@ -242,9 +252,7 @@ bool Machine::turn(Launch& launch) {
     launch.ready.pop_back();
     worked = lane.last_sleep == 0 || lane.executed - lane.last_sleep > kSpinInstructions;
     run(lane);
-  } catch (const std::exception& error) {
-    break_off(launch, error.what());
-  }
+  } catch (const std::exception& error) { break_off(launch, error.what()); }
   if (launch.next_block == launch.request.grid && launch.blocks.empty() && !launch.done) finish(launch);
   return worked;
 }
@@ -294,230 +302,18 @@ std::string Machine::place(u32 kernel, u32 instruction) const {
 
 std::string Machine::describe(const Access& access) const {
   if (access.id == kHost) return "the host";
-  static constexpr const char* kScopes[] = {"weakly", "strongly in the block", "strongly on the GPU", "strongly in the system"};
-  return place(access.instruction >> kInstructionBits, access.instruction & ((1u << kInstructionBits) - 1)) + " (launch " +
-         std::to_string(access.launch) + ", stream " + std::to_string((access.id >> kLaneBits) - 1) + ", block " +
-         std::to_string(access.block) + ", " + kScopes[static_cast<u32>(access.scope)] + ")";
+  static constexpr const char* kScopes[] = {"weakly", "strongly in the block", "strongly on the GPU",
+                                            "strongly in the system"};
+  return place(access.instruction >> kInstructionBits, access.instruction & ((1u << kInstructionBits) - 1)) +
+         " (launch " + std::to_string(access.launch) + ", stream " + std::to_string((access.id >> kLaneBits) - 1) +
+         ", block " + std::to_string(access.block) + ", " + kScopes[static_cast<u32>(access.scope)] + ")";
 }
 
 void Machine::fail(const Lane& lane, const std::string& what) const {
   const Launch& launch = lane.block->launch;
-  throw std::runtime_error(place(launch.kernel_number, lane.at) + ", launch " + std::to_string(launch.number) + " on stream " +
-                           std::to_string(launch.request.stream) + ", block " + std::to_string(lane.block->number) + ", lane " +
-                           std::to_string(lane.tid) + ": " + what);
-}
-
-// ---- the judge -------------------------------------------------------------------------------------------------------
-
-Clock Machine::all_of(const Lane& lane) const {
-  Clock all = lane.known;
-  all.learn(lane.id, lane.clock);
-  return all;
-}
-
-// By the host, some time since it was seen.
-void Machine::changed_by_host(Cell& cell) {
-  cell.write = Access{};
-  cell.write.clock = cell.seen;
-  cell.write.scope = Scope::kSys;
-  cell.reads.clear();
-}
-
-// Memory that the host may write, when a thread of it queues something: what it writes from now on, a kernel gets to
-// know only by an acquire.
-void Machine::look_at_all() {
-  const auto of_host = [&](u64 begin, u64 end) {
-    const auto after = regions_.lower_bound(end);
-    return after != regions_.begin() && begin < std::prev(after)->second.end && std::prev(after)->second.kind != Kind::kTensor;
-  };
-  shadow_.visit_touched(of_host, [&](Cell& cell, u64 address, u32 size) {
-    if (!pending_.empty() && pending_.contains(address & ~3ull)) return;
-    u32 current = 0;
-    std::memcpy(&current, reinterpret_cast<const void*>(address), size);
-    if (current != cell.value) {
-      changed_by_host(cell);
-      cell.value = current;
-    }
-    cell.seen = now_;
-  });
-}
-
-void Machine::judge(Lane& lane, const Instruction& i, u64 address, u32 bytes, bool shared, bool write, const void* now) {
-  Launch& launch = lane.block->launch;
-  Access mine;
-  mine.id = lane.id;
-  mine.clock = lane.clock;
-  mine.launch = launch.number;
-  mine.instruction = launch.kernel_number << kInstructionBits | lane.at;
-  mine.block = static_cast<u16>(lane.block->number);
-  mine.device = static_cast<u16>(launch.request.device);
-  mine.scope = i.order == Order::kWeak ? Scope::kNone : i.scope;
-  const auto ordered = [&](const Access& before) {
-    return before.id == lane.id || lane.known.at(before.id) >= before.clock || before.morally_strong_with(mine);
-  };
-  const auto* value = static_cast<const u8*>(now);
-  Shadow& shadow = shared ? lane.block->shadow : shadow_;
-  shadow.visit(address, bytes, [&](Cell& cell, u64 at, u32 size) {
-    u32 current = 0;
-    std::memcpy(&current, value + (at - address), size);
-    if (shared && cell.seen == 0 && !write) fail(lane, "it reads shared memory that nobody has written");
-    if (cell.seen != 0 && cell.value != current && !shared) {
-      changed_by_host(cell);
-    }
-    if (cell.seen != 0 && cell.write.clock != 0 && !ordered(cell.write) && !(write && cell.write.id == kHost))
-      fail(lane, std::string(write ? "it overwrites" : "it reads") + " what " + describe(cell.write) + " wrote, without order");
-    if (write) {
-      for (const Access& read : cell.reads)
-        if (!ordered(read)) fail(lane, "it overwrites what " + describe(read) + " reads, without order");
-      cell.reads.clear();
-    } else {
-      std::erase_if(cell.reads, [&](const Access& read) { return read.id == lane.id || lane.known.at(read.id) >= read.clock; });
-      if (cell.reads.size() < Cell::kMaxReads) cell.reads.push_back(mine);
-      cell.value = current;
-    }
-    if (write) cell.write = mine;
-    cell.seen = now_;
-  });
-}
-
-// What an acquire of the word at `address` brings: what was released with the value that it reads.
-void Machine::acquire(Lane& lane, const Instruction& i, u64 address) {
-  bool from_host = false;
-  shadow_.visit(address, 1, [&](const Cell& cell, u64, u32) { from_host = cell.write.id == kHost; });
-  if (from_host) {
-    if (i.scope != Scope::kSys) return;
-    lane.known.learn(kHost, now_);
-    lane.known.learn(host_known_);
-    return;
-  }
-  const auto sync = syncs_.find(address);
-  if (sync == syncs_.end()) return;
-  const Launch& launch = lane.block->launch;
-  Access mine;
-  mine.id = lane.id;
-  mine.launch = launch.number;
-  mine.block = static_cast<u16>(lane.block->number);
-  mine.device = static_cast<u16>(launch.request.device);
-  mine.scope = i.scope;
-  if (sync->second.access.morally_strong_with(mine)) lane.known.learn(sync->second.known);
-}
-
-// A strong store or atomic at `address`: what it releases is for whoever acquires it. `chain`: it belongs to the release
-// before it, as an atomic does.
-void Machine::publish(Lane& lane, const Instruction& i, u64 address, bool chain) {
-  const bool releases = i.order == Order::kRelease || i.order == Order::kAcqRel;
-  if (!releases) {
-    const auto sync = syncs_.find(address);
-    if (!chain && sync != syncs_.end() && sync->second.access.id != lane.id) syncs_.erase(sync);
-    return;
-  }
-  const Launch& launch = lane.block->launch;
-  if (i.scope == Scope::kSys) write_back_known(lane);
-  Sync& sync = syncs_[address];
-  Clock all = all_of(lane);
-  if (chain) all.learn(sync.known);
-  sync.known = all;
-  sync.access.id = lane.id;
-  sync.access.launch = launch.number;
-  sync.access.block = static_cast<u16>(lane.block->number);
-  sync.access.device = static_cast<u16>(launch.request.device);
-  sync.access.scope = i.scope;
-  if (i.scope == Scope::kSys) {
-    const auto region = regions_.upper_bound(address);
-    if (region != regions_.begin() && std::prev(region)->second.kind == Kind::kPinned) host_known_.learn(all);
-  }
-  ++lane.clock;
-}
-
-// ---- barriers --------------------------------------------------------------------------------------------------------
-
-// Lanes of whole warps, in order: each knows what all did before.
-void Machine::meet(Lane* const* lanes, u32 count) {
-  if (!settings_.judge) return;
-  Clock all;
-  for (u32 first = 0; first < count; first += 32) {
-    Clock::Leaf leaf{};
-    for (u32 l = 0; l < 32; ++l) {
-      leaf[l] = lanes[first + l]->clock;
-      if (l == 0 || !lanes[first + l]->known.same_as(lanes[first + l - 1]->known)) all.learn(lanes[first + l]->known);
-    }
-    all.learn(lanes[first]->id, leaf);
-  }
-  for (u32 l = 0; l < count; ++l) {
-    lanes[l]->known = all;
-    ++lanes[l]->clock;
-  }
-}
-
-void Machine::arrive_at_warp(Lane& lane, const Instruction& i) {
-  Warp& warp = *lane.warp;
-  if (warp.arrived != 0 && warp.at != lane.at)
-    fail(lane, "other lanes of its warp wait at " + place(lane.block->launch.kernel_number, warp.at));
-  if (warp.ended != 0) fail(lane, "a lane of its warp has ended, and this instruction waits for all of them");
-  const Operand* const mask = i.op == Op::k_barwarp ? &i.from[0] : i.op == Op::k_shflidx || i.op == Op::k_shflbfly ? &i.from[3]
-                                                                                                              : &i.from[1];
-  if (static_cast<u32>(lane.value(*mask)) != ~0u) fail(lane, "not all lanes are in its mask");
-  warp.at = lane.at;
-  if (++warp.arrived == 32) complete_warp(warp);
-}
-
-void Machine::complete_warp(Warp& warp) {
-  Lane* lanes[32];
-  u32 values[32];
-  const Instruction& i = warp.lanes[0].code[warp.at];
-  u32 ballot = 0, sum = 0;
-  for (u32 l = 0; l < 32; ++l) {
-    lanes[l] = warp.lanes + l;
-    values[l] = static_cast<u32>(lanes[l]->value(i.from[0]));
-    if (values[l] != 0) ballot |= 1u << l;
-    sum += values[l];
-  }
-  for (u32 l = 0; l < 32; ++l) {
-    const u32 other = static_cast<u32>(lanes[l]->value(i.from[1])) & 31;
-    switch (i.op) {
-      case Op::k_shflidx: lanes[l]->set(i.to[0], values[other]); break;
-      case Op::k_shflbfly: lanes[l]->set(i.to[0], values[l ^ other]); break;
-      case Op::k_ballot: lanes[l]->set(i.to[0], ballot); break;
-      case Op::k_redux: lanes[l]->set(i.to[0], sum); break;
-      default: break;
-    }
-    if (i.to[1] != kNoSlot) lanes[l]->set(i.to[1], 1);
-    lanes[l]->block->launch.ready.push_back(lanes[l]);
-  }
-  if (i.op == Op::k_barwarp) meet(lanes, 32);  // shuffles and votes order no memory
-  warp.arrived = 0;
-}
-
-void Machine::arrive_at_block(Lane& lane, const Instruction& i) {
-  Block& block = *lane.block;
-  if (block.arrived != 0 && block.at != lane.at)
-    fail(lane, "other lanes of its block wait at " + place(block.launch.kernel_number, block.at));
-  if (block.ended != 0) fail(lane, "a lane of its block has ended, and this barrier waits for all of them");
-  block.at = lane.at;
-  if (i.op == Op::k_barand) block.vote = block.vote && lane.value(i.from[0]) != 0;
-  if (++block.arrived == block.lanes.size()) complete_block(block);
-}
-
-void Machine::complete_block(Block& block) {
-  const Instruction& i = block.lanes[0].code[block.at];
-  std::vector<Lane*> lanes;
-  lanes.reserve(block.lanes.size());
-  for (Lane& lane : block.lanes) {
-    if (i.op == Op::k_barand) lane.set(i.to[0], block.vote);
-    lanes.push_back(&lane);
-    block.launch.ready.push_back(&lane);
-  }
-  meet(lanes.data(), static_cast<u32>(lanes.size()));
-  block.arrived = 0;
-  block.vote = true;
-}
-
-void Machine::end_lane(Lane& lane) {
-  Block& block = *lane.block;
-  if (lane.warp->arrived != 0) fail(lane, "it ends while lanes of its warp wait for all of them");
-  if (block.arrived != 0) fail(lane, "it ends while lanes of its block wait in a barrier");
-  ++lane.warp->ended;
-  if (++block.ended == block.lanes.size()) end_block(block.launch, block);
+  throw std::runtime_error(place(launch.kernel_number, lane.at) + ", launch " + std::to_string(launch.number) +
+                           " on stream " + std::to_string(launch.request.stream) + ", block " +
+                           std::to_string(lane.block->number) + ", lane " + std::to_string(lane.tid) + ": " + what);
 }
 
 }  // namespace ptx

@@ -27,7 +27,7 @@ struct LaunchRequest {
   u32 grid, lanes, shared_bytes, blocks_per_sm;
   std::string args;
   u32 stream;
-  u32 device;    // that scopes are judged by: ranks that share a GPU in a test are apart in production
+  u32 device;  // that scopes are judged by: ranks that share a GPU in a test are apart in production
   u32 snapshot;  // what the host thread knew when it queued this
   u32 gpu, num_sms;
 };
@@ -35,9 +35,9 @@ struct LaunchRequest {
 struct Counts {
   u32 grid = 0, warps = 0;
   u64 instructions = 0;
-  u64 busiest_lane = 0;           // 16-byte accesses of the lane that made most
-  u64 host_words = 0;             // different words of pinned memory that each lane read, added up
-  std::vector<u64> warp;          // 16-byte accesses of each warp
+  u64 busiest_lane = 0;  // 16-byte accesses of the lane that made most
+  u64 host_words = 0;  // different words of pinned memory that each lane read, added up
+  std::vector<u64> warp;  // 16-byte accesses of each warp
 };
 
 class Machine {
@@ -62,7 +62,7 @@ class Machine {
 
   // ---- memory ----
   void region(u64 address, u64 bytes, Kind kind);  // kUnknown: is gone
-  void forget(u64 address, u64 bytes);             // others begin anew with it
+  void tensor(u64 address, u64 bytes);  // of a tensor, where it is not known yet
 
   // ---- mutants ----
   // Changes how one instruction orders memory: "relax", "narrow", "remove"; "" = as it was. Throws std::invalid_argument
@@ -119,7 +119,8 @@ class Machine {
   // Memory as lanes see it: with what the host does not see yet.
   void look(u64 address, u32 bytes, void* image) const;
   void put_off(const Lane& lane, u64 address, u32 bytes, const void* image);
-  void write_back(u64 word, const Pending& pending);
+  static void store_now(u64 address, u32 bytes, const void* image);
+  static void write_back(u64 word, const Pending& pending);
   void write_back_range(u64 address, u32 bytes);
   void write_back_known(const Lane& lane);
   void write_back_some();
@@ -138,7 +139,7 @@ class Machine {
   static inline std::mutex mutex_;  // one for all machines: clocks share what they remember
   std::condition_variable work_, ended_;
   std::map<std::string, Kernel> kernels_;
-  std::vector<const Kernel*> by_number_;                // of Access::instruction's upper bits
+  std::vector<const Kernel*> by_number_;  // of Access::instruction's upper bits
   std::map<std::string, u32> numbers_;
   std::map<std::pair<std::string, u32>, Instruction> originals_;
   std::vector<Launch*> active_;
@@ -151,8 +152,9 @@ class Machine {
   std::map<u64, Region> regions_;
   Shadow shadow_;
   std::unordered_map<u64, Pending> pending_;  // by word
-  std::vector<u64> pending_order_;            // words to pick from; some are gone
+  std::vector<u64> pending_order_;  // words to pick from; some are gone
   u64 rng_;
+  u32 write_back_every_;
   u32 now_ = 1;
   std::map<u32, u64> resident_;  // on each GPU, in parts of a processor
   u64 idle_ = 0;

@@ -1,3 +1,4 @@
+// Reads the text that lower.py writes.
 #include "program.h"
 
 #include <charconv>
@@ -29,7 +30,8 @@ template <class T>
 T number(std::string_view text, int base = 10) {
   T value{};
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value, base);
-  if (error != std::errc() || end != text.data() + text.size()) throw std::runtime_error("no number: " + std::string(text));
+  if (error != std::errc() || end != text.data() + text.size())
+    throw std::runtime_error("no number: " + std::string(text));
   return value;
 }
 

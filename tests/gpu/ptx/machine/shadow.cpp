@@ -1,3 +1,4 @@
+// What shadow.h declares: words split into bytes, memory that begins anew.
 #include "shadow.h"
 
 #include <algorithm>
@@ -20,7 +21,8 @@ void Shadow::split(Cell& word) {
 void Shadow::forget(u64 address, u64 bytes) {
   const u64 page_bytes = 4 * kPageWords, end = address + bytes;
   if (bytes / page_bytes > pages_.size()) {  // memory that was mostly never touched
-    std::erase_if(pages_, [&](const auto& page) { return page.first >= address / page_bytes && page.first * page_bytes < end; });
+    std::erase_if(
+        pages_, [&](const auto& page) { return page.first >= address / page_bytes && page.first * page_bytes < end; });
   } else {
     for (u64 at = address / page_bytes; at * page_bytes < end; ++at) {
       const auto page = pages_.find(at);
