@@ -28,6 +28,8 @@ struct Options {
   int dmabuf_errno = 0, address_errno = 0, plain_errno = 0;  // what a registration fails with, 0: it works
   u64 largest_registration = ~0ull;
   u64 retry_ns = 20'000'000;        // until a peer that does not answer counts as gone
+  bool device_lags = false;         // what is written to a dma-buf is seen once the same NIC has read from one
+  bool refuse_reads = false;        // of the fabric's memory
 };
 
 struct Wr {
@@ -55,8 +57,19 @@ struct Context {
 struct Qp : ibv::QpEx {
   std::deque<Wr> queue;
   std::vector<Wr> building;
-  u32 dest_qpn, next_psn, expected_psn, posted_receives, depth, max_inline, qkey;
+  u32 dest_qpn, next_psn, expected_psn, posted_receives, depth, max_inline, qkey, access;
   bool unsolicited;
+};
+
+struct Region {
+  ibv::Mr* mr;
+  u64 access;
+  bool device;  // a dma-buf's
+};
+struct Hidden {  // bytes on their way from a NIC into a GPU
+  u32 device;
+  u64 at;
+  std::vector<u8> bytes;
 };
 
 class Fabric {
@@ -77,6 +90,7 @@ class Fabric {
   u32 num_doorbells() const { return doorbells_; }
   u32 num_signalled() const { return signalled_; }
   u32 num_inlined() const { return inlined_; }
+  u32 num_reads() const { return reads_; }
   u32 num_registrations() const { return static_cast<u32>(regions_.size()); }
   u32 num_queue_pairs() const { return static_cast<u32>(qps_.size()); }
   u64 last_access() const { return last_access_; }
@@ -92,14 +106,17 @@ class Fabric {
   void push(Cq& cq, const ibv::Wc& wc);
   void post(Qp& qp, Wr wr);
   bool take_receive(Qp& qp);
-  bool covered(u32 key, u64 address, u64 bytes) const;
+  const Region* covering(u32 key, u64 address, u64 bytes) const;  // null: not registered
+  void put(const Region& region, u32 device, u64 at, const void* from, u64 bytes);
+  void show(u32 device);
   u64 random();
   std::map<u32, Qp*> qps_;
-  std::map<u32, ibv::Mr*> regions_;
+  std::map<u32, Region> regions_;
+  std::vector<Hidden> hidden_;
   std::vector<Context*> contexts_;
   std::vector<bool> cut_;
   u32 next_number_ = 100, next_key_ = 1000;
-  u32 overruns_ = 0, not_ready_ = 0, doorbells_ = 0, signalled_ = 0, inlined_ = 0;
+  u32 overruns_ = 0, not_ready_ = 0, doorbells_ = 0, signalled_ = 0, inlined_ = 0, reads_ = 0;
   u64 last_access_ = 0;
 
  private:

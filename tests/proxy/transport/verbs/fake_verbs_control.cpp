@@ -65,6 +65,7 @@ int modify_qp(ibv::Qp* base, ibv::QpAttr* a, int mask) {
     qp.expected_psn = a->rq_psn;
   }
   if (to == ibv::kQpsInit && srd) qp.qkey = a->qkey;
+  if (to == ibv::kQpsInit) qp.access = a->qp_access_flags;
   if (to == ibv::kQpsRts) qp.next_psn = a->sq_psn;
   if (to == ibv::kQpsErr) f().flush(qp);
   if (to == ibv::kQpsReset) {
@@ -83,13 +84,13 @@ int destroy_qp(ibv::Qp* base) {
   return 0;
 }
 
-ibv::Mr* register_memory(ibv::Pd* pd, void* address, std::size_t bytes, int error, u64 access) {
+ibv::Mr* register_memory(ibv::Pd* pd, void* address, std::size_t bytes, int error, u64 access, bool device = false) {
   std::lock_guard lock(f().mutex);
   errno = error != 0 ? error : bytes > f().options.largest_registration ? ENOMEM : 0;
   if (errno != 0) return nullptr;
   const u32 key = f().next_key_++;
   auto* mr = new ibv::Mr{pd->context, pd, address, bytes, 0, key, key};
-  f().regions_[key] = mr;
+  f().regions_[key] = {mr, access, device};
   f().last_access_ = access;
   return mr;
 }
@@ -100,7 +101,8 @@ ibv::Mr* reg_mr_iova2(ibv::Pd* pd, void* address, std::size_t bytes, u64, unsign
   return register_memory(pd, address, bytes, f().options.address_errno, access);
 }
 ibv::Mr* reg_dmabuf_mr(ibv::Pd* pd, u64, std::size_t bytes, u64 iova, int, int access) {
-  return register_memory(pd, reinterpret_cast<void*>(iova), bytes, f().options.dmabuf_errno, static_cast<u64>(access));
+  return register_memory(pd, reinterpret_cast<void*>(iova), bytes, f().options.dmabuf_errno, static_cast<u64>(access),
+                         true);
 }
 int dereg_mr(ibv::Mr* mr) {
   std::lock_guard lock(f().mutex);
