@@ -36,6 +36,8 @@ ProxyHost::ProxyHost(ProxySettings settings) : settings_(std::move(settings)) {
     local_.add(Span{s.offset, s.bytes, place(s)});
     t.shared_memory.span_fds.push_back(s.fd < 0 ? -1 : segments_.back()->fd());
     t.fabric.span_dmabuf_fds.push_back(s.dmabuf_fd);
+    if (s.fd < 0 && t.fabric.flush_by_read)
+      t.fabric.flushed_span = static_cast<int>(t.fabric.span_dmabuf_fds.size()) - 1;
   }
   rings_ = map(settings_.rings_fd, settings_.num_rings * ring_bytes(settings_.ring_capacity));
   counters_ = map(settings_.counters_fd, counters_bytes(settings_.num_workers, settings_.num_ranks));
@@ -84,6 +86,15 @@ Reservation::~Reservation() {
   if (base_ != MAP_FAILED) munmap(base_, bytes_);
 }
 
+// On a worker's thread, which has no context of its own.
+int ProxyHost::flush_device(void* settings) {
+  constexpr int kTargetOfContext = 0, kToAllDevices = 200;  // CUflushGPUDirectRDMAWritesTarget, ...Scope
+  const ProxySettings& s = *static_cast<const ProxySettings*>(settings);
+  int error = reinterpret_cast<int (*)(void*)>(s.context_call)(reinterpret_cast<void*>(s.context));
+  if (error == 0) error = reinterpret_cast<int (*)(int, int)>(s.flush_call)(kTargetOfContext, kToAllDevices);
+  return error == 0 ? 0 : kFlushFailed | error;
+}
+
 std::string ProxyHost::local_address() {
   if (!transport_) throw std::logic_error("local_address: the proxy is already connected");
   return transport_->local_address();
@@ -110,6 +121,7 @@ void ProxyHost::connect(const std::vector<std::string>& addresses, const std::ve
   e.max_in_flight_bytes = settings_.max_in_flight_bytes;
   e.cpus = settings_.cpus;
   e.losses_are_absences = settings_.losses_are_absences;
+  if (settings_.flush_call != 0) e.flush = {flush_device, &settings_};
   if (events_)
     for (u32 w = 0; w < settings_.num_workers; ++w)
       e.events.emplace_back(static_cast<u8*>(events_->data()) + w * event_stride(settings_.event_capacity),

@@ -42,6 +42,9 @@ struct ProxySettings {
   std::vector<int> cpus;
   bool losses_are_absences = false;
   FabricSettings fabric;
+  // Addresses of CUDA's cuFlushGPUDirectRDMAWrites and cuCtxSetCurrent, and of the context whose memory NICs write; 0:
+  // nothing is flushed so.
+  u64 flush_call = 0, context_call = 0, context = 0;
   std::vector<u32> unreached;  // ranks that connect() will have no address of
 };
 
@@ -81,6 +84,7 @@ class ProxyHost {
 
  private:
   u8* place(const SpanSettings& span);
+  static int flush_device(void* settings);
 
   ProxySettings settings_;
   std::vector<Reservation> reservations_;

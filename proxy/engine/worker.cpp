@@ -83,8 +83,7 @@ bool Worker::make_visible(std::size_t n) {
   const auto has_bytes = [](const Arrival& a) { return unpack_immediate(a.immediate).kind != ImmediateKind::kCredit; };
   if (std::none_of(incoming_.begin(), incoming_.begin() + static_cast<std::ptrdiff_t>(n), has_bytes)) return true;
   const int error = settings_.flush.call(settings_.flush.what);
-  if (error != 0)
-    faults_.raise({.kind = FaultKind::kTransport, .peer = settings_.rank, .seen = static_cast<u64>(error)});
+  if (error != 0) faults_.raise({.kind = FaultKind::kTransport, .seen = static_cast<u64>(error)});
   return error == 0;
 }
 

@@ -305,6 +305,7 @@ def _with_nics(settings: Settings, choice: FabricChoice, group: _Group) -> Fabri
         hop_limit=settings.hop_limit,
         mtu=mtu,
         udp_source_port=settings.udp_source_port,
+        relaxed_ordering=settings.relaxed_ordering,
     )
     if config.provider:
         why = "UCCL_EP_PROVIDER says so" if settings.provider else "the best that all ranks have"

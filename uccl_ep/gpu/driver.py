@@ -27,6 +27,9 @@ class Facts:
     identity: str  # PCI bus id
     can_export: bool  # memory can be opened by other processes of the host
     maps_host_memory: bool  # registered host memory is readable and writable by kernels
+    writes_ordering: int = 0  # of NICs' writes: CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WRITES_ORDERING
+    flush_options: int = 0  # CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_FLUSH_WRITES_OPTIONS
+    coherent_host: bool = False  # the CPU has a coherent link to it (NVLink-C2C)
 
 
 class Driver(Protocol):
@@ -96,6 +99,10 @@ class Driver(Protocol):
 
     def unregister(self, address: int) -> None:
         """Ends a `register`, by the host's address."""
+
+    def flush_call(self) -> tuple[int, int, int]:
+        """What a proxy thread calls to make NICs' writes visible: the addresses of cuFlushGPUDirectRDMAWrites and of
+        cuCtxSetCurrent, and the context. Only where facts.flush_options says so."""
 
     def read(self, address: int, num_bytes: int) -> bytes:
         """Device memory as it is now, copied past whatever kernels are queued or running; waits for the copy only."""

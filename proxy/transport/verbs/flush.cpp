@@ -42,7 +42,7 @@ VerbsFlush::VerbsFlush(const VerbsNic& nic, const VerbsMemory& memory, const u8*
   mr_ = nic.functions().reg_mr(nic.pd(), bytes_.data(), bytes_.size(), ibv::kAccessLocalWrite);
   if (mr_ == nullptr) {
     throw std::runtime_error("verbs: " + nic.name() + ": registering " + std::to_string(bytes_.size()) +
-                             " bytes of host memory: " + verbs_errno(errno));
+                             " bytes of host memory: " + verbs_errno(errno) + " (ulimit -l?)");
   }
 }
 

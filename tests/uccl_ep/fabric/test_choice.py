@@ -239,7 +239,8 @@ def test_choice_of_libfabrics_provider(
 
 
 def test_choice_settings_are_handed_on(cluster: Any) -> None:
-    values = {"queue_pairs": 3, "service_level": 2, "traffic_class": 104, "hop_limit": 7, "udp_source_port": 50000}
+    values = {"queue_pairs": 3, "service_level": 2, "traffic_class": 104, "hop_limit": 7, "udp_source_port": 50000,
+              "relaxed_ordering": False}  # fmt: skip
     made = cluster(**values, mtu=1024).host("a", machines.mi300x_thor2()).host("b", machines.mi300x_thor2())
     config = made.choose().config
     assert {name: getattr(config, name) for name in values} == values and config.mtu == 1024

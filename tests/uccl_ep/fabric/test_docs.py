@@ -21,7 +21,7 @@ DOCS = Path(__file__).parents[3] / "uccl_ep/fabric/docs"
 PAGES = ("infiniband", "roce", "efa", "slingshot", "tcp", "one_host")
 HEADINGS = ["Requirements", "How it is chosen", "How it is shown", "Tuning", "Known faults"]
 NIC_VARIABLES = ("NICS GID_INDEX GPU_MEMORY PROVIDER QUEUE_PAIRS SERVICE_LEVEL TRAFFIC_CLASS HOP_LIMIT MTU "
-                 "UDP_SOURCE_PORT TRANSPORT INTERFACE").split()  # fmt: skip
+                 "UDP_SOURCE_PORT RELAXED_ORDERING TRANSPORT INTERFACE").split()  # fmt: skip
 
 
 def text_of(page: str) -> str:
