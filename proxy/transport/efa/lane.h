@@ -75,6 +75,8 @@ class EfaLane final : public JudgingLane {
     Rail(const VerbsNic& on, const RailShape& shape);
     const VerbsNic& nic;
     CompletionQueue sends, arrivals;
+    ibv::Sge dummy;  // the NIC's
+    std::vector<ibv::RecvWr> blank;  // kBatch receives of no bytes, chained
     std::unique_ptr<QueuePair> pair;  // after its completion queues, so that it goes first
     u32 depth, receives;
     u32 outstanding = 0, owed_receives = 0;
@@ -127,7 +129,6 @@ class EfaLane final : public JudgingLane {
   u32 num_farewells_ = 0;  // heard, and not reported: arrivals may still lie in front of them
   std::vector<Arrival> stash_;
   std::size_t stash_taken_ = 0;
-  std::vector<ibv::RecvWr> blank_;
   bool receives_drained_ = true;
   u32 polls_ = 0;
 };

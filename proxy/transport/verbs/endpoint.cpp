@@ -1,4 +1,4 @@
-// Sizes of a lane's queues from the in-flight bound and the device's limits; receives, which carry no memory.
+// Sizes of a lane's queues from the in-flight bound and the device's limits; receives, whose memory nothing is written to.
 #include "transport/verbs/endpoint.h"
 
 #include <algorithm>
@@ -38,7 +38,8 @@ VerbsEndpoint::VerbsEndpoint(const VerbsNic& nic, const EndpointShape& shape, st
       sends_(nic, send_entries_, shape.try_extended),
       receives_(nic, receive_entries_, shape.try_extended),
       table_(shape.num_queues),
-      blank_(kBatch) {
+      dummy_(nic.dummy()),
+      blank_(kBatch, ibv::RecvWr{0, nullptr, &dummy_, 1}) {
   for (u32 i = 0; i + 1 < kBatch; ++i) blank_[i].next = &blank_[i + 1];
   if (nic.limits().max_srq > 0) {
     receive_entries_ = std::min(receive_entries_, limit(shape.receives, nic.limits().max_srq_wr));

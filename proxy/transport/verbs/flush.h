@@ -1,8 +1,6 @@
 // Makes visible what a NIC has written into a GPU's memory: an RDMA read of a few of its bytes through the same NIC, over a
 // queue pair that is connected to itself. A read does not pass the writes that were sent before it.
 #pragma once
-#include <array>
-
 #include "transport/verbs/memory.h"
 #include "transport/verbs/queue_pair.h"
 
@@ -13,7 +11,6 @@ class VerbsFlush {
   // `at`: in a span of `memory` that the settings name for it; both outlive the flush. Control path; throws
   // std::runtime_error.
   VerbsFlush(const VerbsNic& nic, const VerbsMemory& memory, const u8* at, const FabricSettings& fabric);
-  ~VerbsFlush();
 
   // Everything that has been written by now will be visible once `poll` says so. Not while one runs. False: the device
   // refuses, and `error` says why.
@@ -29,8 +26,6 @@ class VerbsFlush {
   const VerbsNic& nic_;
   u64 remote_address_;
   u32 rkey_;
-  std::array<u8, 64> bytes_{};
-  ibv::Mr* mr_ = nullptr;
   CompletionQueue completions_;
   QueuePair pair_;
   bool runs_ = false;

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cstdlib>
 #include <cstring>
 #include <stdexcept>
 
@@ -50,6 +51,7 @@ VerbsNic::VerbsNic(const ibv::Functions& functions, const NicSettings& settings,
     : functions_(functions), settings_(settings) {
   try {
     open_device();
+    register_dummy();
     read_port(fabric, notes);
     choose_gid(notes);
     note_on_demand_paging(notes);
@@ -62,6 +64,8 @@ VerbsNic::VerbsNic(const ibv::Functions& functions, const NicSettings& settings,
 VerbsNic::~VerbsNic() { release(); }
 
 void VerbsNic::release() {
+  if (dummy_mr_ != nullptr) functions_.dereg_mr(dummy_mr_);
+  std::free(dummy_);
   if (pd_ != nullptr) functions_.dealloc_pd(pd_);
   if (context_ != nullptr) functions_.close_device(context_);
 }
@@ -95,6 +99,15 @@ void VerbsNic::open_device() {
   if (pd_ == nullptr) throw std::runtime_error("verbs: " + settings_.device + ": ibv_alloc_pd: " + verbs_errno(errno));
   const int flags = fcntl(context_->async_fd, F_GETFL);
   async_ready_ = flags >= 0 && fcntl(context_->async_fd, F_SETFL, flags | O_NONBLOCK) == 0;
+}
+
+void VerbsNic::register_dummy() {
+  dummy_ = std::aligned_alloc(kDummyBytes, kDummyBytes);
+  errno = 0;
+  if (dummy_ != nullptr) dummy_mr_ = functions_.reg_mr(pd_, dummy_, kDummyBytes, ibv::kAccessLocalWrite);
+  if (dummy_mr_ == nullptr)
+    throw std::runtime_error("verbs: " + settings_.device +
+                             ": registering a page of the host's: " + verbs_errno(errno) + " (ulimit -l?)");
 }
 
 void VerbsNic::read_port(const FabricSettings& fabric, std::vector<Note>& notes) {

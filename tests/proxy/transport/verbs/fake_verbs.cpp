@@ -191,7 +191,8 @@ void Fabric::deliver(Qp& qp, Wr& wr) {
     return;
   }
   const bool read = wr.opcode == ibv::kWrRdmaRead;
-  if (wr.bytes != 0 && wr.inlined.empty() && covering(wr.lkey, wr.local, wr.bytes) == nullptr)
+  // SRD describes a source to the device even where it has no bytes.
+  if ((wr.bytes != 0 || srd) && wr.inlined.empty() && covering(wr.lkey, wr.local, wr.bytes) == nullptr)
     return fail(qp, wr, ibv::kWcLocProtErr);
   const Region* const there = wr.bytes == 0 ? nullptr : covering(wr.rkey, wr.remote, wr.bytes);
   const u32 needed = read ? ibv::kAccessRemoteRead : ibv::kAccessRemoteWrite;

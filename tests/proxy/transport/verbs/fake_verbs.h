@@ -25,7 +25,8 @@ struct Options {
   u32 max_message = 1u << 30;
   std::vector<u32> link_layers;     // by device; missing: Ethernet
   std::vector<u32> mtus;            // by device, ibv::Mtu; missing: 4096 bytes
-  int dmabuf_errno = 0, address_errno = 0, plain_errno = 0;  // what a registration fails with, 0: it works
+  int dmabuf_errno = 0, address_errno = 0,
+      plain_errno = 0;  // what a registration beyond a page fails with, 0: it works
   u64 largest_registration = ~0ull;
   u64 retry_ns = 20'000'000;        // until a peer that does not answer counts as gone
   bool device_lags = false;         // what is written to a dma-buf is seen once the same NIC has read from one
@@ -106,6 +107,11 @@ class Fabric {
   void push(Cq& cq, const ibv::Wc& wc);
   void post(Qp& qp, Wr wr);
   bool take_receive(Qp& qp);
+  // Efa's provider tells the device nothing of a receive without memory, and returns no error; bnxt_re's firmware wants some
+  // in shared queues.
+  bool is_receive(const ibv::RecvWr& wr) const {
+    return wr.num_sge == 1 && covering(wr.sg_list->lkey, wr.sg_list->addr, wr.sg_list->length) != nullptr;
+  }
   const Region* covering(u32 key, u64 address, u64 bytes) const;  // null: not registered
   void put(const Region& region, u32 device, u64 at, const void* from, u64 bytes);
   void show(u32 device);

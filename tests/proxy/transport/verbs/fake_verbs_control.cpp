@@ -95,7 +95,7 @@ ibv::Mr* register_memory(ibv::Pd* pd, void* address, std::size_t bytes, int erro
   return mr;
 }
 ibv::Mr* reg_mr(ibv::Pd* pd, void* address, std::size_t bytes, int access) {
-  return register_memory(pd, address, bytes, f().options.plain_errno, static_cast<u64>(access));
+  return register_memory(pd, address, bytes, bytes > 4096 ? f().options.plain_errno : 0, static_cast<u64>(access));
 }
 ibv::Mr* reg_mr_iova2(ibv::Pd* pd, void* address, std::size_t bytes, u64, unsigned access) {
   return register_memory(pd, address, bytes, f().options.address_errno, access);

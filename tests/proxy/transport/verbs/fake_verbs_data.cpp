@@ -45,14 +45,14 @@ int post_srq_recv(ibv::Srq* base, ibv::RecvWr* first, ibv::RecvWr** bad) {
       *bad = w;
       return ENOMEM;
     }
-    ++srq.posted;
+    srq.posted += f().is_receive(*w);
   }
   return 0;
 }
 
 int post_recv(ibv::Qp* base, ibv::RecvWr* first, ibv::RecvWr**) {
   std::lock_guard lock(f().mutex);
-  for (ibv::RecvWr* w = first; w != nullptr; w = w->next) ++fake::of(base)->posted_receives;
+  for (ibv::RecvWr* w = first; w != nullptr; w = w->next) fake::of(base)->posted_receives += f().is_receive(*w);
   return 0;
 }
 
