@@ -138,6 +138,13 @@ bool EfaLane::greet(u32 peer, u32 path_idx, u64 proof_address, u32 lkey) {
   return true;
 }
 
+bool EfaLane::take_refused(u32 peer, u32 path) {
+  u64& refused = peers_[peer].refused;
+  const bool was = (refused >> path & 1) != 0;
+  refused &= ~(1ull << path);
+  return was;
+}
+
 void EfaLane::flush() {
   for (u32 nic = 0; nic < rails_.size(); ++nic) {
     Rail& rail = *rails_[nic];
@@ -178,7 +185,10 @@ void EfaLane::complete(const Completion& c) {
   --rails_[p.paths[q.path].nic]->outstanding;
   --p.outstanding;
   --q.left;
-  if (c.status != ibv::kWcSuccess && !p.leaving)
+  const bool greets = kind == Kind::kGreeting || (kind == Kind::kControl && q.write.immediate == kEfaGreeting);
+  if (greets && c.status == ibv::kWcRemOpErr)
+    p.refused |= 1ull << q.path;
+  else if (c.status != ibv::kWcSuccess && !p.leaving)
     book_.fail(q.write.peer, verbs_fault(c.status), kVerbsStatus | static_cast<int>(c.status));
   if (q.left == 0) {
     if (c.status == ibv::kWcSuccess && book_.state(q.write.peer) < PeerState::kLost)

@@ -106,8 +106,8 @@ void VerbsNic::register_dummy() {
   errno = 0;
   if (dummy_ != nullptr) dummy_mr_ = functions_.reg_mr(pd_, dummy_, kDummyBytes, ibv::kAccessLocalWrite);
   if (dummy_mr_ == nullptr)
-    throw std::runtime_error("verbs: " + settings_.device +
-                             ": registering a page of the host's: " + verbs_errno(errno) + " (ulimit -l?)");
+    throw std::runtime_error("verbs: " + name() + ": registering " + std::to_string(kDummyBytes) +
+                             " bytes of host memory: " + verbs_errno(errno) + " (ulimit -l?)");
 }
 
 void VerbsNic::read_port(const FabricSettings& fabric, std::vector<Note>& notes) {

@@ -191,6 +191,10 @@ void Fabric::deliver(Qp& qp, Wr& wr) {
     return;
   }
   const bool read = wr.opcode == ibv::kWrRdmaRead;
+  // EFA's devices refuse RDMA from whom they have no handle for, and do not say who has sent.
+  const u32 sender = device_of(qp.base.context);
+  const bool known = !srd || knows(to->base.pd, sender);
+  if (!known && wr.opcode != ibv::kWrSendWithImm) return fail(qp, wr, ibv::kWcRemOpErr);
   // SRD describes a source to the device even where it has no bytes.
   if ((wr.bytes != 0 || srd) && wr.inlined.empty() && covering(wr.lkey, wr.local, wr.bytes) == nullptr)
     return fail(qp, wr, ibv::kWcLocProtErr);
@@ -227,7 +231,7 @@ void Fabric::deliver(Qp& qp, Wr& wr) {
   wc.byte_len = static_cast<u32>(wr.bytes);
   wc.qp_num = to->base.qp_num;
   wc.src_qp = qp.base.qp_num;
-  wc.slid = static_cast<u16>(device_of(qp.base.context) + 1);  // the receiver's handle for that device
+  wc.slid = static_cast<u16>(known ? sender + 1 : 0xffff);  // the receiver's handle for that device
   push(*static_cast<Cq*>(reinterpret_cast<ibv::CqEx*>(to->base.recv_cq)), wc);
 }
 

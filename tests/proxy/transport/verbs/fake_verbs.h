@@ -6,6 +6,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -115,10 +116,12 @@ class Fabric {
   const Region* covering(u32 key, u64 address, u64 bytes) const;  // null: not registered
   void put(const Region& region, u32 device, u64 at, const void* from, u64 bytes);
   void show(u32 device);
+  bool knows(const ibv::Pd* pd, u32 device) const { return handles_.count({pd, device + 1}) != 0; }
   u64 random();
   std::map<u32, Qp*> qps_;
   std::map<u32, Region> regions_;
   std::vector<Hidden> hidden_;
+  std::multiset<std::pair<const ibv::Pd*, u32>> handles_;  // address handles: whose, and of which device
   std::vector<Context*> contexts_;
   std::vector<bool> cut_;
   u32 next_number_ = 100, next_key_ = 1000;

@@ -271,8 +271,15 @@ ibv::Functions control_functions() {
   t.qp_to_qp_ex = [](ibv::Qp* qp) -> ibv::QpEx* { return fake::of(qp); };
   t.modify_qp = modify_qp;
   t.destroy_qp = destroy_qp;
-  t.create_ah = [](ibv::Pd* pd, ibv::AhAttr* a) { return new ibv::Ah{pd->context, pd, a->grh.dgid.raw[15]}; };
+  t.create_ah = [](ibv::Pd* pd, ibv::AhAttr* a) {
+    std::lock_guard lock(f().mutex);
+    f().handles_.insert({pd, a->grh.dgid.raw[15]});
+    return new ibv::Ah{pd->context, pd, a->grh.dgid.raw[15]};
+  };
   t.destroy_ah = [](ibv::Ah* ah) {
+    std::lock_guard lock(f().mutex);
+    const auto found = f().handles_.find({ah->pd, ah->handle});
+    if (found != f().handles_.end()) f().handles_.erase(found);
     delete ah;
     return 0;
   };
