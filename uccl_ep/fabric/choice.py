@@ -176,7 +176,7 @@ def _praise(family: str, told: Sequence[_Told]) -> str:
     if family == "verbs":
         name = {"infiniband": "InfiniBand", "ethernet": "RoCE"}[_link_layer(told)]
         return f"every rank has an active {name} port"
-    return {"efa": "every rank has an EFA device", "libfabric": "every rank has a Slingshot NIC"}[family]
+    return "every rank has an EFA device"
 
 
 def _kinds(facts: Facts) -> set[str]:

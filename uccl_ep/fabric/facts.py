@@ -286,6 +286,11 @@ def _families(
             cannot[family] = f"no {_names(family)}{seen}"
         elif absent:
             cannot[family] = f"{absent[0]} is not installed (packages: {PACKAGES[absent[0]]})"
+        elif family == "libfabric":
+            cannot[family] = (
+                "Slingshot's provider refuses writes with completion data, which every message here is: "
+                "UCCL_EP_TRANSPORT=libfabric tries it all the same"
+            )
         elif wanted != family and all(port.software for port in some):
             cannot[family] = "only soft-RoCE, which is slower than tcp: UCCL_EP_TRANSPORT=verbs uses it all the same"
         else:

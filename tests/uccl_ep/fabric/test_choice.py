@@ -67,7 +67,7 @@ def cluster(tmp_path: Path) -> Callable[..., Cluster]:
         (machines.p6_b200, "efa", "EFA"),
         (machines.dgx_h100, "verbs", "every rank has an active InfiniBand port"),
         (machines.mi300x_thor2, "verbs", "every rank has an active RoCE port"),
-        (machines.slingshot, "libfabric", "every rank has a Slingshot NIC"),
+        (machines.slingshot, "tcp", "libfabric: on all ranks Slingshot's provider refuses writes with completion data"),
         (machines.soft_roce, "tcp", "on all ranks only soft-RoCE"),
         (Recorded, "tcp", "efa: on all ranks no EFA device; verbs: on all ranks no active"),
     ],

@@ -71,7 +71,7 @@ def printed(tmp_path: Path, name: str) -> str:
         "infiniband": lambda: cluster(machines.dgx_h100),
         "roce": lambda: cluster(uneven),
         "efa": lambda: cluster(machines.p5en),
-        "slingshot": lambda: cluster(machines.slingshot),
+        "slingshot": lambda: cluster(machines.slingshot, transport="libfabric"),
         "tcp": lambda: cluster(Recorded),
         "one_host": lambda: cluster(machines.dgx_h100, "a"),
     }[name]()

@@ -73,7 +73,7 @@ def test_fill_machines(tmp_path: Path, recorded: Any, transport: str, nics: int)
 
 
 def test_fill_slingshot_moves_rows_of_gpus_through_host_memory(tmp_path: Path) -> None:
-    made = plan(tmp_path, machines.slingshot(), ranks=8, per_host=4)
+    made = plan(tmp_path, machines.slingshot(), ranks=8, per_host=4, settings=Settings(transport="libfabric"))
     assert (made.transport, made.placement) == ("libfabric", "host")
     assert [str(nic) for nic in made.ranks[5].nics] == ["cxi1:1"]
 
