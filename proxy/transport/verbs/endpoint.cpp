@@ -59,6 +59,10 @@ VerbsEndpoint::VerbsEndpoint(const VerbsNic& nic, const EndpointShape& shape, st
              " writes on their way; beyond what the device "
              "allows they wait (receiver not ready) and are sent again; a smaller in-flight bound avoids it"});
   }
+  if (shape.try_extended && !nic.chains_extended()) {
+    notes.push_back({"ibv_post_send on " + nic.name(),
+                     "its provider is not known to take several requests between ibv_wr_start and ibv_wr_complete"});
+  }
   if (depth_ < shape.queue_depth) {
     notes.push_back({"queue pairs of " + std::to_string(depth_) + " writes on " + nic.name(),
                      "the device's limit; " + std::to_string(shape.queue_depth) + " were asked for"});
@@ -76,8 +80,8 @@ QueuePair VerbsEndpoint::make_queue_pair() {
   s.srq = srq_;
   s.depth = depth_;
   s.receive_depth = own_receives_;
-  s.inline_bytes = shape_.inline_bytes;
-  s.try_extended = shape_.try_extended;
+  s.inline_bytes = nic_.takes_inline() ? shape_.inline_bytes : 0;
+  s.try_extended = shape_.try_extended && nic_.chains_extended();
   QueuePair q(nic_, s);
   u32 owed = 0;
   renew_receives(q, owed);

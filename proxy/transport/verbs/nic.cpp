@@ -15,6 +15,7 @@ namespace uccl {
 namespace {
 
 constexpr u32 kMaxEventsAtOnce = 16;
+constexpr u32 kMellanoxVendor = 0x02c9, kBroadcomVendor = 0x14e4;
 
 std::string gid_text(const ibv::Gid& gid) {
   static constexpr char kHex[] = "0123456789abcdef";
@@ -100,6 +101,11 @@ void VerbsNic::open_device() {
   const int flags = fcntl(context_->async_fd, F_GETFL);
   async_ready_ = flags >= 0 && fcntl(context_->async_fd, F_SETFL, flags | O_NONBLOCK) == 0;
 }
+
+// bnxt_re (since rdma-core 56) writes the head of the last request only, and its queue pair dies of the first; the others
+// are not known to be right. Soft-RoCE's is tested (tests/rdma).
+bool VerbsNic::chains_extended() const { return device_.vendor_id == kMellanoxVendor || is_soft(); }
+bool VerbsNic::takes_inline() const { return device_.vendor_id != kBroadcomVendor; }
 
 void VerbsNic::register_dummy() {
   dummy_ = std::aligned_alloc(kDummyBytes, kDummyBytes);

@@ -174,6 +174,7 @@ void Fabric::retire(Qp& qp) {
 }
 
 void Fabric::deliver(Qp& qp, Wr& wr) {
+  if (wr.broken || (options.vendor == kBroadcom && !wr.inlined.empty())) return fail(qp, wr, ibv::kWcLocQpOpErr);
   const auto found = qps_.find(wr.dest_qpn);
   Qp* to = found == qps_.end() ? nullptr : found->second;
   const bool srd = qp.base.qp_type == ibv::kQptDriver;

@@ -21,6 +21,7 @@ struct Options {
   int steps = 12;  // of progress a poll
   u32 num_devices = 1;              // "fake0", "fake1", ...
   bool extended = true;             // ibv_wr_*, extended polling
+  u32 vendor = 0x02c9;              // of all devices: Mellanox; kBroadcom is the one with rules of its own
   int max_srq = 1000, max_srq_wr = 1 << 15, max_qp = 100000, max_qp_wr = 1 << 14, max_cqe = 1 << 20;
   u32 max_inline = 256;
   u32 max_message = 1u << 30;
@@ -34,12 +35,16 @@ struct Options {
   bool refuse_reads = false;        // of the fabric's memory
 };
 
+// Its provider finishes only the last request between ibv_wr_start and ibv_wr_complete, and its device refuses inline data.
+inline constexpr u32 kBroadcom = 0x14e4;
+
 struct Wr {
   u64 wr_id;
   u32 opcode, flags, imm, rkey, lkey, dest_qpn, psn, qkey;
   u64 remote, local, bytes;
   std::vector<u8> inlined;
   bool delivered = false;
+  bool broken = false;  // what the device finds in its queue is no request
   u64 first_try_ns = 0;
 };
 struct Cq : ibv::CqEx {

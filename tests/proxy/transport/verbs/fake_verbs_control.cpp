@@ -115,6 +115,7 @@ int query_device(ibv::Context*, ibv::DeviceAttr* a) {
   const Options& o = f().options;
   *a = {};
   std::strcpy(a->fw_ver, "1.0");
+  a->vendor_id = o.vendor;
   a->max_qp = o.max_qp;
   a->max_qp_wr = o.max_qp_wr;
   a->max_cqe = o.max_cqe;

@@ -106,6 +106,7 @@ int wr_complete(ibv::QpEx* base) {
   ++f().doorbells_;
   if (qp.base.state < ibv::kQpsRts) return EINVAL;
   if (qp.queue.size() + qp.building.size() > qp.depth) return ENOMEM;
+  if (f().options.vendor == kBroadcom && qp.building.size() > 1) qp.building[0].broken = true;
   for (Wr& wr : qp.building) f().post(qp, std::move(wr));
   qp.building.clear();
   return 0;
