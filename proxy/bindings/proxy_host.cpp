@@ -69,13 +69,15 @@ u8* ProxyHost::place(const SpanSettings& s) {
     return static_cast<u8*>(segments_.back()->data());
   }
   if (s.dmabuf_fd < 0 && s.address == 0) throw std::invalid_argument("a span has neither memory nor a device's");
-  if (s.dmabuf_fd < 0) return reinterpret_cast<u8*>(s.address);
+  // Also with a dma-buf: where a NIC refuses that one, a peer-memory module may know the address.
+  if (s.address != 0) return reinterpret_cast<u8*>(s.address);
   reservations_.emplace_back(s.bytes);
   return reservations_.back().base();
 }
 
 Reservation::Reservation(u64 bytes)
-    : base_(mmap(nullptr, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0)), bytes_(bytes) {
+    : base_(mmap(nullptr, bytes + kAlign, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0)),
+      bytes_(bytes + kAlign) {
   if (base_ == MAP_FAILED) throw std::system_error(errno, std::generic_category(), "reserve addresses for a dma-buf");
 }
 

@@ -17,8 +17,8 @@ namespace uccl {
 struct SpanSettings {
   u64 offset = 0, bytes = 0;
   int fd = -1;  // -1: a device's memory, which nothing here may touch
-  int dmabuf_fd = -1;  // when the bytes are a device's: what a NIC registers them by
-  u64 address = 0;     // when they are, and there is no dma-buf: where they are in this process (peer memory)
+  int dmabuf_fd = -1;  // when the bytes are a device's: what a NIC registers them by, first
+  u64 address = 0;     // when they are: where they are in this process; 0: this process does not have them
 };
 
 struct ProxySettings {
@@ -60,9 +60,10 @@ class Reservation {
   explicit Reservation(u64 bytes);
   Reservation(Reservation&& other) noexcept;
   ~Reservation();
-  u8* base() const { return static_cast<u8*>(base_); }
+  u8* base() const { return reinterpret_cast<u8*>(align_up(reinterpret_cast<u64>(base_), kAlign)); }
 
  private:
+  static constexpr u64 kAlign = 2 << 20;  // of device memory, so that NICs may translate it in large pages
   void* base_;
   u64 bytes_;
 };

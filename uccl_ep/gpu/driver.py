@@ -62,7 +62,7 @@ class Driver(Protocol):
     # ---- memory ----------------------------------------------------------------------------------------------------
 
     def allocate(self, num_bytes: int) -> int:
-        """Device memory, zeroed, at least 4096-aligned, exportable where facts.can_export.
+        """Device memory, zeroed, at least 4096-aligned, exportable where facts.can_export, in whole units of 2 MiB.
 
         Raises:
             UcclEpError: there is not enough.
@@ -78,7 +78,7 @@ class Driver(Protocol):
         """What another process of this host needs to open memory of `allocate`."""
 
     def dmabuf(self, address: int, num_bytes: int) -> int:
-        """Descriptor of a dma-buf over whole pages of memory of `allocate`: what a NIC registers. The caller closes it.
+        """Descriptor of a dma-buf over memory of `allocate`, in units of 2 MiB: what a NIC registers. The caller closes it.
 
         Raises:
             UcclEpError: this driver gives none.

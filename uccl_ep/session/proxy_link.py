@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -175,7 +175,8 @@ class ProcessProxy:
             )
         self._limit_s = config.connect_timeout_s + CONNECT_TIMEOUT_S  # a process may take long to start
         try:
-            self._request("configure", self._limit_s, config=asdict(config))
+            foreign = [(offset, 0, dmabuf) for offset, _, dmabuf in config.devices]  # addresses are this process's
+            self._request("configure", self._limit_s, config=asdict(replace(config, devices=foreign)))
         except TransportError:
             self.stop(0.0)  # nobody else knows of the process
             raise

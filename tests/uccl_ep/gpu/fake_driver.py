@@ -124,6 +124,7 @@ class FakeDriver:
         return packed
 
     def dmabuf(self, address: int, num_bytes: int) -> int:
+        assert num_bytes % (64 << 10) == 0, "whole pages of the host, which on Grace have 64 KiB"
         if self.no_dmabuf:
             raise UcclEpError(self.no_dmabuf)
         return os.dup(self._allocated[address].fd)

@@ -102,11 +102,15 @@ def on_device(ranks: frozenset[int], way: str = "none") -> Any:
     return lambda hellos, topology, family: Placement("device", "a test", ranks, ways)
 
 
-def test_gpu_memory_that_nics_write_by_address(variables: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The proxy is told the GPU's own addresses. On the fake GPU a CPU can use them: tcp stands for a NIC."""
+@pytest.mark.parametrize("by_address", [True, False])
+def test_gpu_memory_that_nics_write_by_its_addresses(
+    variables: Any, monkeypatch: pytest.MonkeyPatch, by_address: bool
+) -> None:
+    """The proxy is told the GPU's own addresses, with a dma-buf too: a NIC that refuses that one may know them. On the
+    fake GPU a CPU can use them: tcp stands for a NIC."""
     variables(RANKS_PER_NODE=1, TRANSPORT="tcp")
     driver = install(monkeypatch, FakeDriver(num_sms=12))
-    monkeypatch.setattr(session, "choose_placement", on_device(frozenset(range(3))))
+    monkeypatch.setattr(session, "choose_placement", on_device(frozenset(range(3) if by_address else ())))
     c = case(9, num_ranks=3, num_experts=6, num_topk=2, hidden=512, max_tokens=12)
     wanted = reference_of(c)
 
@@ -116,7 +120,9 @@ def test_gpu_memory_that_nics_write_by_address(variables: Any, monkeypatch: pyte
             regions, plan = buffer._session.regions, buffer._session.plan
             assert isinstance(regions, GpuRegions)
             own = regions._own["data"].address
-            assert regions.devices() == [(0, own, -1)] and regions.spans()[0] == (0, plan.data_bytes, -1)
+            ((offset, address, dmabuf),) = regions.devices()
+            assert (offset, address, dmabuf < 0) == (0, own, by_address)
+            assert regions.spans()[0] == (0, plan.data_bytes, -1)
             assert regions.endpoints(b"", 0).data_fd == -1
             got = buffer.low_latency_dispatch(c.x[rank], c.topk_idx[rank], 12, 6, use_fp8=False)
             driver.settle()
