@@ -78,7 +78,9 @@ class Driver(Protocol):
         """What another process of this host needs to open memory of `allocate`."""
 
     def dmabuf(self, address: int, num_bytes: int) -> int:
-        """Descriptor of a dma-buf over memory of `allocate`, in units of 2 MiB: what a NIC registers. The caller closes it.
+        """Descriptor of a dma-buf over memory of `allocate`, in units of 2 MiB: what a NIC registers.
+
+        The caller closes it.
 
         Raises:
             UcclEpError: this driver gives none.
