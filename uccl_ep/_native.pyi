@@ -355,6 +355,12 @@ class FabricSettings:
     @relaxed_ordering.setter
     def relaxed_ordering(self, arg: bool, /) -> None: ...
 
+    @property
+    def flush_by_read(self) -> bool: ...
+
+    @flush_by_read.setter
+    def flush_by_read(self, arg: bool, /) -> None: ...
+
 def explain_network_code(family: str, code: int) -> str:
     """A network family's error code in words; empty for 0."""
 
@@ -537,6 +543,24 @@ class ProxySettings:
 
     @fabric.setter
     def fabric(self, arg: FabricSettings, /) -> None: ...
+
+    @property
+    def flush_call(self) -> int: ...
+
+    @flush_call.setter
+    def flush_call(self, arg: int, /) -> None: ...
+
+    @property
+    def context_call(self) -> int: ...
+
+    @context_call.setter
+    def context_call(self, arg: int, /) -> None: ...
+
+    @property
+    def context(self) -> int: ...
+
+    @context.setter
+    def context(self, arg: int, /) -> None: ...
 
     @property
     def unreached(self) -> list[int]: ...

@@ -59,6 +59,7 @@ class Settings:
     hop_limit: int = 64
     mtu: int = 0
     udp_source_port: int = 0
+    relaxed_ordering: bool = True
     observe_dir: str = ""
     metrics_port: int = 0
     job_id: str = ""
@@ -266,6 +267,10 @@ def _boolean(text: str) -> bool:
     return words[text.lower()]
 
 
+def _switch(name: str, help_text: str) -> Variable:
+    return Variable(PREFIX + name, "bool", "1 | 0 | true | false | yes | no | on | off", help_text, _boolean)
+
+
 VARIABLES: tuple[Variable, ...] = (
     _integer("RANKS_PER_NODE", 0, 64, "Ranks that reach each other by load and store; 0: all ranks of one host."),
     _choice(
@@ -327,7 +332,7 @@ VARIABLES: tuple[Variable, ...] = (
         "Where kernels run; auto: on a GPU where one can be used.",
         _device,
     ),
-    Variable(PREFIX + "EXPLAIN", "bool", "1 | 0 | true | false | yes | no | on | off", "Print every choice.", _boolean),
+    _switch("EXPLAIN", "Print every choice."),
     _integer("SHUFFLE_SEED", 0, 2**64 - 1, "Loopback: deliver in a random order from this seed; 0: as posted."),
     _path("CACHE_DIR", "Where compiled GPU kernels are kept; empty: uccl-ep in the user's cache folder."),
     Variable(
@@ -362,6 +367,7 @@ VARIABLES: tuple[Variable, ...] = (
         _mtu,
     ),
     _integer("UDP_SOURCE_PORT", 0, 65535, "RoCE: first of a range of source ports, one a queue pair; 0: the driver's."),
+    _switch("RELAXED_ORDERING", "verbs: a NIC may write the bytes of a message in any order; they are told of after."),
     _path(
         "OBSERVE_DIR",
         "Where ranks leave a file that `uccl-ep top --dir` finds them by; empty: nowhere, it finds them by itself.",
@@ -387,11 +393,7 @@ VARIABLES: tuple[Variable, ...] = (
         "TRACE",
         "Record every command, and leave each rank's record there at the end, for `uccl-ep trace`; empty: do not.",
     ),
-    Variable(
-        PREFIX + "AS_DEEP_EP",
-        "bool",
-        "1 | 0 | true | false | yes | no | on | off",
-        "import deep_ep gives uccl_ep, where something reads this as Python starts; see uccl_ep/drop_in.",
-        _boolean,
+    _switch(
+        "AS_DEEP_EP", "import deep_ep gives uccl_ep, where something reads this as Python starts; see uccl_ep/drop_in."
     ),
 )

@@ -136,7 +136,8 @@ void register_fabric(nb::module_& m) {
       .def_rw("udp_source_port", &FabricSettings::udp_source_port)
       .def_rw("timeout", &FabricSettings::timeout)
       .def_rw("retries", &FabricSettings::retries)
-      .def_rw("relaxed_ordering", &FabricSettings::relaxed_ordering);
+      .def_rw("relaxed_ordering", &FabricSettings::relaxed_ordering)
+      .def_rw("flush_by_read", &FabricSettings::flush_by_read);
   m.def("explain_network_code", &explain_code, nb::arg("family"), nb::arg("code"),
         "A network family's error code in words; empty for 0.");
 }
@@ -177,6 +178,9 @@ void register_settings(nb::module_& m) {
       .def_rw("cpus", &ProxySettings::cpus)
       .def_rw("losses_are_absences", &ProxySettings::losses_are_absences)
       .def_rw("fabric", &ProxySettings::fabric)
+      .def_rw("flush_call", &ProxySettings::flush_call)
+      .def_rw("context_call", &ProxySettings::context_call)
+      .def_rw("context", &ProxySettings::context)
       .def_rw("unreached", &ProxySettings::unreached);
 }
 

@@ -36,6 +36,8 @@ ProxyHost::ProxyHost(ProxySettings settings) : settings_(std::move(settings)) {
     local_.add(Span{s.offset, s.bytes, place(s)});
     t.shared_memory.span_fds.push_back(s.fd < 0 ? -1 : segments_.back()->fd());
     t.fabric.span_dmabuf_fds.push_back(s.dmabuf_fd);
+    if (s.fd < 0 && t.fabric.flush_by_read)
+      t.fabric.flushed_span = static_cast<int>(t.fabric.span_dmabuf_fds.size()) - 1;
   }
   rings_ = map(settings_.rings_fd, settings_.num_rings * ring_bytes(settings_.ring_capacity));
   counters_ = map(settings_.counters_fd, counters_bytes(settings_.num_workers, settings_.num_ranks));
@@ -67,13 +69,15 @@ u8* ProxyHost::place(const SpanSettings& s) {
     return static_cast<u8*>(segments_.back()->data());
   }
   if (s.dmabuf_fd < 0 && s.address == 0) throw std::invalid_argument("a span has neither memory nor a device's");
-  if (s.dmabuf_fd < 0) return reinterpret_cast<u8*>(s.address);
+  // Also with a dma-buf: where a NIC refuses that one, a peer-memory module may know the address.
+  if (s.address != 0) return reinterpret_cast<u8*>(s.address);
   reservations_.emplace_back(s.bytes);
   return reservations_.back().base();
 }
 
 Reservation::Reservation(u64 bytes)
-    : base_(mmap(nullptr, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0)), bytes_(bytes) {
+    : base_(mmap(nullptr, bytes + kAlign, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0)),
+      bytes_(bytes + kAlign) {
   if (base_ == MAP_FAILED) throw std::system_error(errno, std::generic_category(), "reserve addresses for a dma-buf");
 }
 
@@ -82,6 +86,15 @@ Reservation::Reservation(Reservation&& other) noexcept
 
 Reservation::~Reservation() {
   if (base_ != MAP_FAILED) munmap(base_, bytes_);
+}
+
+// On a worker's thread, which has no context of its own.
+int ProxyHost::flush_device(void* settings) {
+  constexpr int kTargetOfContext = 0, kToAllDevices = 200;  // CUflushGPUDirectRDMAWritesTarget, ...Scope
+  const ProxySettings& s = *static_cast<const ProxySettings*>(settings);
+  int error = reinterpret_cast<int (*)(void*)>(s.context_call)(reinterpret_cast<void*>(s.context));
+  if (error == 0) error = reinterpret_cast<int (*)(int, int)>(s.flush_call)(kTargetOfContext, kToAllDevices);
+  return error == 0 ? 0 : kFlushFailed | error;
 }
 
 std::string ProxyHost::local_address() {
@@ -110,6 +123,7 @@ void ProxyHost::connect(const std::vector<std::string>& addresses, const std::ve
   e.max_in_flight_bytes = settings_.max_in_flight_bytes;
   e.cpus = settings_.cpus;
   e.losses_are_absences = settings_.losses_are_absences;
+  if (settings_.flush_call != 0) e.flush = {flush_device, &settings_};
   if (events_)
     for (u32 w = 0; w < settings_.num_workers; ++w)
       e.events.emplace_back(static_cast<u8*>(events_->data()) + w * event_stride(settings_.event_capacity),

@@ -17,8 +17,8 @@ namespace uccl {
 struct SpanSettings {
   u64 offset = 0, bytes = 0;
   int fd = -1;  // -1: a device's memory, which nothing here may touch
-  int dmabuf_fd = -1;  // when the bytes are a device's: what a NIC registers them by
-  u64 address = 0;     // when they are, and there is no dma-buf: where they are in this process (peer memory)
+  int dmabuf_fd = -1;  // when the bytes are a device's: what a NIC registers them by, first
+  u64 address = 0;     // when they are: where they are in this process; 0: this process does not have them
 };
 
 struct ProxySettings {
@@ -42,6 +42,9 @@ struct ProxySettings {
   std::vector<int> cpus;
   bool losses_are_absences = false;
   FabricSettings fabric;
+  // Addresses of CUDA's cuFlushGPUDirectRDMAWrites and cuCtxSetCurrent, and of the context whose memory NICs write; 0:
+  // nothing is flushed so.
+  u64 flush_call = 0, context_call = 0, context = 0;
   std::vector<u32> unreached;  // ranks that connect() will have no address of
 };
 
@@ -57,9 +60,10 @@ class Reservation {
   explicit Reservation(u64 bytes);
   Reservation(Reservation&& other) noexcept;
   ~Reservation();
-  u8* base() const { return static_cast<u8*>(base_); }
+  u8* base() const { return reinterpret_cast<u8*>(align_up(reinterpret_cast<u64>(base_), kAlign)); }
 
  private:
+  static constexpr u64 kAlign = 2 << 20;  // of device memory, so that NICs may translate it in large pages
   void* base_;
   u64 bytes_;
 };
@@ -81,6 +85,7 @@ class ProxyHost {
 
  private:
   u8* place(const SpanSettings& span);
+  static int flush_device(void* settings);
 
   ProxySettings settings_;
   std::vector<Reservation> reservations_;

@@ -9,6 +9,13 @@
 
 namespace uccl {
 
+// Makes what NICs have written into a device's memory by now visible to whoever reads it, before a worker says so in a
+// word that lies elsewhere; 0, or why it could not. Called once for each batch of arrivals, by every worker's thread.
+struct DeviceFlush {
+  int (*call)(void* what) = nullptr;  // null: not needed
+  void* what = nullptr;
+};
+
 struct EngineSettings {
   u32 rank = 0;
   u32 num_ranks = 1;
@@ -26,6 +33,7 @@ struct EngineSettings {
   std::vector<int> cpus;           // pin worker w to cpus[w % size]; empty = not pinned
   bool nap_when_idle = true;       // after a while without work, sleep in short naps (at most nap_ns)
   u64 nap_ns = 50 * 1000;
+  DeviceFlush flush;
   std::vector<EventLog> events;    // the flight recorder's, one a worker; empty = nothing is recorded
 };
 

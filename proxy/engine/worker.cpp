@@ -71,10 +71,20 @@ bool Worker::poll_arrivals() {
     quiet_ = true;
     return false;
   }
+  if (settings_.flush.call != nullptr && !make_visible(n)) return true;
   const u64 now_ns = steady_ns();  // one clock read a batch stamps every flag it raises
   for (std::size_t i = 0; i < n; ++i) apply(incoming_[i], now_ns);
   bump(counters_.arrivals, n);
   return true;
+}
+
+// Credits announce no bytes. A word that may say more than its readers can see is never written: the rank fails instead.
+bool Worker::make_visible(std::size_t n) {
+  const auto has_bytes = [](const Arrival& a) { return unpack_immediate(a.immediate).kind != ImmediateKind::kCredit; };
+  if (std::none_of(incoming_.begin(), incoming_.begin() + static_cast<std::ptrdiff_t>(n), has_bytes)) return true;
+  const int error = settings_.flush.call(settings_.flush.what);
+  if (error != 0) faults_.raise({.kind = FaultKind::kTransport, .seen = static_cast<u64>(error)});
+  return error == 0;
 }
 
 void Worker::poll_events() {

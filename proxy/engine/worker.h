@@ -45,6 +45,7 @@ class alignas(64) Worker {
 
   bool poll_completions();
   bool poll_arrivals();
+  bool make_visible(std::size_t num_arrivals);
   void poll_events();
   void lose(const PeerEvent& event);
   void follow_exclusions();

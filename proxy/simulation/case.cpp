@@ -185,6 +185,15 @@ void draw_absences(Random r, Case* c) {
     if (p.kind == FaultPlanKind::kHalfOpen) p.kind = FaultPlanKind::kLinkLoss;
 }
 
+// A quarter of the runs have GPUs; where only a GPU's own kernels read what NICs wrote, half of those need no flush.
+void draw_rows(Random r, Case* c) {
+  WorldShape& w = c->world;
+  if (!r.one_in(4)) return;
+  const bool owners_read = w.num_cells() == w.num_ranks();
+  w.rows = owners_read && r.one_in(2) ? Rows::kOwned : Rows::kFlushed;
+  w.lag_ns = 1ull << r.below(22);
+}
+
 std::string describe_leaving(const Leaving& l) {
   const std::string round = std::to_string(l.round);
   switch (l.kind) {
@@ -222,6 +231,7 @@ Case draw_case(u64 seed, const std::string& profile) {
   draw_profile(r, profile, &c);
   draw_faults(r, &c);
   draw_absences(Random(key_of(seed, 0xab5e)), &c);
+  draw_rows(Random(key_of(seed, 0x6f0)), &c);
   c.rows_stay = Random(key_of(seed, 0x57a7)).one_in(2) && (c.mode == Mode::kThroughput || c.zero_copy);
   return c;
 }
@@ -248,6 +258,7 @@ std::string describe(const Case& c) {
   if (w.age != 0) s += ", counters from " + std::to_string(w.age);
   s += ", profile " + c.profile.name;
   if (c.rows_stay) s += ", rows stay";
+  if (w.rows != Rows::kHost) s += w.rows == Rows::kFlushed ? ", rows in GPUs, flushed" : ", rows in GPUs";
   if (w.shrink) s += ", missing ranks are left out";
   for (const FaultPlan& p : c.faults) s += "; " + uccl::describe(p);
   for (const Leaving& l : c.leavings) s += "; rank " + std::to_string(l.rank) + " " + describe_leaving(l);

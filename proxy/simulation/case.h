@@ -10,6 +10,14 @@ namespace uccl::simulation {
 
 enum class Mode : u32 { kLowLatency = 0, kThroughput = 1 };
 
+// Where rows lie, and who makes visible what NICs have written there.
+enum class Rows : u32 {
+  kHost,  // in the host's memory, where they are visible before their immediate is
+  kFlushed,  // in GPUs' memory, where they are visible late; engines flush before they raise a flag
+  kOwned,  // likewise, and nobody flushes: a GPU's own kernels see what came before a flag that they read
+  kForgotten,  // likewise, and nothing helps: wrong rows, which a run must find
+};
+
 struct WorldShape {
   std::vector<u32> node_of{0};  // nodes are numbered by their lowest rank
   std::vector<u32> cell_of;  // likewise cells, each within a node (kernels/layout/topology.h); empty: its node
@@ -25,6 +33,8 @@ struct WorldShape {
   // Throughput part; unit_bytes 0: none.
   u64 unit_bytes = 0;
   u32 max_local_experts = 16;
+  Rows rows = Rows::kHost;
+  u64 lag_ns = 20'000;  // until a NIC's bytes in a GPU's memory are visible by themselves, at most
 
   u32 num_ranks() const { return static_cast<u32>(node_of.size()); }
   u32 num_nodes() const;

@@ -104,6 +104,8 @@ void Driver::note_progress() {
 void Driver::step_rank(u32 rank) {
   RankState& s = ranks_[rank];
   tell_time();
+  // Its kernel may read a flag in this step, whose answer pushes into its GPU whatever came before.
+  if (world_.shape().rows == Rows::kOwned) network_.flush_device(rank);
   progress_ = true;
   try {
     s.fiber->resume();

@@ -21,6 +21,7 @@ NetworkSettings network_of(const Case& c) {
   n.profile = c.profile;
   n.faults = c.faults;
   n.calm = c.calm;
+  n.lag_ns = c.world.lag_ns;
   return n;
 }
 

@@ -25,7 +25,8 @@ RegionSizes sizes_of(const WorldShape& shape) {
 }  // namespace
 
 World::Rank::Rank(World& w, u32, Arena& arena)
-    : data(arena.take(w.plan.data_bytes)),
+    : world(&w),
+      data(arena.take(w.plan.data_bytes)),
       control(arena.take(w.plan.control.bytes())),
       rings(arena.take(w.shape_.num_rings * ring_bytes(w.shape_.ring_capacity))),
       zero_copy(arena.take(w.shape_.zero_copy_bytes)),
@@ -41,6 +42,7 @@ World::World(const WorldShape& shape, std::shared_ptr<SimulatedNetwork> network,
       network_(std::move(network)) {
   for (u32 r = 0; r < num_ranks(); ++r) ranks_.push_back(std::make_unique<Rank>(*this, r, arena));
   for (auto& rank : ranks_) age(*rank);
+  if (shape_.rows != Rows::kHost) network_->set_device(plan.data_bytes);
   for (u32 r = 0; r < num_ranks(); ++r) make_tables(r, arena);
   for (u32 r = 0; num_nodes > 1 && r < num_ranks(); ++r) make_engine(r);
 }
@@ -98,6 +100,12 @@ void World::make_tables(u32 rank, Arena& arena) {
   me.tables = std::make_unique<RankTables>(s);
 }
 
+int World::flush(void* rank) {
+  const Rank& me = *static_cast<const Rank*>(rank);
+  me.world->network_->flush_device(me.settings.rank);
+  return 0;
+}
+
 void World::make_engine(u32 rank) {
   Rank& me = *ranks_[rank];
   EngineSettings& e = me.settings;
@@ -115,6 +123,7 @@ void World::make_engine(u32 rank) {
   e.losses_are_absences = shape_.shrink;
   e.max_in_flight = shape_.max_in_flight;
   e.max_in_flight_bytes = shape_.max_in_flight_bytes;
+  if (shape_.rows == Rows::kFlushed) e.flush = {flush, &me};
   check_settings(e, me.worker_counters.data(), me.peer_counters.data());
   for (u32 w = 0; w < shape_.num_workers; ++w) {
     const u32 end = rank * shape_.num_workers + w;

@@ -61,6 +61,7 @@ class World {
  private:
   struct Rank {
     Rank(World& world, u32 index, Arena& arena);
+    World* world;
     u8 *data, *control, *rings, *zero_copy;
     std::vector<const u8*> memories;
     std::vector<WorkerCounters> worker_counters;
@@ -74,6 +75,7 @@ class World {
   };
   void make_tables(u32 rank, Arena& arena);
   void make_engine(u32 rank);
+  static int flush(void* rank);  // a Rank
   void age(Rank& rank);
   AddressSpace flat_space(const Rank& rank) const;
 

@@ -27,6 +27,9 @@ struct FabricSettings {
   // The dma-buf that holds local.spans()[i] from its byte 0 on (a GPU's memory), -1 or absent: plain memory of this
   // process. Known to who holds the memory, so not among the choices that Python makes.
   std::vector<int> span_dmabuf_fds;
+  // A GPU's memory: arrivals are told once their bytes are visible to every GPU, which a read by the same NIC sees to.
+  bool flush_by_read = false;  // verbs
+  int flushed_span = -1;  // where that read goes: the index of a span in that memory. Not chosen in Python either
 };
 
 // A choice and why it was made; printed with UCCL_EP_EXPLAIN=1 and by `uccl-ep plan`.

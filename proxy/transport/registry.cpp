@@ -50,6 +50,10 @@ std::unique_ptr<Transport> make_transport(const std::string& family, const Trans
 }
 
 std::string explain_code(const std::string& family, int code) {
+  if (code >= kFlushFailed) {
+    return "the GPU's driver could not make visible what NICs have written: its error " +
+           std::to_string(code - kFlushFailed) + "; has the GPU failed, or its context ended?";
+  }
   if (family == "libfabric") return libfabric_code_text(code);
   if (family == "verbs" || family == "efa") return verbs_explain(code);
   return code == 0 ? "" : std::strerror(code);

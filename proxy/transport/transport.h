@@ -1,7 +1,9 @@
 // The contract between the engine and a network family.
 //
 // What is asked of a network: a write is delivered reliably, and 32 bits reach the receiver after the write's data is
-// visible there. Nothing else: writes may arrive and complete in any order.
+// visible there. Nothing else: writes may arrive and complete in any order. A GPU's memory is further away than the host's:
+// what a NIC wrote there is visible once it is flushed, by the lane (FabricSettings::flush_by_read) or by the engine
+// (EngineSettings::flush), where the GPU has no order of its own (uccl_ep/fabric/visibility.py chooses).
 //
 // A Transport belongs to one rank. It has lanes; a lane is used by exactly one worker thread, and lane i of a rank
 // exchanges only with lane i of its peers. Set-up (`local_address`, `connect`) is the control path: it may allocate,
@@ -22,12 +24,12 @@
 namespace uccl {
 
 struct WriteRequest {
-  u32 peer = 0;           // destination rank
-  u32 immediate = 0;      // delivered once, after the data is visible
+  u32 peer = 0;  // destination rank
+  u32 immediate = 0;  // delivered once, after the data is visible
   const u8* source = nullptr;  // stays valid and unchanged until the completion
   u64 remote_offset = 0;  // in the peer's flat offset space
-  u64 bytes = 0;          // may be 0: the immediate alone
-  u64 wr_id = 0;          // comes back in the completion
+  u64 bytes = 0;  // may be 0: the immediate alone
+  u64 wr_id = 0;  // comes back in the completion
 };
 
 struct Arrival {
@@ -51,7 +53,7 @@ struct LaneCounters {
 // What one queue pair has carried of a lane's requests, counted by the lane's own thread.
 struct QueueCounters {
   u32 lane = 0, peer = 0, nic = 0;  // nic: index into FabricSettings::nics
-  u32 number = 0;                   // the network's own, as its tools print it
+  u32 number = 0;  // the network's own, as its tools print it
   u64 writes = 0, write_bytes = 0;
 };
 
@@ -139,7 +141,11 @@ class Transport {
 // the families.
 std::unique_ptr<Transport> make_transport(const std::string& family, const TransportSettings& settings);
 
-// A PeerEvent's code in words: what happened and what it usually means; "" for 0.
+// | the error of a GPU's driver that was to make visible what NICs have written (EngineSettings::flush). No family has
+// codes as high.
+inline constexpr int kFlushFailed = 0x20000;
+
+// A PeerEvent's code, or a flush's, in words: what happened and what it usually means; "" for 0.
 std::string explain_code(const std::string& family, int code);
 
 }  // namespace uccl

@@ -176,7 +176,7 @@ def _praise(family: str, told: Sequence[_Told]) -> str:
     if family == "verbs":
         name = {"infiniband": "InfiniBand", "ethernet": "RoCE"}[_link_layer(told)]
         return f"every rank has an active {name} port"
-    return {"efa": "every rank has an EFA device", "libfabric": "every rank has a Slingshot NIC"}[family]
+    return "every rank has an EFA device"
 
 
 def _kinds(facts: Facts) -> set[str]:
@@ -305,6 +305,7 @@ def _with_nics(settings: Settings, choice: FabricChoice, group: _Group) -> Fabri
         hop_limit=settings.hop_limit,
         mtu=mtu,
         udp_source_port=settings.udp_source_port,
+        relaxed_ordering=settings.relaxed_ordering,
     )
     if config.provider:
         why = "UCCL_EP_PROVIDER says so" if settings.provider else "the best that all ranks have"

@@ -8,7 +8,9 @@ from typing import Any
 
 from uccl_ep import _native
 
-_COPIED = "provider queue_pairs service_level traffic_class hop_limit mtu udp_source_port relaxed_ordering"
+_COPIED = (
+    "provider queue_pairs service_level traffic_class hop_limit mtu udp_source_port relaxed_ordering flush_by_read"
+)
 
 
 @dataclass(frozen=True)
@@ -24,6 +26,7 @@ class FabricConfig:
     mtu: int = 0
     udp_source_port: int = 0
     relaxed_ordering: bool = True
+    flush_by_read: bool = False
 
     @classmethod
     def from_plain(cls, values: Mapping[str, Any]) -> FabricConfig:

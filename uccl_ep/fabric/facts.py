@@ -22,6 +22,7 @@ from uccl_ep.fabric.gids import GidEntry, Networks, entries_of
 from uccl_ep.fabric.nics import NicPort, Selection, check_selection, parse_selection, without_slow
 from uccl_ep.fabric.registration import Registration, choose_registration
 from uccl_ep.fabric.sysfs import Machine, Nic, PciFunction, Port, read_machine, read_pci
+from uccl_ep.fabric.visibility import GpuOrder, order_of
 from uccl_ep.settings import Settings
 
 if TYPE_CHECKING:
@@ -55,6 +56,7 @@ class Facts:
         version: of this package.
         gpu_memory: how a NIC reaches this rank's GPU memory: "dmabuf", "peer_memory", or "host": not at all.
         gpu_memory_reason: why.
+        gpu_scope, gpu_reason, gpu_no_flush: what that GPU promises of NICs' writes (uccl_ep.fabric.visibility).
     """
 
     families: tuple[str, ...] = ()
@@ -65,6 +67,9 @@ class Facts:
     version: str = ""
     gpu_memory: str = "host"
     gpu_memory_reason: str = ""
+    gpu_scope: str = GpuOrder.scope
+    gpu_reason: str = GpuOrder.reason
+    gpu_no_flush: str = GpuOrder.no_flush
 
     def of(self, family: str) -> tuple[NicPort, ...]:
         """The ports that a family would use."""
@@ -134,12 +139,19 @@ class Probes:
     cpus: Callable[[], frozenset[int]] = lambda: frozenset(os.sched_getaffinity(0))
 
 
-def gather(settings: Settings, gpu: str, memory: Callable[[], Registration], probes: Probes | None = None) -> Facts:
+def gather(
+    settings: Settings,
+    gpu: str,
+    memory: Callable[[], Registration],
+    probes: Probes | None = None,
+    order: GpuOrder = GpuOrder(),  # noqa: B008 - frozen
+) -> Facts:
     """This rank's facts.
 
     Args:
         gpu: the PCI address of the GPU that its kernels run on; empty: the CPU.
         memory: finds out how a NIC reaches that GPU's memory; asked only where there is a NIC.
+        order: what that GPU promises of NICs' writes.
 
     Raises:
         InvalidArgument: UCCL_EP_NICS names a NIC that this host does not have.
@@ -177,6 +189,9 @@ def gather(settings: Settings, gpu: str, memory: Callable[[], Registration], pro
         version=uccl_ep.__version__,
         gpu_memory=registration.path if registration else "host",
         gpu_memory_reason=registration.reason if registration else "no NIC could reach it",
+        gpu_scope=order.scope,
+        gpu_reason=order.reason,
+        gpu_no_flush=order.no_flush,
     )
 
 
@@ -187,8 +202,13 @@ def tell(settings: Settings, driver: Driver | None) -> dict[str, Any]:
         return {}
     kind = "cpu" if driver is None else "hip" if driver.facts.arch.startswith("gfx") else "cuda"
     gpu = "" if driver is None else driver.facts.identity
+    order = GpuOrder() if driver is None else order_of(driver.facts, settings.proxy)
+
+    def memory() -> Registration:
+        return choose_registration(settings.gpu_memory, kind, driver, settings.proxy)
+
     try:
-        facts = gather(settings, gpu, lambda: choose_registration(settings.gpu_memory, kind, driver, settings.proxy))
+        facts = gather(settings, gpu, memory, order=order)
     except Exception as error:  # told to all ranks, which then raise the same
         return {"error": f"{type(error).__name__}: {error}"}
     return {"fabric": facts.plain()}
@@ -266,6 +286,11 @@ def _families(
             cannot[family] = f"no {_names(family)}{seen}"
         elif absent:
             cannot[family] = f"{absent[0]} is not installed (packages: {PACKAGES[absent[0]]})"
+        elif family == "libfabric":
+            cannot[family] = (
+                "Slingshot's provider refuses writes with completion data, which every message here is: "
+                "UCCL_EP_TRANSPORT=libfabric tries it all the same"
+            )
         elif wanted != family and all(port.software for port in some):
             cannot[family] = "only soft-RoCE, which is slower than tcp: UCCL_EP_TRANSPORT=verbs uses it all the same"
         else:

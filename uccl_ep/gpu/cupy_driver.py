@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import platform
 import re
 import threading
 import weakref
@@ -24,6 +25,8 @@ from uccl_ep.gpu.driver import Facts
 from uccl_ep.system import libcuda, libhip
 
 _cuda: Any = torch.cuda  # torch leaves parts of it untyped
+# CUDA's numbers of device attributes, which its runtime and driver share.
+_FLUSH_OPTIONS, _WRITES_ORDERING, _HOST_PAGE_TABLES = 117, 118, 100
 _PRIORITY = -1  # rows of a layer go before the layer's own matrix products, as in DeepEP
 
 
@@ -70,7 +73,19 @@ class CupyDriver(CupyMemory):
             identity=identity.lower(),
             can_export=self.can_export(),
             maps_host_memory=bool(maps),
+            writes_ordering=self._attribute(_WRITES_ORDERING, ordinal),
+            flush_options=self._attribute(_FLUSH_OPTIONS, ordinal),
+            # A GPU that walks the host's page tables has such a link; Grace has it whatever its mode says.
+            coherent_host=self._attribute(_HOST_PAGE_TABLES, ordinal) != 0 or platform.machine() == "aarch64",
         )
+
+    def _attribute(self, number: int, ordinal: int) -> int:
+        """0 where the GPU's maker or this version of CUDA does not know it."""
+        if self._runtime.is_hip:
+            return 0
+        with self._here, contextlib.suppress(RuntimeError):
+            return int(self._runtime.deviceGetAttribute(number, ordinal))
+        return 0
 
     # ---- code ------------------------------------------------------------------------------------------------------
 

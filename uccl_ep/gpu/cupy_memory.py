@@ -53,6 +53,11 @@ class Here:
                 driver.ctxSetCurrent(before)
         self._before = threading.local()
 
+    @property
+    def context(self) -> int:
+        """The GPU's context (NVIDIA), or its number (AMD)."""
+        return int(self._own)
+
     def __enter__(self) -> None:
         before = self._get()
         if before != self._own:
@@ -124,6 +129,12 @@ class CupyMemory:
             fabric = Fabric(self._cuda, ordinal)
             return fabric if fabric.supported() else None
         return None
+
+    def flush_call(self) -> tuple[int, int, int]:
+        if self._cuda is None:
+            raise UcclEpError("this GPU's driver flushes nothing: it is not NVIDIA's")
+        calls = [self._cuda.address(name) for name in ("cuFlushGPUDirectRDMAWrites", "cuCtxSetCurrent")]
+        return calls[0], calls[1], self._here.context
 
     @contextlib.contextmanager
     def _at_work(self, asked: str) -> Iterator[None]:

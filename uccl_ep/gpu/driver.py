@@ -27,6 +27,9 @@ class Facts:
     identity: str  # PCI bus id
     can_export: bool  # memory can be opened by other processes of the host
     maps_host_memory: bool  # registered host memory is readable and writable by kernels
+    writes_ordering: int = 0  # of NICs' writes: CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WRITES_ORDERING
+    flush_options: int = 0  # CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_FLUSH_WRITES_OPTIONS
+    coherent_host: bool = False  # the CPU has a coherent link to it (NVLink-C2C)
 
 
 class Driver(Protocol):
@@ -59,7 +62,7 @@ class Driver(Protocol):
     # ---- memory ----------------------------------------------------------------------------------------------------
 
     def allocate(self, num_bytes: int) -> int:
-        """Device memory, zeroed, at least 4096-aligned, exportable where facts.can_export.
+        """Device memory, zeroed, at least 4096-aligned, exportable where facts.can_export, in whole units of 2 MiB.
 
         Raises:
             UcclEpError: there is not enough.
@@ -75,7 +78,9 @@ class Driver(Protocol):
         """What another process of this host needs to open memory of `allocate`."""
 
     def dmabuf(self, address: int, num_bytes: int) -> int:
-        """Descriptor of a dma-buf over whole pages of memory of `allocate`: what a NIC registers. The caller closes it.
+        """Descriptor of a dma-buf over memory of `allocate`, in units of 2 MiB: what a NIC registers.
+
+        The caller closes it.
 
         Raises:
             UcclEpError: this driver gives none.
@@ -96,6 +101,10 @@ class Driver(Protocol):
 
     def unregister(self, address: int) -> None:
         """Ends a `register`, by the host's address."""
+
+    def flush_call(self) -> tuple[int, int, int]:
+        """What a proxy thread calls to make NICs' writes visible: the addresses of cuFlushGPUDirectRDMAWrites and of
+        cuCtxSetCurrent, and the context. Only where facts.flush_options says so."""
 
     def read(self, address: int, num_bytes: int) -> bytes:
         """Device memory as it is now, copied past whatever kernels are queued or running; waits for the copy only."""

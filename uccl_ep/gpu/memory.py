@@ -25,6 +25,7 @@ from uccl_ep.settings import Settings
 from uccl_ep.sizes import format_bytes, round_up
 
 _ALIGN = 256
+_EXPORTED = 2 << 20  # a multiple of whatever pages the host has; allocations on GPUs are
 
 
 class Shared:
@@ -109,7 +110,7 @@ class GpuRegions(Regions):
         if self.rank in self.placement.by_address:
             return -1
         try:
-            return self._driver.dmabuf(address, self.plan.data_bytes)
+            return self._driver.dmabuf(address, round_up(self.plan.data_bytes, _EXPORTED))
         except UcclEpError as error:
             size = format_bytes(self.plan.data_bytes)
             raise UcclEpError(

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 import os
 import resource
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
@@ -16,6 +16,7 @@ import torch
 from uccl_ep import _native
 from uccl_ep.errors import InvalidArgument, UcclEpError
 from uccl_ep.fabric.choice import GPU_MEMORY_FAMILIES
+from uccl_ep.fabric.visibility import WORDS, GpuOrder, choose_way
 from uccl_ep.group.handshake import Endpoints, Hello
 from uccl_ep.group.topology import Topology
 from uccl_ep.layout.plan import MemoryPlan
@@ -47,11 +48,14 @@ class Placement:
     Attributes:
         by_address: ranks whose NICs reach the GPU's memory by its address (a peer-memory module); the others' by a
             dma-buf.
+        ways: by rank whose GPU's memory NICs write, how that is made visible, one of uccl_ep.fabric.visibility.WORDS,
+            and why so.
     """
 
     where: str
     reason: str
     by_address: frozenset[int] = frozenset()
+    ways: Mapping[int, tuple[str, str]] = field(default_factory=dict)
 
 
 def choose_placement(hellos: Sequence[Hello], topology: Topology, family: str) -> Placement:
@@ -80,8 +84,22 @@ def choose_placement(hellos: Sequence[Hello], topology: Topology, family: str) -
         ways = {i.rank: str(i.fabric.get("gpu_memory")) for i in hellos}
         by_address = frozenset(rank for rank, way in ways.items() if way == "peer_memory")
         reason = f"NICs reach GPU memory ({family}, by {' and '.join(sorted(set(ways.values())))})"
-        return Placement("device", reason, by_address)
+        visible = _ways(hellos, topology, family)
+        hidden = next((i for i in hellos if not visible[i.rank][0]), None)
+        if hidden is not None:
+            why = visible[hidden.rank][1]
+            return Placement("host", f"what NICs write into the GPU of rank {hidden.rank} may be seen too late: {why}")
+        said = dict.fromkeys(f"{WORDS[way]} ({why})" for way, why in visible.values())
+        return Placement("device", f"{reason}; {' or '.join(said)}", by_address, visible)
     return Placement("device", "all ranks are on one node and reach each other's GPU memory")
+
+
+def _ways(hellos: Sequence[Hello], topology: Topology, family: str) -> dict[int, tuple[str, str]]:
+    """By rank: how what NICs write into its GPU is made visible, and why so."""
+    cells = [topology.cell_of[i.rank] for i in hellos]
+    return {
+        i.rank: choose_way(GpuOrder.told(i.fabric), family, cells.count(topology.cell_of[i.rank]) > 1) for i in hellos
+    }
 
 
 def _closed_to_nics(hellos: Sequence[Hello], family: str) -> str:

@@ -12,6 +12,7 @@ from uccl_ep.fabric.choice import FabricChoice, choose_fabrics
 from uccl_ep.fabric.distance import Distance
 from uccl_ep.fabric.facts import NIC_FAMILIES, Facts
 from uccl_ep.fabric.nics import NicPort
+from uccl_ep.fabric.visibility import WORDS
 from uccl_ep.group.handshake import Hello
 from uccl_ep.group.self_description import SelfDescription, read_portrait
 from uccl_ep.group.topology import Topology
@@ -103,8 +104,18 @@ def _group_choices(agreed: Agreed, told: Mapping[int, Facts]) -> tuple[Choice, .
             agreed.fabric.over or tuple(_other_families(family, agreed, told)),
         ),
         Choice("rows", f"{agreed.placement.where} memory", agreed.placement.reason, over),
+        *_visibility(agreed),
         Choice("proxy", agreed.settings.proxy, "UCCL_EP_PROXY: as threads of the rank, or as a process beside it"),
     )
+
+
+def _visibility(agreed: Agreed) -> list[Choice]:
+    """How what NICs write into GPUs is made visible; nothing where they write into none."""
+    ways = list(dict.fromkeys(agreed.placement.ways.values()))
+    if not ways:
+        return []
+    chosen = dict.fromkeys(WORDS[way] for way, _ in ways)
+    return [Choice("visible by", " or ".join(chosen), "; ".join(why for _, why in ways))]
 
 
 def _other_families(family: str, agreed: Agreed, told: Mapping[int, Facts]) -> list[str]:

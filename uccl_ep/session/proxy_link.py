@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -57,6 +57,7 @@ class ProxyConfig:
     trace: bool = False  # record every command
     devices: list[tuple[int, int, int]] = field(default_factory=list)  # spans in a GPU: offset, address, dma-buf or -1
     unreached: list[int] = field(default_factory=list)  # ranks that connect() has no address of
+    flush_call: list[int] = field(default_factory=list)  # see Driver.flush_call; empty: nothing of the GPU's is called
 
     def descriptors(self) -> list[int]:
         """All file descriptors named here."""
@@ -82,6 +83,8 @@ def make_proxy(config: ProxyConfig) -> _native.Proxy:
         spans.append(span)
     s.spans = spans
     s.fabric = config.fabric.to_native()
+    if config.flush_call:
+        s.flush_call, s.context_call, s.context = config.flush_call
     s.interface_address = config.interface
     s.connect_timeout_ns = int(config.connect_timeout_s * 1e9)
     for name in (
@@ -172,7 +175,8 @@ class ProcessProxy:
             )
         self._limit_s = config.connect_timeout_s + CONNECT_TIMEOUT_S  # a process may take long to start
         try:
-            self._request("configure", self._limit_s, config=asdict(config))
+            foreign = [(offset, 0, dmabuf) for offset, _, dmabuf in config.devices]  # addresses are this process's
+            self._request("configure", self._limit_s, config=asdict(replace(config, devices=foreign)))
         except TransportError:
             self.stop(0.0)  # nobody else knows of the process
             raise

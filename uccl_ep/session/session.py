@@ -239,6 +239,7 @@ class Session(NoCopies):
 
     def _make_proxy(self) -> ProxyLink:
         plan, s, regions = self.plan, self.settings, self.regions
+        way, _ = self.placement.ways.get(self.rank, ("none", ""))
         config = ProxyConfig(
             rank=self.rank,
             num_ranks=self.num_ranks,
@@ -260,7 +261,8 @@ class Session(NoCopies):
             connect_timeout_s=min(CONNECT_TIMEOUT_S, s.timeout_s),
             cpus=list(s.pin_cpus),
             losses_are_absences=self.shrink,
-            fabric=self.fabric.checked_config(),
+            fabric=replace(self.fabric.checked_config(), flush_by_read=way == "nic_read"),
+            flush_call=list(self._driver.flush_call()) if self._driver is not None and way == "driver" else [],
             devices=regions.devices(),
             unreached=self.topology.unreached(self.rank),
             **self.recorder.proxy_settings(),

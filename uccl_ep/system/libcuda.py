@@ -39,6 +39,17 @@ class Libcuda:
             raise UcclEpError(f"this NVIDIA driver has no {name}: update it")
         return int(function(*arguments))
 
+    def address(self, name: str) -> int:
+        """Where a function begins, for native code that calls it.
+
+        Raises:
+            UcclEpError: the driver has no such function.
+        """
+        function = getattr(self._functions, name, None)
+        if function is None:
+            raise UcclEpError(f"this NVIDIA driver has no {name}: update it")
+        return int(ctypes.cast(function, ctypes.c_void_p).value or 0)
+
     def _error_name(self, status: int) -> str:
         text = ctypes.c_char_p()
         if self._functions.cuGetErrorName(ctypes.c_int(status), ctypes.byref(text)) == 0 and text.value:

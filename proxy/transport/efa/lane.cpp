@@ -102,7 +102,12 @@ void EfaLane::emit_piece(u32 index, const Route& route, bool last) {
     x->wr_rdma_write_imm(x, rkey, address, htonl(q.write.immediate));
   else
     x->wr_rdma_write(x, rkey, address);
-  x->wr_set_sge(x, c.lkey, c.bytes == 0 ? 0 : reinterpret_cast<u64>(q.write.source + q.at), static_cast<u32>(c.bytes));
+  // The device looks at the key of a source without bytes too.
+  const ibv::Sge& dummy = rails_[path.nic]->dummy;
+  if (c.bytes == 0)
+    x->wr_set_sge(x, dummy.lkey, dummy.addr, 0);
+  else
+    x->wr_set_sge(x, c.lkey, reinterpret_cast<u64>(q.write.source + q.at), static_cast<u32>(c.bytes));
   x->wr_set_ud_addr(x, path.handle, path.queue_pair, path.qkey);
 }
 
@@ -114,7 +119,8 @@ bool EfaLane::send_control(u32 peer, u32 path_idx, u32 immediate) {
   requests_[index] = Request{WriteRequest{peer, immediate}, 0, path_idx, 0, Kind::kControl};
   ibv::QpEx* x = begin(index, Kind::kControl, path);
   x->wr_send_imm(x, htonl(immediate));
-  x->wr_set_sge(x, 0, 0, 0);
+  const ibv::Sge& dummy = rails_[path.nic]->dummy;
+  x->wr_set_sge(x, dummy.lkey, dummy.addr, 0);
   x->wr_set_ud_addr(x, path.handle, path.queue_pair, path.qkey);
   return true;
 }
@@ -130,6 +136,13 @@ bool EfaLane::greet(u32 peer, u32 path_idx, u64 proof_address, u32 lkey) {
   x->wr_set_sge(x, lkey, proof_address, kProofBytes);
   x->wr_set_ud_addr(x, path.handle, path.queue_pair, path.qkey);
   return true;
+}
+
+bool EfaLane::take_refused(u32 peer, u32 path) {
+  u64& refused = peers_[peer].refused;
+  const bool was = (refused >> path & 1) != 0;
+  refused &= ~(1ull << path);
+  return was;
 }
 
 void EfaLane::flush() {
@@ -172,7 +185,10 @@ void EfaLane::complete(const Completion& c) {
   --rails_[p.paths[q.path].nic]->outstanding;
   --p.outstanding;
   --q.left;
-  if (c.status != ibv::kWcSuccess && !p.leaving)
+  const bool greets = kind == Kind::kGreeting || (kind == Kind::kControl && q.write.immediate == kEfaGreeting);
+  if (greets && c.status == ibv::kWcRemOpErr)
+    p.refused |= 1ull << q.path;
+  else if (c.status != ibv::kWcSuccess && !p.leaving)
     book_.fail(q.write.peer, verbs_fault(c.status), kVerbsStatus | static_cast<int>(c.status));
   if (q.left == 0) {
     if (c.status == ibv::kWcSuccess && book_.state(q.write.peer) < PeerState::kLost)
@@ -261,7 +277,7 @@ void EfaLane::refill(Rail& rail, bool now) {
   while (rail.owed_receives >= (now ? 1 : std::min(kBatch, rail.receives / 4 + 1))) {
     const u32 n = std::min(rail.owed_receives, kBatch);
     ibv::RecvWr* bad = nullptr;
-    if (rail.pair->post_receives(&blank_[kBatch - n], &bad) != 0) return;  // tried again at the next poll
+    if (rail.pair->post_receives(&rail.blank[kBatch - n], &bad) != 0) return;  // tried again at the next poll
     rail.owed_receives -= n;
   }
 }

@@ -52,6 +52,8 @@ class EfaLane final : public JudgingLane {
   void add_peer(u32 peer, const VerbsAddress& address, std::vector<EfaPath> paths);
   // Writes the proof, and sends a note once that is complete; false: no room now.
   bool greet(u32 peer, u32 path, u64 proof_address, u32 lkey);
+  // Whether the greeting on this path was refused since the last call: the peer has no address handle for us yet.
+  bool take_refused(u32 peer, u32 path);
   bool greeted(u32 peer) const { return peers_[peer].greetings_done == peers_[peer].paths.size(); }
   u32 greetings_heard(u32 peer) const { return peers_[peer].greetings_heard; }
   void open_peer(u32 peer) { book_.open(peer); }
@@ -65,6 +67,7 @@ class EfaLane final : public JudgingLane {
     u32 open = 0;         // requests taken whose wr_ids have not been handed out
     u32 outstanding = 0;  // work requests on their way
     u32 greetings_done = 0, greetings_heard = 0, farewell_code = 0;
+    u64 refused = 0;  // greetings, by path
     bool leaving = false, farewell_sent = false, heard_farewell = false;
   };
   struct RailShape {
@@ -75,6 +78,8 @@ class EfaLane final : public JudgingLane {
     Rail(const VerbsNic& on, const RailShape& shape);
     const VerbsNic& nic;
     CompletionQueue sends, arrivals;
+    ibv::Sge dummy;  // the NIC's
+    std::vector<ibv::RecvWr> blank;  // kBatch receives of no bytes, chained
     std::unique_ptr<QueuePair> pair;  // after its completion queues, so that it goes first
     u32 depth, receives;
     u32 outstanding = 0, owed_receives = 0;
@@ -127,7 +132,6 @@ class EfaLane final : public JudgingLane {
   u32 num_farewells_ = 0;  // heard, and not reported: arrivals may still lie in front of them
   std::vector<Arrival> stash_;
   std::size_t stash_taken_ = 0;
-  std::vector<ibv::RecvWr> blank_;
   bool receives_drained_ = true;
   u32 polls_ = 0;
 };

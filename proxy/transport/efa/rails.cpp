@@ -25,9 +25,13 @@ EfaLane::Rail::Rail(const VerbsNic& on, const RailShape& shape)
     : nic(on),
       sends(on, shape.depth, true, true),
       arrivals(on, shape.arriving, true, true),
+      dummy(on.dummy()),
+      blank(kBatch, ibv::RecvWr{0, nullptr, &dummy, 1}),
       depth(shape.depth),
       receives(shape.receives),
-      unsolicited(shape.unsolicited) {}
+      unsolicited(shape.unsolicited) {
+  for (u32 i = 0; i + 1 < kBatch; ++i) blank[i].next = &blank[i + 1];
+}
 
 EfaLane::EfaLane(const TransportSettings& settings, const std::vector<std::unique_ptr<VerbsNic>>& nics,
                  const std::vector<std::unique_ptr<VerbsMemory>>& memories, const std::vector<EfaDevice>& devices,
@@ -36,9 +40,7 @@ EfaLane::EfaLane(const TransportSettings& settings, const std::vector<std::uniqu
       settings_(settings),
       memories_(memories),
       devices_(devices),
-      peers_(settings.num_ranks),
-      blank_(kBatch) {
-  for (u32 i = 0; i + 1 < kBatch; ++i) blank_[i].next = &blank_[i + 1];
+      peers_(settings.num_ranks) {
   u64 depth = 0;
   for (u32 nic = 0; nic < nics.size(); ++nic) {
     rails_.push_back(std::make_unique<Rail>(*nics[nic], shape_of(*nics[nic], devices[nic])));

@@ -15,6 +15,9 @@
 namespace uccl {
 namespace {
 
+// A device refuses what comes from an address that it has no handle for. Peers make theirs in connect(), and then write at
+// once: who comes first tries again until the others are there too.
+constexpr auto kAgain = std::chrono::milliseconds(1);
 constexpr u32 kQkeyBits = 0x7fffffff;  // the top bit is for privileged users
 
 TransportSettings with_gids(TransportSettings s) {
@@ -42,7 +45,7 @@ EfaTransport::EfaTransport(const TransportSettings& settings, const ibv::Functio
 
 EfaTransport::~EfaTransport() {
   lanes_.clear();
-  for (ibv::Ah* handle : handles_) functions_.destroy_ah(handle);
+  for (const auto& [where, handle] : handles_) functions_.destroy_ah(handle.ah);
 }
 
 void EfaTransport::make_nic(const NicSettings& n) {
@@ -72,33 +75,41 @@ std::string EfaTransport::local_address() {
   return encode_address(own_);
 }
 
+// One for all lanes and for all ranks behind the same NIC.
+EfaTransport::Handle EfaTransport::handle_of(u32 nic_idx, const ibv::Gid& gid, u32 peer) {
+  const std::tuple where{nic_idx, gid.words[0], gid.words[1]};
+  if (const auto found = handles_.find(where); found != handles_.end()) return found->second;
+  const VerbsNic& nic = *nics_[nic_idx];
+  VerbsPath to;
+  to.gid = &gid;
+  ibv::AhAttr attr = address_handle(nic, settings_.fabric, to);
+  errno = 0;
+  ibv::Ah* handle = functions_.create_ah(nic.pd(), &attr);
+  if (handle == nullptr)
+    throw std::runtime_error("efa: " + nic.name() + ": an address handle for rank " + std::to_string(peer) + ": " +
+                             verbs_errno(errno));
+  efadv::AhAttr number{};
+  handles_[where] = {handle, 0};
+  if (const int e = extra_.query_ah(handle, &number, sizeof(number)); e != 0)
+    throw std::runtime_error("efa: " + nic.name() + ": efadv_query_ah: " + verbs_errno(e));
+  return handles_[where] = {handle, number.ahn};
+}
+
 std::vector<EfaPath> EfaTransport::make_paths(u32 peer, u32 lane) {
   const VerbsAddress& a = *peers_[peer];
   std::vector<EfaPath> paths;
   const auto pairs = pair_nics(settings_.rank, static_cast<u32>(nics_.size()), peer, static_cast<u32>(a.nics.size()));
   for (u32 i = 0; i < pairs.size(); ++i) {
     const VerbsNicAddress& n = a.nics[pairs[i].theirs];
-    const VerbsNic& nic = *nics_[pairs[i].mine];
-    VerbsPath to;
-    to.gid = &n.gid;
-    ibv::AhAttr attr = address_handle(nic, settings_.fabric, to);
-    errno = 0;
-    ibv::Ah* handle = functions_.create_ah(nic.pd(), &attr);
-    if (handle == nullptr)
-      throw std::runtime_error("efa: " + nic.name() + ": an address handle for rank " + std::to_string(peer) + ": " +
-                               verbs_errno(errno));
-    handles_.push_back(handle);
-    efadv::AhAttr number{};
-    if (const int e = extra_.query_ah(handle, &number, sizeof(number)); e != 0)
-      throw std::runtime_error("efa: " + nic.name() + ": efadv_query_ah: " + verbs_errno(e));
+    const Handle handle = handle_of(pairs[i].mine, n.gid, peer);
     const u32 there = settings_.rank * settings_.num_lanes + lane;
-    paths.push_back({pairs[i].mine, handle, number.ahn, n.queue_pairs[lane], a.qkey, n.rkeys.data(),
+    paths.push_back({pairs[i].mine, handle.ah, handle.number, n.queue_pairs[lane], a.qkey, n.rkeys.data(),
                      n.greeting_base + static_cast<u64>(there) * kGreetingBytes, n.greeting_rkey});
     const u32 slot = peer * settings_.num_lanes + lane;
     const Proof proof =
         prove_path(settings_.secret, {settings_.session, settings_.rank, peer, lane, i}, own_.nonce, a.nonce);
     std::memcpy(areas_[pairs[i].mine]->said(slot), proof.data(), proof.size());
-    greetings_.push_back({peer, lane, i, pairs[i].mine, slot, false});
+    greetings_.push_back({peer, lane, i, pairs[i].mine, slot});
   }
   return paths;
 }
@@ -124,9 +135,14 @@ void EfaTransport::greet_all() {
   std::vector<bool> proven(settings_.num_ranks, false);
   for (u32 p = 0; p < settings_.num_ranks; ++p) proven[p] = peers_[p] == nullptr;
   while (std::find(proven.begin(), proven.end(), false) != proven.end()) {
+    const auto now = std::chrono::steady_clock::now();
     for (Greeting& g : greetings_) {
       GreetingArea& area = *areas_[g.nic];
-      if (!g.sent)
+      if (g.sent && lanes_[g.lane]->take_refused(g.peer, g.path)) {
+        g.sent = false;
+        g.not_before = now + kAgain;
+      }
+      if (!g.sent && now >= g.not_before)
         g.sent = lanes_[g.lane]->greet(g.peer, g.path, reinterpret_cast<u64>(area.said(g.slot)), area.lkey());
     }
     PeerEvent event{};

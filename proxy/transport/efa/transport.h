@@ -1,8 +1,11 @@
 // Amazon's Elastic Fabric Adapter: scalable reliable datagrams through libibverbs and libefa. The thinnest layer over
 // verbs/: devices, registrations, addresses and errors are its.
 #pragma once
+#include <chrono>
+#include <map>
 #include <memory>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "transport/efa/lane.h"
@@ -30,9 +33,15 @@ class EfaTransport final : public Transport {
     u32 peer, lane, path;
     u32 nic, slot;
     bool sent = false;
+    std::chrono::steady_clock::time_point not_before{};
+  };
+  struct Handle {
+    ibv::Ah* ah;
+    u32 number;
   };
   void make_nic(const NicSettings& nic);
   std::vector<EfaPath> make_paths(u32 peer, u32 lane);
+  Handle handle_of(u32 nic, const ibv::Gid& gid, u32 peer);
   void greet_all();
   bool check_peer(u32 peer) const;
   [[noreturn]] void give_up(const std::vector<bool>& proven) const;
@@ -49,7 +58,7 @@ class EfaTransport final : public Transport {
   std::vector<std::unique_ptr<VerbsMemory>> memories_;
   std::vector<std::unique_ptr<GreetingArea>> areas_;
   std::vector<EfaDevice> devices_;
-  std::vector<ibv::Ah*> handles_;
+  std::map<std::tuple<u32, u64, u64>, Handle> handles_;  // by our NIC and a peer's GID
   std::vector<std::unique_ptr<VerbsAddress>> peers_;
   std::vector<Greeting> greetings_;
   std::vector<std::unique_ptr<EfaLane>> lanes_;

@@ -22,6 +22,7 @@ u64 mix(u64 z) {  // splitmix64
 SimulatedNetwork::SimulatedNetwork(const NetworkSettings& s)
     : settings_(s),
       random_state_(mix(s.seed)),
+      hidden_of_(s.num_ranks),
       links_(static_cast<std::size_t>(s.num_ranks) * s.num_lanes * s.num_ranks),
       cut_(static_cast<std::size_t>(s.num_ranks) * s.num_ranks),
       dead_(s.num_ranks),
@@ -157,6 +158,10 @@ void SimulatedNetwork::step() {
     ends_[n.end].notices.push_back(n);
     return tell(n.end);
   }
+  if (e.stage == Stage::kVisible) {
+    show(hidden_[e.subject]);
+    return free_hidden_.push_back(e.subject);
+  }
   Write& w = writes_[e.subject];
   if (!w.dropped && (cut(rank_of(w.from), rank_of(w.to)) || ends_[w.to].gone)) {
     w.dropped = true;
@@ -177,7 +182,39 @@ void SimulatedNetwork::land(Write& w, u64 begin, u64 end) {
     fail(w.to, rank_of(w.from), PeerFault::kProtocol, ERANGE, EPROTO);
     return;
   }
-  std::memcpy(target + begin, (w.early ? w.kept.data() : w.source) + begin, end - begin);
+  const u8* const source = (w.early ? w.kept.data() : w.source) + begin;
+  if (w.remote_offset < device_bytes_) return hide(w, target + begin, source, end - begin);
+  std::memcpy(target + begin, source, end - begin);
+}
+
+// The NIC has passed them on, and the way into the GPU has a queue that the way to the host does not.
+void SimulatedNetwork::hide(const Write& w, u8* target, const u8* source, u64 bytes) {
+  if (bytes == 0) return;
+  if (free_hidden_.empty()) {
+    free_hidden_.push_back(static_cast<u32>(hidden_.size()));
+    hidden_.emplace_back();
+  }
+  const u32 index = free_hidden_.back(), rank = rank_of(w.to);
+  free_hidden_.pop_back();
+  Hidden& h = hidden_[index];
+  h.target = target;
+  h.bytes.assign(source, source + bytes);
+  h.rank = rank;
+  h.shown = false;
+  hidden_of_[rank].push_back(index);
+  push(now_ns_ + mix(settings_.seed ^ order_) % (settings_.lag_ns + 1), Stage::kVisible, index);
+}
+
+void SimulatedNetwork::show(Hidden& h) {
+  if (h.shown) return;
+  std::memcpy(h.target, h.bytes.data(), h.bytes.size());
+  h.shown = true;
+  std::erase_if(hidden_of_[h.rank], [this](u32 i) { return hidden_[i].shown; });
+}
+
+void SimulatedNetwork::flush_device(u32 rank) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  for (const u32 i : std::vector<u32>(hidden_of_[rank])) show(hidden_[i]);
 }
 
 void SimulatedNetwork::arrive(Write& w) {
@@ -255,6 +292,7 @@ std::size_t SimulatedNetwork::poll_arrivals(u32 self, std::span<Arrival> out) {
   End& end = ends_[self];
   if (end.arrivals.empty()) drive();
   const std::size_t ready = std::min(end.arrivals.size(), out.size());
+  if (ready != 0) totals_.lagging += hidden_of_[rank_of(self)].size();
   for (std::size_t n = 0; n < ready; ++n) {
     const std::size_t i = settings_.profile.ordered ? n : below(end.arrivals.size());
     out[n] = end.arrivals[i];

@@ -23,6 +23,7 @@ struct NetworkTotals {
   u64 deepest = 0;    // most earlier writes of its (source, target, lane) that one arrival overtook
   u64 dropped = 0;    // writes that a fault or a closed peer swallowed
   u64 faults = 0;     // plans that have begun
+  u64 lagging = 0;    // writes whose bytes were not visible yet when their immediate was polled
   u64 trace = 0x5eed;  // hash over everything that was delivered, in order
 };
 
@@ -33,6 +34,10 @@ class SimulatedNetwork {
   // ---- a lane's calls (lane.h); `self` is rank * num_lanes + lane --------------------------------------------------
   void open(u32 self, u32 peer);                       // control path: may exchange with `peer`
   void set_local(u32 self, const AddressSpace& local);  // where writes to this rank may land
+  // Bytes that land below this offset, of any rank, lie in a GPU's memory: nobody sees them when their immediate is seen,
+  // but after up to lag_ns, or at the next flush_device().
+  void set_device(u64 bytes);
+  void flush_device(u32 rank);  // what has landed there so far is visible to everybody
   std::size_t post(u32 self, std::span<const WriteRequest> requests);
   std::size_t poll_completions(u32 self, std::span<u64> wr_ids);
   std::size_t poll_arrivals(u32 self, std::span<Arrival> out);
@@ -67,10 +72,10 @@ class SimulatedNetwork {
   const std::vector<Recorded>& recorded() const { return recorded_; }
 
  private:
-  enum class Stage : u8 { kData, kArrive, kComplete, kNotice, kFault };
+  enum class Stage : u8 { kData, kArrive, kComplete, kNotice, kFault, kVisible };
   struct Event {
     u64 at_ns, order;  // order breaks ties, so that a run does not depend on the heap
-    u32 subject;       // a write, a fault, or a notice
+    u32 subject;  // a write, a fault, a notice, or hidden bytes
     Stage stage;
     bool after(const Event& o) const { return at_ns != o.at_ns ? at_ns > o.at_ns : order > o.order; }
   };
@@ -79,7 +84,7 @@ class SimulatedNetwork {
     u64 remote_offset, bytes, wr_id, position, early_bytes, complete_ns;
     u32 from, to;  // ends
     u32 immediate;
-    u32 events;    // still to come; the slot is free after the last
+    u32 events;  // still to come; the slot is free after the last
     bool dropped, arrived, early;
     std::vector<u8> kept;  // bytes read early
   };
@@ -88,24 +93,30 @@ class SimulatedNetwork {
     PeerFault fault;
     int code;
   };
+  struct Hidden {  // bytes that have landed in a GPU's memory and that nobody sees yet
+    u8* target;
+    std::vector<u8> bytes;
+    u32 rank;
+    bool shown;
+  };
   struct End {  // one lane of one rank
     AddressSpace local;
     PeerBook book;
     LaneCounters counters;
-    std::vector<u32> open;            // by peer: writes posted and not yet handed back
-    std::vector<Arrival> arrivals;    // ready
-    std::vector<u64> wr_ids;          // ready, with the peer in token_peers
+    std::vector<u32> open;  // by peer: writes posted and not yet handed back
+    std::vector<Arrival> arrivals;  // ready
+    std::vector<u64> wr_ids;  // ready, with the peer in token_peers
     std::vector<u32> token_peers;
-    std::vector<u32> waiting_from;    // by peer: ready arrivals
-    std::vector<Notice> notices;      // ends of peers, told once their arrivals have been polled
+    std::vector<u32> waiting_from;  // by peer: ready arrivals
+    std::vector<Notice> notices;  // ends of peers, told once their arrivals have been polled
     bool gone = false, in_news = false, events_wait = false;
     explicit End(u32 num_ranks) : book(num_ranks), open(num_ranks), waiting_from(num_ranks) {}
   };
   struct Link {  // (source, target, lane)
     u64 latency_ns = 0, free_ns = 0;
     u64 last_arrival_ns = 0, last_completion_ns = 0;  // ordered profiles
-    u64 posted = 0, in_order = 0;                     // positions: the next one, and all below have arrived
-    std::vector<u64> ahead;                           // positions above that have arrived
+    u64 posted = 0, in_order = 0;  // positions: the next one, and all below have arrived
+    std::vector<u64> ahead;  // positions above that have arrived
   };
 
   u32 rank_of(u32 end) const { return end / settings_.num_lanes; }
@@ -120,6 +131,8 @@ class SimulatedNetwork {
   void push(u64 at_ns, Stage stage, u32 subject);
   void step();
   void land(Write& write, u64 begin, u64 end);
+  void hide(const Write& write, u8* target, const u8* source, u64 bytes);
+  void show(Hidden& hidden);
   void arrive(Write& write);
   void complete(Write& write);
   void count_order(const Write& write);
@@ -141,6 +154,10 @@ class SimulatedNetwork {
   std::vector<Write> writes_;
   std::vector<u32> free_;
   std::vector<Notice> notices_;
+  u64 device_bytes_ = 0;
+  std::vector<Hidden> hidden_;
+  std::vector<u32> free_hidden_;
+  std::vector<std::vector<u32>> hidden_of_;  // by rank, as they landed; some may have been shown since
   std::vector<End> ends_;
   std::vector<Link> links_;
   std::vector<u8> cut_, dead_;  // by (source, target), by rank

@@ -16,6 +16,11 @@ void SimulatedNetwork::set_local(u32 self, const AddressSpace& local) {
   ends_[self].local = local;
 }
 
+void SimulatedNetwork::set_device(u64 bytes) {
+  const std::lock_guard<std::mutex> lock(mutex_);
+  device_bytes_ = bytes;
+}
+
 // Neither end's memory is touched by these writes again.
 void SimulatedNetwork::drop(u32 from, u32 to) {
   for (Write& w : writes_)
@@ -73,6 +78,7 @@ void SimulatedNetwork::leave(u32 self) {
 void SimulatedNetwork::end_all() {
   const std::lock_guard<std::mutex> lock(mutex_);
   for (End& end : ends_) end.gone = true;
+  for (Hidden& h : hidden_) h.shown = true;  // memory may be gone
 }
 
 void SimulatedNetwork::cut_off(u32 source, u32 target) { cut(source, target) = 1; }

@@ -69,6 +69,7 @@ struct NetworkSettings {
   static constexpr u32 kBuckets = 512;
   std::bitset<kBuckets> calm;
   bool self_driven = false;  // polls that find nothing move time on: no driver does
+  u64 lag_ns = 0;  // bytes in a GPU's memory are visible up to so much later than they land (network.h, set_device)
 };
 
 }  // namespace uccl

@@ -25,11 +25,16 @@ enum LinkLayer : u8 { kLinkUnspecified, kLinkInfiniband, kLinkEthernet };
 enum GidType : u32 { kGidIb, kGidRoceV1, kGidRoceV2 };
 enum QpType : u32 { kQptRc = 2, kQptUd = 4, kQptDriver = 0xff };
 enum QpState : u32 { kQpsReset, kQpsInit, kQpsRtr, kQpsRts, kQpsSqd, kQpsSqe, kQpsErr };
-enum WrOpcode : u32 { kWrRdmaWrite, kWrRdmaWriteWithImm, kWrSend, kWrSendWithImm };
-enum WcOpcode : u32 { kWcSend = 0, kWcRdmaWrite = 1, kWcRecv = 1 << 7, kWcRecvRdmaWithImm };
+enum WrOpcode : u32 { kWrRdmaWrite, kWrRdmaWriteWithImm, kWrSend, kWrSendWithImm, kWrRdmaRead };
+enum WcOpcode : u32 { kWcSend = 0, kWcRdmaWrite = 1, kWcRdmaRead = 2, kWcRecv = 1 << 7, kWcRecvRdmaWithImm };
 enum SendFlags : u32 { kSendSignaled = 1 << 1, kSendInline = 1 << 3 };
 enum WcFlags : u32 { kWcWithImm = 1 << 1 };
-enum AccessFlags : u32 { kAccessLocalWrite = 1, kAccessRemoteWrite = 1 << 1, kAccessRelaxedOrdering = 1 << 20 };
+enum AccessFlags : u32 {
+  kAccessLocalWrite = 1,
+  kAccessRemoteWrite = 1 << 1,
+  kAccessRemoteRead = 1 << 2,
+  kAccessRelaxedOrdering = 1 << 20
+};
 enum OdpTransportCaps : u32 { kOdpSupportWrite = 1 << 2 };
 enum WcExFlags : u64 {
   kWcExByteLen = 1,

@@ -13,14 +13,13 @@ namespace uccl {
 namespace {
 
 constexpr std::size_t kBatch = 32;
-// Soft-RoCE's provider (rdma-core 32 to today) ends the session in ibv_next_poll when it finds nothing, and the
-// ibv_end_poll that must follow then drops a completion. Sessions of one entry are right on every provider.
-constexpr u32 kSoftRoceVendor = 0xffffff;
 
 }  // namespace
 
+// Soft-RoCE's provider (rdma-core 32 to today) ends the session in ibv_next_poll when it finds nothing, and the
+// ibv_end_poll that must follow then drops a completion. Sessions of one entry are right on every provider.
 CompletionQueue::CompletionQueue(const VerbsNic& nic, u32 entries, bool try_extended, bool datagrams)
-    : nic_(nic), one_a_session_(nic.limits().vendor_id == kSoftRoceVendor), datagrams_(datagrams) {
+    : nic_(nic), one_a_session_(nic.is_soft()), datagrams_(datagrams) {
   ibv::VerbsContext* v = try_extended ? ibv::extended(nic.context(), &ibv::VerbsContext::create_cq_ex) : nullptr;
   if (v != nullptr) {
     ibv::CqInitAttrEx attr{};

@@ -1,4 +1,4 @@
-// Sizes of a lane's queues from the in-flight bound and the device's limits; receives, which carry no memory.
+// Sizes of a lane's queues from the in-flight bound and the device's limits; receives, whose memory nothing is written to.
 #include "transport/verbs/endpoint.h"
 
 #include <algorithm>
@@ -38,7 +38,8 @@ VerbsEndpoint::VerbsEndpoint(const VerbsNic& nic, const EndpointShape& shape, st
       sends_(nic, send_entries_, shape.try_extended),
       receives_(nic, receive_entries_, shape.try_extended),
       table_(shape.num_queues),
-      blank_(kBatch) {
+      dummy_(nic.dummy()),
+      blank_(kBatch, ibv::RecvWr{0, nullptr, &dummy_, 1}) {
   for (u32 i = 0; i + 1 < kBatch; ++i) blank_[i].next = &blank_[i + 1];
   if (nic.limits().max_srq > 0) {
     receive_entries_ = std::min(receive_entries_, limit(shape.receives, nic.limits().max_srq_wr));
@@ -58,6 +59,10 @@ VerbsEndpoint::VerbsEndpoint(const VerbsNic& nic, const EndpointShape& shape, st
              " writes on their way; beyond what the device "
              "allows they wait (receiver not ready) and are sent again; a smaller in-flight bound avoids it"});
   }
+  if (shape.try_extended && !nic.chains_extended()) {
+    notes.push_back({"ibv_post_send on " + nic.name(),
+                     "its provider is not known to take several requests between ibv_wr_start and ibv_wr_complete"});
+  }
   if (depth_ < shape.queue_depth) {
     notes.push_back({"queue pairs of " + std::to_string(depth_) + " writes on " + nic.name(),
                      "the device's limit; " + std::to_string(shape.queue_depth) + " were asked for"});
@@ -75,8 +80,8 @@ QueuePair VerbsEndpoint::make_queue_pair() {
   s.srq = srq_;
   s.depth = depth_;
   s.receive_depth = own_receives_;
-  s.inline_bytes = shape_.inline_bytes;
-  s.try_extended = shape_.try_extended;
+  s.inline_bytes = nic_.takes_inline() ? shape_.inline_bytes : 0;
+  s.try_extended = shape_.try_extended && nic_.chains_extended();
   QueuePair q(nic_, s);
   u32 owed = 0;
   renew_receives(q, owed);

@@ -80,7 +80,8 @@ class VerbsEndpoint {
   ibv::Srq* srq_ = nullptr;
   u32 outstanding_ = 0;
   u32 owed_ = 0;  // shared receives used and not posted again
-  std::vector<ibv::RecvWr> blank_;  // kBatch receives without memory, chained
+  ibv::Sge dummy_;
+  std::vector<ibv::RecvWr> blank_;  // kBatch receives of no bytes, chained
 };
 
 }  // namespace uccl

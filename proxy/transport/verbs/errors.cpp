@@ -74,6 +74,9 @@ std::string verbs_errno(int error) {
 std::string verbs_explain(int code) {
   if (code == 0) return "";
   if (code < kVerbsStatus) return verbs_errno(code);
+  if (code >= kVerbsFlush)
+    return "this rank's NIC could not read its GPU's memory, which makes visible what was written there: " +
+           verbs_explain(code - kVerbsFlush + kVerbsStatus);
   if (code >= kVerbsEvent) return event_words(static_cast<u32>(code - kVerbsEvent));
   const u32 status = static_cast<u32>(code - kVerbsStatus);
   if (status > ibv::kWcTmRndvIncomplete) return "completion status " + std::to_string(status) + ", unknown here";

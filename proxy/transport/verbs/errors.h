@@ -10,6 +10,7 @@ namespace uccl {
 // A PeerEvent's code: 0, an errno, or one of these.
 inline constexpr int kVerbsStatus = 0x10000;  // | ibv_wc_status
 inline constexpr int kVerbsEvent = 0x10100;   // | ibv_event_type, of the NIC itself
+inline constexpr int kVerbsFlush = 0x10200;   // | ibv_wc_status of a read of our own GPU's memory (flush.h)
 
 // What a failed completion says about the peer.
 PeerFault verbs_fault(u32 status);

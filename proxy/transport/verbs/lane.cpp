@@ -66,6 +66,11 @@ VerbsLane::VerbsLane(const TransportSettings& settings, const VerbsTuning& tunin
     }
   }
   for (auto& e : endpoints_) e->post_first_receives();
+  if (settings.fabric.flushed_span < 0) return;
+  held_.resize(nics.size());
+  const u8* const at = settings.local.spans()[static_cast<std::size_t>(settings.fabric.flushed_span)].base;
+  for (u32 e = 0; e < nics.size(); ++e)
+    held_[e].flush = std::make_unique<VerbsFlush>(*nics[e], *memories[e], at, settings.fabric);
 }
 
 VerbsLane::~VerbsLane() { leave(); }
@@ -77,6 +82,10 @@ u32 VerbsLane::queue_index(u32 peer, u32 nic, u32 queue) const {
 void VerbsLane::count_queues(u32 lane, std::vector<QueueCounters>& out) const {
   for (const VerbsQueue& q : queues_)
     out.push_back({lane, q.peer, q.endpoint, q.pair.number(), counted(q.writes), counted(q.write_bytes)});
+}
+
+void VerbsLane::flush_device(u64 limit_ns) {
+  for (Held& h : held_) h.flush->run(limit_ns);
 }
 
 void VerbsLane::stash(const Arrival& arrival, u64 bytes) {
@@ -247,14 +256,47 @@ std::size_t VerbsLane::poll_arrivals(std::span<Arrival> out) {
   const u32 num = static_cast<u32>(endpoints_.size());
   for (u32 i = 0; i < num; ++i) {
     const u32 e = (next_endpoint_ + i) % num;
-    Completion batch[kBatch];
-    const std::size_t want = std::min<std::size_t>(kBatch, out.size() - n);
-    const int got = endpoints_[e]->receives().poll(std::span(batch, want));
-    for (int j = 0; j < got; ++j) n += take_arrival(batch[j], e, &out[n]);
-    if (got >= 0 && static_cast<std::size_t>(got) == want) receives_drained_ = false;
-    if (got <= 0) endpoints_[e]->refill_shared();  // a moment without arrivals: give back what is short of a batch
+    bool bytes;
+    n += held_.empty() ? poll_endpoint(e, out.subspan(n), &bytes) : poll_held(e, out.subspan(n));
   }
   next_endpoint_ = num < 2 ? 0 : (next_endpoint_ + 1) % num;
+  return n;
+}
+
+// `bytes`: whether any of them has put some into memory.
+std::size_t VerbsLane::poll_endpoint(u32 e, std::span<Arrival> out, bool* bytes) {
+  Completion batch[kBatch];
+  const std::size_t want = std::min<std::size_t>(kBatch, out.size());
+  const int got = endpoints_[e]->receives().poll(std::span(batch, want));
+  std::size_t n = 0;
+  *bytes = false;
+  for (int j = 0; j < got; ++j) {
+    n += take_arrival(batch[j], e, &out[n]);
+    *bytes |= batch[j].bytes != 0;
+  }
+  if (got >= 0 && static_cast<std::size_t>(got) == want) receives_drained_ = false;
+  if (got <= 0) endpoints_[e]->refill_shared();  // a moment without arrivals: give back what is short of a batch
+  return n;
+}
+
+// The thread does not wait for the read: it posts and completes meanwhile, and what comes meanwhile is the next batch.
+std::size_t VerbsLane::poll_held(u32 e, std::span<Arrival> out) {
+  Held& h = held_[e];
+  if (h.first == h.end) {
+    bool bytes;
+    h.first = 0;
+    h.end = static_cast<u32>(poll_endpoint(e, h.arrivals, &bytes));
+    if (bytes && h.end != 0) h.flush->begin();
+  }
+  if (h.flush->runs()) h.flush->poll();
+  if (h.flush->error() != 0) {
+    h.first = h.end;
+    fail_endpoint(e, h.flush->error());
+  }
+  std::size_t n = 0;
+  for (; !h.flush->runs() && h.first != h.end && n != out.size(); ++h.first)
+    if (book_.state(h.arrivals[h.first].peer) != PeerState::kClosed) out[n++] = h.arrivals[h.first];
+  receives_drained_ &= h.first == h.end;
   return n;
 }
 

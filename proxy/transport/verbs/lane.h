@@ -9,6 +9,7 @@
 
 #include "transport/judging_lane.h"
 #include "transport/verbs/endpoint.h"
+#include "transport/verbs/flush.h"
 #include "transport/verbs/remote_spans.h"
 
 namespace uccl {
@@ -86,6 +87,8 @@ class VerbsLane final : public JudgingLane {
   std::size_t poll_arrivals(std::span<Arrival> out) override;
   std::size_t poll_events(std::span<PeerEvent> out) override;
 
+  // Control path, once greetings are over: makes visible what came with them. Throws std::runtime_error.
+  void flush_device(u64 limit_ns);
   // What each queue pair has carried, appended; `lane` is this one's index.
   void count_queues(u32 lane, std::vector<QueueCounters>& out) const;
 
@@ -112,6 +115,11 @@ class VerbsLane final : public JudgingLane {
     ibv::SendWr wr;
     ibv::Sge sge;
   };
+  struct Held {  // what a NIC has told, until its bytes are visible in the GPU's memory
+    std::unique_ptr<VerbsFlush> flush;
+    std::array<Arrival, 64> arrivals;
+    u32 first = 0, end = 0;
+  };
   static constexpr u32 kStaged = 256;
   static constexpr u32 kBatch = 64;
   static constexpr u32 kNowhere = ~0u;
@@ -124,12 +132,15 @@ class VerbsLane final : public JudgingLane {
   void ring_doorbell(VerbsQueue& q);
   void poll_sends(u32 endpoint);
   void complete(const Completion& c);
+  std::size_t poll_endpoint(u32 endpoint, std::span<Arrival> out, bool* bytes);
+  std::size_t poll_held(u32 endpoint, std::span<Arrival> out);
   bool take_arrival(const Completion& c, u32 endpoint, Arrival* out);
   std::size_t take_stash(std::span<Arrival> out);
 
   // lane_events.cpp
   void end_peer(u32 peer, PeerFault fault, int code);
   void fail_queue(VerbsQueue& q, int code);
+  void fail_endpoint(u32 endpoint, int code);
   void completion_failed(VerbsQueue& q, u32 status);
   void hear_farewell(VerbsQueue& q, u32 immediate);
   void part(u32 peer, u32 farewell) override;
@@ -151,6 +162,7 @@ class VerbsLane final : public JudgingLane {
   std::vector<u32> place_of_;  // by rank: its place among those that are reached, kNowhere: it is not
   std::vector<VerbsQueue> queues_;  // [place][nic][queue]; after the endpoints, so that they are destroyed first
   std::vector<Peer> peers_;
+  std::vector<Held> held_;  // by endpoint; empty: what has arrived is visible
   std::vector<Staged> staged_;
   u32 num_staged_ = 0;
   IndexQueue unsent_, completed_;  // queues

@@ -24,7 +24,7 @@ u64 now_in_ns() {
 }
 
 PeerFault fault_of(int code) {
-  if (code >= kVerbsEvent || code < kVerbsStatus) return PeerFault::kNetwork;
+  if (code >= kVerbsEvent || code < kVerbsStatus) return PeerFault::kNetwork;  // kVerbsFlush too
   return verbs_fault(static_cast<u32>(code - kVerbsStatus));
 }
 
@@ -40,6 +40,11 @@ void VerbsLane::fail_queue(VerbsQueue& q, int code) {
   const bool retries = code == (kVerbsStatus | static_cast<int>(ibv::kWcRetryExcErr));
   if (retries && nics_[q.endpoint]->link_down()) code = kVerbsEvent | static_cast<int>(ibv::kEventPortErr);
   end_peer(q.peer, fault_of(code), code);
+}
+
+void VerbsLane::fail_endpoint(u32 endpoint, int code) {
+  for (VerbsQueue& q : queues_)
+    if (q.endpoint == endpoint && q.state == State::kOpen) fail_queue(q, code);
 }
 
 // The first error of a queue pair says what happened; everything after it is only flushed. A flush that comes first
@@ -125,10 +130,7 @@ std::size_t VerbsLane::poll_events(std::span<PeerEvent> out) {
 void VerbsLane::look_around() {
   for (u32 e = 0; e < endpoints_.size(); ++e) {
     if (hears_events_) nics_[e]->poll_async();
-    const int fault = nics_[e]->fault();
-    for (u32 i = 0; fault != 0 && i < queues_.size(); ++i) {
-      if (queues_[i].endpoint == e && queues_[i].state == State::kOpen) fail_queue(queues_[i], fault);
-    }
+    if (const int fault = nics_[e]->fault(); fault != 0) fail_endpoint(e, fault);
   }
   probe_some(now_in_ns());
 }

@@ -44,8 +44,11 @@ VerbsMemory::VerbsMemory(const VerbsNic& nic, const TransportSettings& settings,
   try {
     const auto& spans = settings.local.spans();
     for (std::size_t i = 0; i < spans.size(); ++i) {
-      register_span(spans[i], i < settings.fabric.span_dmabuf_fds.size() ? settings.fabric.span_dmabuf_fds[i] : -1,
-                    notes);
+      const int fd = i < settings.fabric.span_dmabuf_fds.size() ? settings.fabric.span_dmabuf_fds[i] : -1;
+      // Queue pairs of peers refuse reads; only our own of flush.h allows them.
+      const unsigned reads =
+          settings.fabric.flushed_span == static_cast<int>(i) ? unsigned{ibv::kAccessRemoteRead} : 0u;
+      register_span({spans[i], fd, ibv::kAccessLocalWrite | ibv::kAccessRemoteWrite | reads}, notes);
     }
   } catch (...) {
     release();
@@ -62,27 +65,27 @@ void VerbsMemory::release() {
   spans_.clear();
 }
 
-ibv::Mr* VerbsMemory::attempt(Way way, const Span& span, u64 offset, u64 bytes, int fd) const {
+ibv::Mr* VerbsMemory::attempt(Way way, const Asked& asked, u64 offset, u64 bytes) const {
   const ibv::Functions& f = nic_.functions();
-  const unsigned access =
-      ibv::kAccessLocalWrite | ibv::kAccessRemoteWrite | (relaxed_ ? unsigned{ibv::kAccessRelaxedOrdering} : 0u);
-  u8* at = span.base + offset;
+  const unsigned access = asked.access | (relaxed_ ? unsigned{ibv::kAccessRelaxedOrdering} : 0u);
+  u8* at = asked.span.base + offset;
   const u64 iova = reinterpret_cast<u64>(at);
   errno = EOPNOTSUPP;
   if (way == Way::kDmaBuf) {
-    return f.reg_dmabuf_mr == nullptr ? nullptr
-                                      : f.reg_dmabuf_mr(nic_.pd(), offset, bytes, iova, fd, static_cast<int>(access));
+    return f.reg_dmabuf_mr == nullptr
+               ? nullptr
+               : f.reg_dmabuf_mr(nic_.pd(), offset, bytes, iova, asked.fd, static_cast<int>(access));
   }
   if (way == Way::kAddress) {
     return f.reg_mr_iova2 == nullptr ? nullptr : f.reg_mr_iova2(nic_.pd(), at, bytes, iova, access);
   }
-  return f.reg_mr(nic_.pd(), at, bytes, ibv::kAccessLocalWrite | ibv::kAccessRemoteWrite);
+  return f.reg_mr(nic_.pd(), at, bytes, static_cast<int>(asked.access));
 }
 
 // All chunks of a span in one way, or none of them; errno says why none.
-bool VerbsMemory::register_all(Way way, const Span& span, int fd, std::vector<ibv::Mr*>& mrs) const {
-  for (u64 offset = 0; offset < span.bytes; offset += chunk_bytes_) {
-    ibv::Mr* mr = attempt(way, span, offset, std::min(chunk_bytes_, span.bytes - offset), fd);
+bool VerbsMemory::register_all(Way way, const Asked& asked, std::vector<ibv::Mr*>& mrs) const {
+  for (u64 offset = 0; offset < asked.span.bytes; offset += chunk_bytes_) {
+    ibv::Mr* mr = attempt(way, asked, offset, std::min(chunk_bytes_, asked.span.bytes - offset));
     if (mr != nullptr) {
       mrs.push_back(mr);
       continue;
@@ -96,7 +99,9 @@ bool VerbsMemory::register_all(Way way, const Span& span, int fd, std::vector<ib
   return true;
 }
 
-void VerbsMemory::register_span(const Span& span, int fd, std::vector<Note>& notes) {
+void VerbsMemory::register_span(const Asked& asked, std::vector<Note>& notes) {
+  const Span& span = asked.span;
+  const int fd = asked.fd;
   static constexpr struct {
     Way way;
     const char* text;
@@ -110,7 +115,7 @@ void VerbsMemory::register_span(const Span& span, int fd, std::vector<Note>& not
   for (const auto& w : kWays) {
     if (w.way == Way::kDmaBuf && fd < 0) continue;
     errno = 0;
-    if (!register_all(w.way, span, fd, chunks.mrs)) {
+    if (!register_all(w.way, asked, chunks.mrs)) {
       const int error = errno;
       failed += std::string(failed.empty() ? "" : "; ") + w.text + ": " + verbs_errno(error) + hint(error);
       continue;
@@ -130,7 +135,7 @@ VerbsMemory::Piece VerbsMemory::find(const u8* address) const {
     if (address < c.base || address >= c.base + c.bytes) continue;
     const u64 offset = static_cast<u64>(address - c.base);
     const u64 chunk = offset / chunk_bytes_;
-    return {std::min((chunk + 1) * chunk_bytes_, c.bytes) - offset, c.mrs[chunk]->lkey, c.readable};
+    return {std::min((chunk + 1) * chunk_bytes_, c.bytes) - offset, c.mrs[chunk]->lkey, c.mrs[chunk]->rkey, c.readable};
   }
   return {};
 }

@@ -11,7 +11,7 @@ class VerbsMemory {
  public:
   struct Piece {
     u64 bytes = 0;  // registered together from the address asked for on; 0: not registered
-    u32 lkey = 0;
+    u32 lkey = 0, rkey = 0;
     bool readable = false;  // by the CPU, so that a small payload may be copied into the work request
   };
 
@@ -34,9 +34,14 @@ class VerbsMemory {
     std::vector<ibv::Mr*> mrs;
   };
   enum class Way { kDmaBuf, kAddress, kPlain };
-  ibv::Mr* attempt(Way way, const Span& span, u64 offset, u64 bytes, int fd) const;
-  bool register_all(Way way, const Span& span, int fd, std::vector<ibv::Mr*>& mrs) const;
-  void register_span(const Span& span, int fd, std::vector<Note>& notes);
+  struct Asked {  // a span, and what is known of it
+    const Span& span;
+    int fd;
+    unsigned access;
+  };
+  ibv::Mr* attempt(Way way, const Asked& asked, u64 offset, u64 bytes) const;
+  bool register_all(Way way, const Asked& asked, std::vector<ibv::Mr*>& mrs) const;
+  void register_span(const Asked& asked, std::vector<Note>& notes);
   void release();
 
   const VerbsNic& nic_;

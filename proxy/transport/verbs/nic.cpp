@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cstdlib>
 #include <cstring>
 #include <stdexcept>
 
@@ -14,6 +15,7 @@ namespace uccl {
 namespace {
 
 constexpr u32 kMaxEventsAtOnce = 16;
+constexpr u32 kMellanoxVendor = 0x02c9, kBroadcomVendor = 0x14e4;
 
 std::string gid_text(const ibv::Gid& gid) {
   static constexpr char kHex[] = "0123456789abcdef";
@@ -50,6 +52,7 @@ VerbsNic::VerbsNic(const ibv::Functions& functions, const NicSettings& settings,
     : functions_(functions), settings_(settings) {
   try {
     open_device();
+    register_dummy();
     read_port(fabric, notes);
     choose_gid(notes);
     note_on_demand_paging(notes);
@@ -62,6 +65,8 @@ VerbsNic::VerbsNic(const ibv::Functions& functions, const NicSettings& settings,
 VerbsNic::~VerbsNic() { release(); }
 
 void VerbsNic::release() {
+  if (dummy_mr_ != nullptr) functions_.dereg_mr(dummy_mr_);
+  std::free(dummy_);
   if (pd_ != nullptr) functions_.dealloc_pd(pd_);
   if (context_ != nullptr) functions_.close_device(context_);
 }
@@ -95,6 +100,20 @@ void VerbsNic::open_device() {
   if (pd_ == nullptr) throw std::runtime_error("verbs: " + settings_.device + ": ibv_alloc_pd: " + verbs_errno(errno));
   const int flags = fcntl(context_->async_fd, F_GETFL);
   async_ready_ = flags >= 0 && fcntl(context_->async_fd, F_SETFL, flags | O_NONBLOCK) == 0;
+}
+
+// bnxt_re (since rdma-core 56) writes the head of the last request only, and its queue pair dies of the first; the others
+// are not known to be right. Soft-RoCE's is tested (tests/rdma).
+bool VerbsNic::chains_extended() const { return device_.vendor_id == kMellanoxVendor || is_soft(); }
+bool VerbsNic::takes_inline() const { return device_.vendor_id != kBroadcomVendor; }
+
+void VerbsNic::register_dummy() {
+  dummy_ = std::aligned_alloc(kDummyBytes, kDummyBytes);
+  errno = 0;
+  if (dummy_ != nullptr) dummy_mr_ = functions_.reg_mr(pd_, dummy_, kDummyBytes, ibv::kAccessLocalWrite);
+  if (dummy_mr_ == nullptr)
+    throw std::runtime_error("verbs: " + name() + ": registering " + std::to_string(kDummyBytes) +
+                             " bytes of host memory: " + verbs_errno(errno) + " (ulimit -l?)");
 }
 
 void VerbsNic::read_port(const FabricSettings& fabric, std::vector<Note>& notes) {

@@ -42,6 +42,14 @@ class VerbsNic {
   u32 gid_type() const { return gid_type_; }
   bool uses_gid() const { return settings_.gid_index >= 0; }
   u32 mtu() const { return mtu_; }  // bytes: the port's, or less when the settings ask for less
+  // A page of the host's, registered for whatever must name memory and moves none: receives of messages without bytes, which
+  // some devices leave out otherwise; sources of zero bytes; targets of bytes that nobody looks at.
+  ibv::Sge dummy() const { return {reinterpret_cast<u64>(dummy_), kDummyBytes, dummy_mr_->lkey}; }
+  // Whether its provider takes several requests between ibv_wr_start and ibv_wr_complete, and whether its device takes
+  // payloads inside of requests: by vendor, since none of them says.
+  bool chains_extended() const;
+  bool takes_inline() const;
+  bool is_soft() const { return device_.vendor_id == kSoftRoceVendor; }
   std::string name() const { return settings_.device + ":" + std::to_string(settings_.port); }
 
   // Takes the device's asynchronous events; never blocks.
@@ -51,7 +59,9 @@ class VerbsNic {
   bool link_down() const { return link_down_.load(std::memory_order_acquire); }  // pairs with poll_async
 
  private:
+  static constexpr u32 kDummyBytes = 4096, kSoftRoceVendor = 0xffffff;
   void open_device();
+  void register_dummy();
   void choose_gid(std::vector<Note>& notes);
   void read_port(const FabricSettings& fabric, std::vector<Note>& notes);
   void note_on_demand_paging(std::vector<Note>& notes) const;
@@ -66,6 +76,8 @@ class VerbsNic {
   ibv::Gid gid_{};
   u32 gid_type_ = ibv::kGidIb;
   u32 mtu_ = 0;
+  void* dummy_ = nullptr;
+  ibv::Mr* dummy_mr_ = nullptr;
   bool async_ready_ = false;
   std::atomic<int> fault_{0};
   std::atomic<bool> link_down_{false};

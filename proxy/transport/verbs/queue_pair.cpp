@@ -69,6 +69,7 @@ QueuePair::QueuePair(const VerbsNic& nic, const QueuePairShape& shape) : nic_(&n
                              std::to_string(nic.limits().max_qp) + " of " + std::to_string(nic.limits().max_qp_wr) +
                              " (fewer lanes or queue_pairs need fewer)");
   }
+  if (shape.reads) access_ = ibv::kAccessLocalWrite | ibv::kAccessRemoteRead;
   try {
     to_init();
   } catch (...) {
@@ -82,6 +83,7 @@ QueuePair& QueuePair::operator=(QueuePair&& o) noexcept {
   std::swap(qp_, o.qp_);
   std::swap(extended_, o.extended_);
   std::swap(inline_bytes_, o.inline_bytes_);
+  std::swap(access_, o.access_);
   return *this;
 }
 
@@ -101,7 +103,7 @@ void QueuePair::to_init() {
   ibv::QpAttr a{};
   a.qp_state = ibv::kQpsInit;
   a.port_num = static_cast<u8>(nic_->settings().port);
-  a.qp_access_flags = ibv::kAccessLocalWrite | ibv::kAccessRemoteWrite;
+  a.qp_access_flags = access_;
   modify(a, ibv::kQpState | ibv::kQpPkeyIndex | ibv::kQpPort | ibv::kQpAccessFlags, "INIT");
 }
 

@@ -23,6 +23,7 @@ struct QueuePairShape {
   u32 receive_depth = 0;  // when there is no srq
   u32 inline_bytes = 0;   // asked for; what was granted is in QueuePair
   bool try_extended = true;
+  bool reads = false;  // it reads its peer's memory and lets that read its own, instead of writes
 };
 
 // The address as verbs wants it; also for address handles.
@@ -66,6 +67,7 @@ class QueuePair {
   ibv::Qp* qp_ = nullptr;
   ibv::QpEx* extended_ = nullptr;
   u32 inline_bytes_ = 0;
+  unsigned access_ = ibv::kAccessLocalWrite | ibv::kAccessRemoteWrite;
 };
 
 }  // namespace uccl

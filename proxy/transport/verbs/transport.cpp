@@ -147,7 +147,8 @@ u32 VerbsTransport::num_reached() const {
 }
 
 void VerbsTransport::check_budget() const {
-  const u64 needed = static_cast<u64>(num_reached()) * settings_.num_lanes * settings_.fabric.queue_pairs;
+  const u64 flushes = settings_.fabric.flushed_span >= 0 ? settings_.num_lanes : 0;
+  const u64 needed = static_cast<u64>(num_reached()) * settings_.num_lanes * settings_.fabric.queue_pairs + flushes;
   for (const auto& nic : nics_) {
     if (needed <= static_cast<u64>(std::max(nic->limits().max_qp, 0))) continue;
     throw std::runtime_error("verbs: " + std::to_string(num_reached()) + " peers with " +
@@ -194,6 +195,11 @@ void VerbsTransport::connect(const std::vector<std::string>& addresses) {
   }
   VerbsGreeting greeting(GreetingSetting{settings_, own_.nonce, nics_, areas_, lanes_, peers_});
   greeting.run();
+  for (auto& lane : lanes_) lane->flush_device(settings_.connect_timeout_ns);
+  if (settings_.fabric.flushed_span >= 0) {
+    notes_.push_back(
+        {"a NIC read of GPU memory before arrivals are told", "what the NIC wrote is then visible to all"});
+  }
   if (greeting.num_restarts() != 0) {
     notes_.push_back({std::to_string(greeting.num_restarts()) + " queue pair(s) greeted again",
                       "their peers came to connect() later than the retries lasted"});

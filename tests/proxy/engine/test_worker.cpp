@@ -96,6 +96,55 @@ TEST(engine_worker_sends_what_was_pushed_before_a_peer_was_left_out) {
   CHECK_EQ(rank.aborted(), 0ull);
 }
 
+namespace {
+
+struct Flushes {
+  const RankMemory* rank;
+  u32 calls = 0;
+  u64 tail_before = 0;  // what kernels could see when the last flush began
+  int error = 0;
+  static int call(void* self) {
+    Flushes& f = *static_cast<Flushes*>(self);
+    ++f.calls;
+    f.tail_before = f.rank->tail(Direction::kDispatch, 1, 0);
+    return f.error;
+  }
+};
+
+}  // namespace
+
+TEST(engine_worker_flushes_once_a_batch_before_it_says_anything) {
+  Stepper rank(Shape{});
+  Flushes flushes{&rank};
+  rank.settings.flush = {Flushes::call, &flushes};
+  rank.step();
+  CHECK_EQ(flushes.calls, 0u);
+  for (u64 n = 0; n < 5; ++n) rank.deliver(ImmediateKind::kSequence, 1, stream_key(Direction::kDispatch, 0, n));
+  rank.step();
+  CHECK_EQ(flushes.calls, 1u);
+  CHECK_EQ(flushes.tail_before, 0ull);
+  CHECK_EQ(rank.tail(Direction::kDispatch, 1, 0), 5ull);
+  rank.deliver(ImmediateKind::kCredit, 3, stream_key(Direction::kDispatch, 2, 9));
+  rank.step();
+  CHECK_EQ(flushes.calls, 1u);  // credits announce no bytes
+  CHECK_EQ(rank.credit(Direction::kDispatch, 3, 2), 9ull);
+}
+
+TEST(engine_worker_that_cannot_flush_fails_instead_of_raising_a_flag) {
+  Stepper rank(Shape{});
+  Flushes flushes{&rank};
+  flushes.error = kFlushFailed | 719;
+  rank.settings.flush = {Flushes::call, &flushes};
+  rank.deliver(ImmediateKind::kSequence, 1, stream_key(Direction::kDispatch, 0, 0));
+  rank.step();
+  CHECK_EQ(rank.tail(Direction::kDispatch, 1, 0), 0ull);
+  CHECK_EQ(rank.aborted(), 1ull);
+  CHECK_EQ(rank.fault().kind, static_cast<u32>(FaultKind::kTransport));
+  CHECK_EQ(rank.fault().peer, ~0u);  // nobody else has to do with it
+  CHECK_EQ(rank.fault().seen, static_cast<u64>(kFlushFailed | 719));
+  CHECK(explain_code("verbs", kFlushFailed | 719).find("719") != std::string::npos);
+}
+
 TEST(engine_worker_batches_longer_than_its_own) {
   Stepper rank(Shape{});
   for (u64 n = 0; n < 1000; ++n) rank.deliver(ImmediateKind::kSequence, 1, stream_key(Direction::kDispatch, 0, n));

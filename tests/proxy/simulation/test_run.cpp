@@ -73,3 +73,43 @@ TEST(simulation_run_outlives_stalls_and_slow_ranks) {
     CHECK(o.virtual_ns > (kind == FaultPlanKind::kStall ? 9'000'000u : 150'000u));
   }
 }
+
+namespace {
+
+// How many of 20 runs go wrong, each with another seed, when rows lie in GPUs' memory and NICs' bytes are seen late there.
+u32 wrong_runs(Case c, Rows rows) {
+  u32 wrong = 0;
+  u64 lagging = 0;
+  c.world.rows = rows;
+  c.profile = link_profile("srd");
+  for (c.seed = 0; c.seed < 20; ++c.seed) {
+    const Outcome o = run_case(c);
+    wrong += !o.violation.empty();
+    lagging += o.network.lagging;
+  }
+  CHECK(lagging > 100);
+  return wrong;
+}
+
+}  // namespace
+
+TEST(simulation_run_with_rows_in_gpus_is_right_when_engines_flush) {
+  for (const Mode mode : {Mode::kLowLatency, Mode::kThroughput}) {
+    CHECK_EQ(wrong_runs(testing::small_case(mode), Rows::kFlushed), 0u);
+    CHECK_EQ(wrong_runs(testing::shrinking_case(mode), Rows::kFlushed), 0u);
+  }
+}
+
+// Where a GPU sees whatever came before a flag that its kernel has read, that is enough for its own kernels, which with
+// enable_shrink are the only readers, and not for those of other GPUs of the node.
+TEST(simulation_run_with_rows_in_gpus_needs_a_flush_where_other_gpus_read_them) {
+  for (const Mode mode : {Mode::kLowLatency, Mode::kThroughput}) {
+    CHECK_EQ(wrong_runs(testing::shrinking_case(mode), Rows::kOwned), 0u);
+    CHECK(wrong_runs(testing::small_case(mode), Rows::kOwned) > 0);
+  }
+}
+
+TEST(simulation_run_finds_that_nobody_flushes) {
+  for (const Mode mode : {Mode::kLowLatency, Mode::kThroughput})
+    CHECK(wrong_runs(testing::small_case(mode), Rows::kForgotten) > 10);
+}

@@ -67,7 +67,7 @@ def cluster(tmp_path: Path) -> Callable[..., Cluster]:
         (machines.p6_b200, "efa", "EFA"),
         (machines.dgx_h100, "verbs", "every rank has an active InfiniBand port"),
         (machines.mi300x_thor2, "verbs", "every rank has an active RoCE port"),
-        (machines.slingshot, "libfabric", "every rank has a Slingshot NIC"),
+        (machines.slingshot, "tcp", "libfabric: on all ranks Slingshot's provider refuses writes with completion data"),
         (machines.soft_roce, "tcp", "on all ranks only soft-RoCE"),
         (Recorded, "tcp", "efa: on all ranks no EFA device; verbs: on all ranks no active"),
     ],
@@ -239,7 +239,8 @@ def test_choice_of_libfabrics_provider(
 
 
 def test_choice_settings_are_handed_on(cluster: Any) -> None:
-    values = {"queue_pairs": 3, "service_level": 2, "traffic_class": 104, "hop_limit": 7, "udp_source_port": 50000}
+    values = {"queue_pairs": 3, "service_level": 2, "traffic_class": 104, "hop_limit": 7, "udp_source_port": 50000,
+              "relaxed_ordering": False}  # fmt: skip
     made = cluster(**values, mtu=1024).host("a", machines.mi300x_thor2()).host("b", machines.mi300x_thor2())
     config = made.choose().config
     assert {name: getattr(config, name) for name in values} == values and config.mtu == 1024

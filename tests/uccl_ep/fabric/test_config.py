@@ -9,7 +9,7 @@ import msgpack
 from uccl_ep import _native
 from uccl_ep.fabric.config import FabricConfig
 
-FULL = FabricConfig((("mlx5_0", 1, 3), ("mlx5_1", 2, -1)), "efa", 4, 3, 104, 9, 2048, 49152, False)
+FULL = FabricConfig((("mlx5_0", 1, 3), ("mlx5_1", 2, -1)), "efa", 4, 3, 104, 9, 2048, 49152, False, True)
 
 
 def test_config_every_field_crosses_a_process_border() -> None:

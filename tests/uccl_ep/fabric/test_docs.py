@@ -21,7 +21,7 @@ DOCS = Path(__file__).parents[3] / "uccl_ep/fabric/docs"
 PAGES = ("infiniband", "roce", "efa", "slingshot", "tcp", "one_host")
 HEADINGS = ["Requirements", "How it is chosen", "How it is shown", "Tuning", "Known faults"]
 NIC_VARIABLES = ("NICS GID_INDEX GPU_MEMORY PROVIDER QUEUE_PAIRS SERVICE_LEVEL TRAFFIC_CLASS HOP_LIMIT MTU "
-                 "UDP_SOURCE_PORT TRANSPORT INTERFACE").split()  # fmt: skip
+                 "UDP_SOURCE_PORT RELAXED_ORDERING TRANSPORT INTERFACE").split()  # fmt: skip
 
 
 def text_of(page: str) -> str:
@@ -71,7 +71,7 @@ def printed(tmp_path: Path, name: str) -> str:
         "infiniband": lambda: cluster(machines.dgx_h100),
         "roce": lambda: cluster(uneven),
         "efa": lambda: cluster(machines.p5en),
-        "slingshot": lambda: cluster(machines.slingshot),
+        "slingshot": lambda: cluster(machines.slingshot, transport="libfabric"),
         "tcp": lambda: cluster(Recorded),
         "one_host": lambda: cluster(machines.dgx_h100, "a"),
     }[name]()

@@ -83,6 +83,11 @@ class FakeDriver:
         self.no_dmabuf = ""  # why it exports none
         self.blocks_per_sm = 1
         self.library: Any = None
+        self.flushes: list[tuple[int, int, int]] = []  # context, target, scope: calls of native code
+        self.flush_error = 0
+        self._context = 0
+        self._flush = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int, ctypes.c_int)(self._flush_writes)
+        self._set_context = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)(self._set_current)
         self.used: list[tuple[int, int]] = []  # (address of a tensor, key of the stream it was kept for)
         self._functions: list[str] = []
         self._kept: list[tuple[torch.Tensor, FakeStream]] = []
@@ -148,6 +153,7 @@ class FakeDriver:
         return packed
 
     def dmabuf(self, address: int, num_bytes: int) -> int:
+        assert num_bytes % (64 << 10) == 0, "whole pages of the host, which on Grace have 64 KiB"
         if self.no_dmabuf:
             raise UcclEpError(self.no_dmabuf)
         return os.dup(self._allocated[address].fd)
@@ -186,6 +192,18 @@ class FakeDriver:
             alias, num_bytes = self._pinned.pop(address)
         self.executor.memory(alias, num_bytes, "")
         _libc.munmap(alias, num_bytes)
+
+    def flush_call(self) -> tuple[int, int, int]:
+        calls = (self._flush, self._set_context)
+        return ctypes.cast(calls[0], ctypes.c_void_p).value or 0, ctypes.cast(calls[1], ctypes.c_void_p).value or 0, 77
+
+    def _flush_writes(self, target: int, scope: int) -> int:
+        self.flushes.append((self._context, target, scope))
+        return self.flush_error
+
+    def _set_current(self, context: int) -> int:
+        self._context = context
+        return 0
 
     def read(self, address: int, num_bytes: int) -> bytes:
         return ctypes.string_at(address, num_bytes)

@@ -32,6 +32,7 @@ class Runtime:
         self.pinned: dict[int, int] = {}
         self.ordinal = threading.local()
         self.strangers: set[tuple[int, int]] = set()  # GPUs that cannot use each other's memory
+        self.attributes = {100: 0, 117: 1, 118: 100}  # as an H100 answers
         self.host_offset = 0  # of the address that kernels use
         self.properties: dict[str, Any] = {
             "name": b"Stub 9000", "major": 9, "minor": 0, "warpSize": 32, "multiProcessorCount": 132,
@@ -70,7 +71,11 @@ class Runtime:
         self.machine.note("deviceEnablePeerAccess", self.machine.context, peer)
 
     def deviceGetAttribute(self, attribute: int, ordinal: int) -> int:
-        return int(attribute == self.cudaDevAttrCanMapHostMemory)
+        if attribute == self.cudaDevAttrCanMapHostMemory:
+            return 1
+        if attribute not in self.attributes:
+            raise CudaError("cudaErrorInvalidValue: invalid argument")
+        return self.attributes[attribute]
 
     def streamCreateWithFlags(self, flags: int) -> int:
         return self._create_stream(flags, 0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import threading
 from typing import Any
 
 from tests.uccl_ep.gpu.stub_machine import Machine
@@ -22,6 +23,19 @@ class LibcudaTable:
         self.mapped: dict[int, int] = {}  # address -> handle
         self.writable: set[int] = set()
         self.properties: bytes = b""
+        self.flushes: list[tuple[int, int, int]] = []  # context, target, scope
+        self._current = threading.local()
+        # Native code calls these two by address.
+        self.cuCtxSetCurrent = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)(self._set_current)
+        self.cuFlushGPUDirectRDMAWrites = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int, ctypes.c_int)(self._flush)
+
+    def _set_current(self, context: int) -> int:
+        self._current.context = context
+        return 0
+
+    def _flush(self, target: int, scope: int) -> int:
+        self.flushes.append((getattr(self._current, "context", 0), target, scope))
+        return 0
 
     def __getattribute__(self, name: str) -> Any:
         attribute = object.__getattribute__(self, name)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import importlib
 import inspect
@@ -48,6 +49,19 @@ def test_cupy_driver_facts(stub: Stub) -> None:
     assert not open_driver("cuda:0").facts.can_export
 
 
+def test_cupy_driver_facts_about_nics_writes(stub: Stub, monkeypatch: pytest.MonkeyPatch) -> None:
+    facts = open_driver("cuda:0").facts
+    assert (facts.writes_ordering, facts.flush_options, facts.coherent_host) == (100, 1, False)
+    flush, set_context, context = open_driver("cuda:0").flush_call()
+    assert flush not in (0, set_context) and context == CONTEXT
+    ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)(set_context)(context)
+    ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int, ctypes.c_int)(flush)(0, 200)
+    assert stub.table.flushes == [(CONTEXT, 0, 200)]
+    stub.runtime.attributes = {100: 1}  # of an older CUDA, on a machine with a coherent link
+    facts = open_driver("cuda:1").facts
+    assert (facts.writes_ordering, facts.flush_options, facts.coherent_host) == (0, 0, True)
+
+
 def test_cupy_driver_facts_on_rocm(monkeypatch: pytest.MonkeyPatch) -> None:
     stub = install(monkeypatch, is_hip=True)
     stub.runtime.properties |= {"warpSize": 64, "sharedMemPerBlockOptin": 0, "sharedMemPerBlock": 65536}
@@ -55,6 +69,9 @@ def test_cupy_driver_facts_on_rocm(monkeypatch: pytest.MonkeyPatch) -> None:
         facts = open_driver(name).facts
         assert (facts.arch, facts.warp, facts.max_shared_bytes) == ("gfx942", 64, 65536)
     driver = open_driver("hip")
+    assert (driver.facts.writes_ordering, driver.facts.flush_options, driver.facts.coherent_host) == (0, 0, False)
+    with pytest.raises(UcclEpError, match="flushes nothing"):
+        driver.flush_call()
     function = driver.function(driver.load(b"code object"), "rank_barrier")
     assert driver.resident_blocks(function, 512, 6000) == 4  # by AMD's own function: CuPy answers hipErrorUnknown
     assert driver.stream_key(driver.new_stream()) != 0 and stub.machine.named("streamCreate")[-1] == (1, -1)

@@ -16,7 +16,7 @@ import torch
 from tests.uccl_ep.gpu.fake_driver import FakeDriver
 from tests.uccl_ep.gpu.worlds import install, run_gpu_ranks
 from tests.uccl_ep.ranks import MIB, assert_low_latency, case, low_latency, reference_of, throughput
-from uccl_ep import Buffer, InvalidArgument, ThreadGroup, UcclEpError, _native
+from uccl_ep import Buffer, InvalidArgument, ThreadGroup, TransportError, UcclEpError, _native
 from uccl_ep.gpu.memory import GpuRegions, Parked, Shared, refuse_unmapped, sweep
 from uccl_ep.group.handshake import Endpoints
 from uccl_ep.layout.regions import Placement
@@ -96,16 +96,21 @@ def test_gpu_memory_bill_says_where_rows_lie_and_why(
     assert errors.count("uccl-ep: transport") == 1  # one rank speaks for all
 
 
-def on_device(ranks: frozenset[int]) -> Any:
+def on_device(ranks: frozenset[int], way: str = "none") -> Any:
     """Stands for choose_placement: rows in GPU memory between nodes, for these ranks by address."""
-    return lambda hellos, topology, family: Placement("device", "a test", ranks)
+    ways = dict.fromkeys(range(8), (way, "a test"))
+    return lambda hellos, topology, family: Placement("device", "a test", ranks, ways)
 
 
-def test_gpu_memory_that_nics_write_by_address(variables: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The proxy is told the GPU's own addresses. On the fake GPU a CPU can use them: tcp stands for a NIC."""
+@pytest.mark.parametrize("by_address", [True, False])
+def test_gpu_memory_that_nics_write_by_its_addresses(
+    variables: Any, monkeypatch: pytest.MonkeyPatch, by_address: bool
+) -> None:
+    """The proxy is told the GPU's own addresses, with a dma-buf too: a NIC that refuses that one may know them. On the
+    fake GPU a CPU can use them: tcp stands for a NIC."""
     variables(RANKS_PER_NODE=1, TRANSPORT="tcp")
     driver = install(monkeypatch, FakeDriver(num_sms=12))
-    monkeypatch.setattr(session, "choose_placement", on_device(frozenset(range(3))))
+    monkeypatch.setattr(session, "choose_placement", on_device(frozenset(range(3) if by_address else ())))
     c = case(9, num_ranks=3, num_experts=6, num_topk=2, hidden=512, max_tokens=12)
     wanted = reference_of(c)
 
@@ -115,7 +120,9 @@ def test_gpu_memory_that_nics_write_by_address(variables: Any, monkeypatch: pyte
             regions, plan = buffer._session.regions, buffer._session.plan
             assert isinstance(regions, GpuRegions)
             own = regions._own["data"].address
-            assert regions.devices() == [(0, own, -1)] and regions.spans()[0] == (0, plan.data_bytes, -1)
+            ((offset, address, dmabuf),) = regions.devices()
+            assert (offset, address, dmabuf < 0) == (0, own, by_address)
+            assert regions.spans()[0] == (0, plan.data_bytes, -1)
             assert regions.endpoints(b"", 0).data_fd == -1
             got = buffer.low_latency_dispatch(c.x[rank], c.topk_idx[rank], 12, 6, use_fp8=False)
             driver.settle()
@@ -126,6 +133,36 @@ def test_gpu_memory_that_nics_write_by_address(variables: Any, monkeypatch: pyte
             buffer.barrier()
 
     run_gpu_ranks(driver, 3, body)
+    assert driver.held() == NOTHING
+
+
+def test_gpu_memory_is_flushed_by_the_driver_before_flags_are_raised(
+    variables: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    variables(RANKS_PER_NODE=1, TRANSPORT="tcp", TIMEOUT_S=20)
+    driver = install(monkeypatch, FakeDriver(num_sms=8))
+    monkeypatch.setattr(session, "choose_placement", on_device(frozenset(range(2)), "driver"))
+    c = case(9, num_ranks=2, num_experts=6, num_topk=2, hidden=512, max_tokens=12)
+    wanted = reference_of(c)
+
+    def body(group: ThreadGroup) -> str:
+        rank = group.rank()
+        with low_latency(group, c.shape) as buffer:
+            got = buffer.low_latency_dispatch(c.x[rank], c.topk_idx[rank], 12, 6, use_fp8=False)
+            driver.settle()
+            assert_low_latency(got[:3], wanted[rank])
+            assert driver.flushes and set(driver.flushes) == {(77, 0, 200)}
+            group.barrier()
+            driver.flush_error = 719
+            with pytest.raises(TransportError) as caught:
+                for _ in range(3):
+                    buffer.low_latency_dispatch(c.x[rank], c.topk_idx[rank], 12, 6, use_fp8=False)
+                    driver.settle()
+            group.barrier()
+            return str(caught.value)
+
+    for error in run_gpu_ranks(driver, 2, body):
+        assert "could not make visible what NICs have written: its error 719" in error
     assert driver.held() == NOTHING
 
 

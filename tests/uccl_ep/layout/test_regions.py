@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from uccl_ep import InvalidArgument, UcclEpError, _native
+from uccl_ep.fabric.visibility import WORDS
 from uccl_ep.group.handshake import Hello
 from uccl_ep.group.topology import Topology
 from uccl_ep.layout import regions as of_this_process
@@ -55,7 +56,7 @@ def test_regions_placement(ranks: list[tuple[str, str, int]], nodes: tuple[int, 
     "family, ways, where, reason",
     [
         ("verbs", ("dmabuf", "dmabuf"), "device", "NICs reach GPU memory (verbs, by dmabuf)"),
-        ("efa", ("dmabuf", "peer_memory"), "device", "NICs reach GPU memory (efa, by dmabuf and peer_memory)"),
+        ("verbs", ("dmabuf", "peer_memory"), "device", "NICs reach GPU memory (verbs, by dmabuf and peer_memory)"),
         ("verbs", ("dmabuf", "host"), "host", "no NIC reaches the GPU memory of rank 1 (h): dmabuf: refused"),
         ("verbs", ("dmabuf", None), "host", "no NIC reaches the GPU memory of rank 1 (h): it has not said how"),
         ("libfabric", ("dmabuf", "dmabuf"), "host", "proxies read and write rows with the CPU (libfabric)"),
@@ -69,6 +70,40 @@ def test_regions_placement_where_nics_reach_a_gpu(
     chosen = choose_placement(ranks, Topology((0, 1)), family)
     assert (chosen.where, reason in chosen.reason) == (where, True)
     assert chosen.by_address == frozenset(r for r, way in enumerate(ways) if way == "peer_memory" and where == "device")
+
+
+@pytest.mark.parametrize(
+    "family, scope, no_flush, apart, way",
+    [
+        ("verbs", "none", "none", False, "nic_read"),
+        ("verbs", "all", "none", False, "none"),
+        ("verbs", "owner", "none", False, "nic_read"),  # another rank of the node reads rank 0's memory
+        ("verbs", "owner", "none", True, "owner"),  # each is a cell of its own
+        ("efa", "owner", "", False, "driver"),
+        ("efa", "none", "no call", False, ""),
+    ],
+)
+def test_regions_placement_goes_by_what_makes_nics_writes_visible(
+    family: str, scope: str, no_flush: str, apart: bool, way: str
+) -> None:
+    told = {"gpu_memory": "dmabuf", "gpu_scope": scope, "gpu_reason": "a GPU", "gpu_no_flush": no_flush}
+    ranks = [replace(i, fabric=told) for i in hellos([*TWO_GPUS, ("r", "c", 1), ("s", "d", 1)])]
+    chosen = choose_placement(ranks, Topology((0, 0, 1, 1), apart=apart), family)
+    if not way:
+        assert chosen.where == "host" and not chosen.ways
+        assert chosen.reason.startswith("what NICs write into the GPU of rank 0 may be seen too late: a GPU; efa has")
+        return
+    assert chosen.where == "device" and {chosen.ways[r][0] for r in range(4)} == {way}
+    assert f"{WORDS[way]} (a GPU" in chosen.reason
+
+
+def test_regions_placement_is_in_the_host_where_one_rank_cannot_make_it_visible() -> None:
+    told = {"gpu_memory": "dmabuf", "gpu_no_flush": ""}
+    ranks = [replace(i, fabric=told) for i in hellos(TWO_GPUS)]
+    assert choose_placement(ranks, Topology((0, 1)), "efa").ways[1][0] == "driver"
+    ranks[1] = replace(ranks[1], fabric={**told, "gpu_no_flush": "a process"})
+    chosen = choose_placement(ranks, Topology((0, 1)), "efa")
+    assert chosen.where == "host" and "the GPU of rank 1 may be seen too late" in chosen.reason
 
 
 def made(rank: int, low_latency: bool = False) -> Regions:

@@ -10,6 +10,7 @@ import pytest
 from tests.uccl_ep.fabric import machines
 from tests.uccl_ep.plan.plans import job, plan
 from uccl_ep.fabric.choice import choose_fabric
+from uccl_ep.fabric.visibility import WORDS
 from uccl_ep.group.topology import Topology
 from uccl_ep.layout.plan import BillItem, MemoryBill
 from uccl_ep.layout.regions import choose_placement
@@ -72,7 +73,7 @@ def test_fill_machines(tmp_path: Path, recorded: Any, transport: str, nics: int)
 
 
 def test_fill_slingshot_moves_rows_of_gpus_through_host_memory(tmp_path: Path) -> None:
-    made = plan(tmp_path, machines.slingshot(), ranks=8, per_host=4)
+    made = plan(tmp_path, machines.slingshot(), ranks=8, per_host=4, settings=Settings(transport="libfabric"))
     assert (made.transport, made.placement) == ("libfabric", "host")
     assert [str(nic) for nic in made.ranks[5].nics] == ["cxi1:1"]
 
@@ -89,6 +90,18 @@ def test_fill_pinned_cpus(tmp_path: Path) -> None:
     made = plan(tmp_path, machines.dgx_h100(), settings=Settings(pin_cpus=(4, 5), proxy_threads=2))
     assert made.ranks[0].cpus == (4, 5) and made.ranks[0].threads == 2
     assert choice(made.ranks[0], "CPUs").chosen == "2 proxy thread(s) on 4, 5"
+
+
+def test_fill_says_how_nics_writes_become_visible(tmp_path: Path) -> None:
+    by_family = {}
+    for recorded in (machines.dgx_h100, machines.p5en):
+        made = plan(tmp_path / recorded.__name__, recorded())
+        (found,) = [c for c in made.choices if c.what == "visible by"]
+        by_family[made.transport] = found.chosen
+        assert found.why.startswith("presumed: the GPU's driver can be asked when the job starts")
+    assert by_family == {"verbs": WORDS["nic_read"], "efa": WORDS["driver"]}
+    beside = plan(tmp_path / "process", machines.p5en(), settings=Settings(proxy="process"))
+    assert beside.placement == "host" and "visible by" not in [c.what for c in beside.choices]
 
 
 def test_fill_who_shares_a_nic(tmp_path: Path) -> None:

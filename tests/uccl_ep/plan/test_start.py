@@ -42,7 +42,8 @@ def test_start_explained(tmp_path: Path) -> None:
     for line in (
         "uccl-ep: device cuda, H100: 16 ranks on 2 node(s)\n",
         "uccl-ep: transport verbs: every rank has an active InfiniBand port\n",
-        "uccl-ep: rows in device memory: NICs reach GPU memory (verbs, by dmabuf)\n",
+        "uccl-ep: rows in device memory: NICs reach GPU memory (verbs, by dmabuf); a NIC read before each batch of "
+        "flags (presumed: the GPU's driver can be asked when the job starts)\n",
         "uccl-ep: rank 0 uses mlx5_0:1: on the same PCIe switch as GPU 0000:1b:00.0; no other rank uses it\n",
         "uccl-ep: memory of a rank 4 KiB: control 4 KiB\n",
     ):

@@ -75,7 +75,8 @@ def test_proxy_link_a_dismissed_peers_end_is_no_fault(kind: Callable[[ProxyConfi
 
 
 def test_proxy_link_make_proxy_passes_every_field() -> None:
-    half = Half(0, "loopback", fabric=FabricConfig((("mlx5_0", 2, 3),), queue_pairs=4))
+    fabric = FabricConfig((("mlx5_0", 2, 3),), queue_pairs=4)
+    half = Half(0, "loopback", fabric=fabric, flush_call=[5, 6, 7])
     fields = {f.name for f in dataclasses.fields(ProxyConfig)}
     seen: dict[str, Any] = {}
 
@@ -97,8 +98,9 @@ def test_proxy_link_make_proxy_passes_every_field() -> None:
     finally:
         proxy_link._native = original
     assert {"interface", "connect_timeout_s", "devices"} | set(seen) >= fields
+    assert [seen[name] for name in ("flush_call", "context_call", "context")] == half.config.flush_call
     assert seen["connect_timeout_ns"] == half.config.connect_timeout_s * 1e9
-    for name in fields - {"spans", "interface", "connect_timeout_s", "fabric", "devices"}:
+    for name in fields - {"spans", "interface", "connect_timeout_s", "fabric", "devices", "flush_call"}:
         assert seen[name] == getattr(half.config, name)
     assert seen["interface_address"] == half.config.interface
     assert [(s.offset, s.bytes, s.fd) for s in seen["spans"]] == half.config.spans

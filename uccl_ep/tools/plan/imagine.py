@@ -13,6 +13,7 @@ from uccl_ep.errors import UcclEpError, refuse
 from uccl_ep.fabric.facts import Probes, gather
 from uccl_ep.fabric.registration import IN_HOST_MEMORY, Kernel, Registration, choose_registration
 from uccl_ep.fabric.sysfs import Machine, PciFunction, read_machine
+from uccl_ep.fabric.visibility import GpuOrder
 from uccl_ep.group.handshake import Hello
 from uccl_ep.group.self_description import UNLIMITED, SelfDescription, describe_self
 from uccl_ep.settings import Settings
@@ -125,6 +126,7 @@ def _introduction(host: _Host, rank: int, settings: Settings) -> Hello:
                 "" if gpu is None else gpu.address,
                 lambda: _registration(host, kind, settings),
                 _probes(host, local, settings),
+                _order(kind, settings),
             ).plain()
         except UcclEpError as problem:
             error = str(problem)
@@ -165,6 +167,13 @@ def _registration(host: _Host, kind: str, settings: Settings) -> Registration:
     presumed = "presumed: the GPU's driver can be asked when the job starts"
     attempts = [replace(a, reason=presumed) if a.path == "dmabuf" and a.works else a for a in found.attempts]
     return Registration(found.path, tuple(attempts))
+
+
+def _order(kind: str, settings: Settings) -> GpuOrder:
+    """What the GPU's driver will say can be asked when the job starts: believed is what most GPUs of a kind say."""
+    if kind == "cuda" and settings.proxy == "thread":
+        return GpuOrder("none", "presumed: the GPU's driver can be asked when the job starts", "")
+    return GpuOrder("none", "presumed", f"none with {kind} and UCCL_EP_PROXY={settings.proxy}")
 
 
 def _probes(host: _Host, local: int, settings: Settings) -> Probes:

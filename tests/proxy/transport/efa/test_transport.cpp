@@ -1,4 +1,7 @@
 // The contract of transport.h over SRD on the fake fabric: with and without unsolicited writes, over two NICs.
+#include <chrono>
+#include <thread>
+
 #include "native/check.h"
 #include "proxy/transport/contract.h"
 #include "proxy/transport/efa/fake_efa.h"
@@ -59,4 +62,29 @@ TEST(transport_efa_refuses_a_device_that_cannot_write) {
     f.make(contract::settings_for(Shape{}, 0, *segment));
     CHECK(false);
   } catch (const std::runtime_error& e) { CHECK(std::string(e.what()).find("cannot write") != std::string::npos); }
+}
+
+// An EFA device refuses a write from whom it has no address handle for, and a rank makes its handles in connect().
+TEST(transport_efa_a_late_rank_is_greeted_again) {
+  const contract::Family f = usual();
+  const Shape shape{.num_ranks = 2, .num_lanes = 3};
+  std::vector<std::shared_ptr<Segment>> segments;
+  std::vector<std::unique_ptr<Transport>> t;
+  std::vector<std::string> addresses;
+  for (u32 r = 0; r < 2; ++r) {
+    segments.push_back(Segment::create("late", shape.region_bytes));
+    t.push_back(f.make(contract::settings_for(shape, r, *segments.back())));
+    addresses.push_back(t.back()->local_address());
+  }
+  std::string error;
+  std::thread early([&] {
+    try {
+      t[0]->connect(addresses);
+    } catch (const std::exception& e) { error = e.what(); }
+  });
+  std::this_thread::sleep_for(std::chrono::milliseconds(60));
+  t[1]->connect(addresses);
+  early.join();
+  CHECK_EQ(error, std::string());
+  CHECK_EQ(fake::Fabric::the().handles_.size(), 2u);  // one a NIC and peer's address, whatever lanes there are
 }

@@ -118,3 +118,31 @@ TEST(simulated_network_news_are_told_once) {
   CHECK_EQ(l.arrivals(2).size(), 1u);
   CHECK(!l.network->has_news(2) && l.network->news().empty());
 }
+
+// A GPU's memory: the immediate comes first, the bytes by themselves later or at a flush, to that rank only.
+TEST(simulated_network_bytes_in_a_gpu_are_seen_late_or_at_a_flush) {
+  const std::vector<u8> source(64, 7);
+  const auto received = [&](u64 seed, bool flushes) {
+    NetworkSettings s = testing::ranks(3, seed, "rc");
+    s.lag_ns = 50'000;
+    Links l(s);
+    l.network->set_device(1024);
+    CHECK(l.post(0, 1, 1, 0, 64, source.data()) && l.post(0, 1, 2, 1024, 64, source.data()));
+    CHECK(l.post(0, 2, 3, 0, 64, source.data()));
+    for (std::size_t n = 0; n != 2; n += l.arrivals(1).size()) l.network->run_until(l.network->next_ns());
+    CHECK_EQ(l.memory[1][1024], 7);  // the host's
+    const u8 elsewhere = l.memory[2][0];
+    if (flushes) l.network->flush_device(1);
+    const bool seen = l.memory[1][0] == 7;
+    CHECK_EQ(l.memory[2][0], elsewhere);
+    l.network->run_until(l.network->now_ns() + 100'000);
+    CHECK(l.memory[1][0] == 7 && l.memory[1][63] == 7 && l.memory[2][0] == 7);
+    return seen;
+  };
+  u32 late = 0;
+  for (u64 seed = 1; seed <= 20; ++seed) {
+    late += !received(seed, false);
+    CHECK(received(seed, true));
+  }
+  CHECK(late > 5);
+}

@@ -19,7 +19,9 @@ ibv::Wc completion(const Qp& qp, const Wr& wr, u32 status) {
   ibv::Wc wc{};
   wc.wr_id = wr.wr_id;
   wc.status = status;
-  wc.opcode = wr.opcode == ibv::kWrSendWithImm ? ibv::kWcSend : ibv::kWcRdmaWrite;
+  wc.opcode = wr.opcode == ibv::kWrSendWithImm ? ibv::kWcSend
+              : wr.opcode == ibv::kWrRdmaRead  ? ibv::kWcRdmaRead
+                                               : ibv::kWcRdmaWrite;
   wc.qp_num = qp.base.qp_num;
   return wc;
 }
@@ -84,11 +86,28 @@ void Fabric::hold_back_receives(bool hold) {
   hold_ = hold;
 }
 
-bool Fabric::covered(u32 key, u64 address, u64 bytes) const {
+const Region* Fabric::covering(u32 key, u64 address, u64 bytes) const {
   const auto it = regions_.find(key);
-  if (it == regions_.end()) return false;
-  const u64 base = reinterpret_cast<u64>(it->second->addr);
-  return address >= base && bytes <= it->second->length && address - base <= it->second->length - bytes;
+  if (it == regions_.end()) return nullptr;
+  const ibv::Mr& mr = *it->second.mr;
+  const u64 base = reinterpret_cast<u64>(mr.addr);
+  return address >= base && bytes <= mr.length && address - base <= mr.length - bytes ? &it->second : nullptr;
+}
+
+void Fabric::put(const Region& region, u32 device, u64 at, const void* from, u64 bytes) {
+  if (!region.device || !options.device_lags) {
+    std::memcpy(reinterpret_cast<void*>(at), from, bytes);
+    return;
+  }
+  const u8* const first = static_cast<const u8*>(from);
+  hidden_.push_back({device, at, std::vector<u8>(first, first + bytes)});
+}
+
+void Fabric::show(u32 device) {
+  std::erase_if(hidden_, [device](const Hidden& h) {
+    if (h.device == device) std::memcpy(reinterpret_cast<void*>(h.at), h.bytes.data(), h.bytes.size());
+    return h.device == device;
+  });
 }
 
 void Fabric::push(Cq& cq, const ibv::Wc& wc) {
@@ -155,6 +174,7 @@ void Fabric::retire(Qp& qp) {
 }
 
 void Fabric::deliver(Qp& qp, Wr& wr) {
+  if (wr.broken || (options.vendor == kBroadcom && !wr.inlined.empty())) return fail(qp, wr, ibv::kWcLocQpOpErr);
   const auto found = qps_.find(wr.dest_qpn);
   Qp* to = found == qps_.end() ? nullptr : found->second;
   const bool srd = qp.base.qp_type == ibv::kQptDriver;
@@ -171,21 +191,36 @@ void Fabric::deliver(Qp& qp, Wr& wr) {
     wr.delivered = true;
     return;
   }
-  if (wr.bytes != 0 && wr.inlined.empty() && !covered(wr.lkey, wr.local, wr.bytes))
+  const bool read = wr.opcode == ibv::kWrRdmaRead;
+  // EFA's devices refuse RDMA from whom they have no handle for, and do not say who has sent.
+  const u32 sender = device_of(qp.base.context);
+  const bool known = !srd || knows(to->base.pd, sender);
+  if (!known && wr.opcode != ibv::kWrSendWithImm) return fail(qp, wr, ibv::kWcRemOpErr);
+  // SRD describes a source to the device even where it has no bytes.
+  if ((wr.bytes != 0 || srd) && wr.inlined.empty() && covering(wr.lkey, wr.local, wr.bytes) == nullptr)
     return fail(qp, wr, ibv::kWcLocProtErr);
-  if (wr.bytes != 0 && !covered(wr.rkey, wr.remote, wr.bytes)) {
-    if (!srd) flush(*to);
+  const Region* const there = wr.bytes == 0 ? nullptr : covering(wr.rkey, wr.remote, wr.bytes);
+  const u32 needed = read ? ibv::kAccessRemoteRead : ibv::kAccessRemoteWrite;
+  const bool allowed = there != nullptr && (there->access & needed) != 0 && (srd || (to->access & needed) != 0) &&
+                       !(read && options.refuse_reads);
+  if (wr.bytes != 0 && !allowed) {
+    if (!srd && to != &qp) flush(*to);
     return fail(qp, wr, ibv::kWcRemAccessErr);
   }
   const bool write = wr.opcode != ibv::kWrSendWithImm;
-  const bool told = wr.opcode != ibv::kWrRdmaWrite;
+  const bool told = wr.opcode != ibv::kWrRdmaWrite && !read;
   if (told && !(write && to->unsolicited) && !take_receive(*to)) {
     ++not_ready_;
     return;
   }
-  if (wr.bytes != 0) {
+  const u32 receiver = device_of(to->base.context);
+  if (read) {
+    ++reads_;
+    show(receiver);
+    std::memcpy(reinterpret_cast<void*>(wr.local), reinterpret_cast<const void*>(wr.remote), wr.bytes);
+  } else if (wr.bytes != 0) {
     const void* from = wr.inlined.empty() ? reinterpret_cast<const void*>(wr.local) : wr.inlined.data();
-    std::memcpy(reinterpret_cast<void*>(wr.remote), from, wr.bytes);
+    put(*there, receiver, wr.remote, from, wr.bytes);
   }
   if (!srd) to->expected_psn = (to->expected_psn + 1) & 0xffffff;
   wr.delivered = true;
@@ -197,7 +232,7 @@ void Fabric::deliver(Qp& qp, Wr& wr) {
   wc.byte_len = static_cast<u32>(wr.bytes);
   wc.qp_num = to->base.qp_num;
   wc.src_qp = qp.base.qp_num;
-  wc.slid = static_cast<u16>(device_of(qp.base.context) + 1);  // the receiver's handle for that device
+  wc.slid = static_cast<u16>(known ? sender + 1 : 0xffff);  // the receiver's handle for that device
   push(*static_cast<Cq*>(reinterpret_cast<ibv::CqEx*>(to->base.recv_cq)), wc);
 }
 

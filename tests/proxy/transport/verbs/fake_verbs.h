@@ -6,6 +6,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -20,15 +21,22 @@ struct Options {
   int steps = 12;  // of progress a poll
   u32 num_devices = 1;              // "fake0", "fake1", ...
   bool extended = true;             // ibv_wr_*, extended polling
+  u32 vendor = 0x02c9;              // of all devices: Mellanox; kBroadcom is the one with rules of its own
   int max_srq = 1000, max_srq_wr = 1 << 15, max_qp = 100000, max_qp_wr = 1 << 14, max_cqe = 1 << 20;
   u32 max_inline = 256;
   u32 max_message = 1u << 30;
   std::vector<u32> link_layers;     // by device; missing: Ethernet
   std::vector<u32> mtus;            // by device, ibv::Mtu; missing: 4096 bytes
-  int dmabuf_errno = 0, address_errno = 0, plain_errno = 0;  // what a registration fails with, 0: it works
+  int dmabuf_errno = 0, address_errno = 0,
+      plain_errno = 0;  // what a registration beyond a page fails with, 0: it works
   u64 largest_registration = ~0ull;
   u64 retry_ns = 20'000'000;        // until a peer that does not answer counts as gone
+  bool device_lags = false;         // what is written to a dma-buf is seen once the same NIC has read from one
+  bool refuse_reads = false;        // of the fabric's memory
 };
+
+// Its provider finishes only the last request between ibv_wr_start and ibv_wr_complete, and its device refuses inline data.
+inline constexpr u32 kBroadcom = 0x14e4;
 
 struct Wr {
   u64 wr_id;
@@ -36,6 +44,7 @@ struct Wr {
   u64 remote, local, bytes;
   std::vector<u8> inlined;
   bool delivered = false;
+  bool broken = false;  // what the device finds in its queue is no request
   u64 first_try_ns = 0;
 };
 struct Cq : ibv::CqEx {
@@ -55,8 +64,19 @@ struct Context {
 struct Qp : ibv::QpEx {
   std::deque<Wr> queue;
   std::vector<Wr> building;
-  u32 dest_qpn, next_psn, expected_psn, posted_receives, depth, max_inline, qkey;
+  u32 dest_qpn, next_psn, expected_psn, posted_receives, depth, max_inline, qkey, access;
   bool unsolicited;
+};
+
+struct Region {
+  ibv::Mr* mr;
+  u64 access;
+  bool device;  // a dma-buf's
+};
+struct Hidden {  // bytes on their way from a NIC into a GPU
+  u32 device;
+  u64 at;
+  std::vector<u8> bytes;
 };
 
 class Fabric {
@@ -77,6 +97,7 @@ class Fabric {
   u32 num_doorbells() const { return doorbells_; }
   u32 num_signalled() const { return signalled_; }
   u32 num_inlined() const { return inlined_; }
+  u32 num_reads() const { return reads_; }
   u32 num_registrations() const { return static_cast<u32>(regions_.size()); }
   u32 num_queue_pairs() const { return static_cast<u32>(qps_.size()); }
   u64 last_access() const { return last_access_; }
@@ -92,14 +113,24 @@ class Fabric {
   void push(Cq& cq, const ibv::Wc& wc);
   void post(Qp& qp, Wr wr);
   bool take_receive(Qp& qp);
-  bool covered(u32 key, u64 address, u64 bytes) const;
+  // Efa's provider tells the device nothing of a receive without memory, and returns no error; bnxt_re's firmware wants some
+  // in shared queues.
+  bool is_receive(const ibv::RecvWr& wr) const {
+    return wr.num_sge == 1 && covering(wr.sg_list->lkey, wr.sg_list->addr, wr.sg_list->length) != nullptr;
+  }
+  const Region* covering(u32 key, u64 address, u64 bytes) const;  // null: not registered
+  void put(const Region& region, u32 device, u64 at, const void* from, u64 bytes);
+  void show(u32 device);
+  bool knows(const ibv::Pd* pd, u32 device) const { return handles_.count({pd, device + 1}) != 0; }
   u64 random();
   std::map<u32, Qp*> qps_;
-  std::map<u32, ibv::Mr*> regions_;
+  std::map<u32, Region> regions_;
+  std::vector<Hidden> hidden_;
+  std::multiset<std::pair<const ibv::Pd*, u32>> handles_;  // address handles: whose, and of which device
   std::vector<Context*> contexts_;
   std::vector<bool> cut_;
   u32 next_number_ = 100, next_key_ = 1000;
-  u32 overruns_ = 0, not_ready_ = 0, doorbells_ = 0, signalled_ = 0, inlined_ = 0;
+  u32 overruns_ = 0, not_ready_ = 0, doorbells_ = 0, signalled_ = 0, inlined_ = 0, reads_ = 0;
   u64 last_access_ = 0;
 
  private:

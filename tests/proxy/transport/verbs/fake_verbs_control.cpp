@@ -65,6 +65,7 @@ int modify_qp(ibv::Qp* base, ibv::QpAttr* a, int mask) {
     qp.expected_psn = a->rq_psn;
   }
   if (to == ibv::kQpsInit && srd) qp.qkey = a->qkey;
+  if (to == ibv::kQpsInit) qp.access = a->qp_access_flags;
   if (to == ibv::kQpsRts) qp.next_psn = a->sq_psn;
   if (to == ibv::kQpsErr) f().flush(qp);
   if (to == ibv::kQpsReset) {
@@ -83,24 +84,25 @@ int destroy_qp(ibv::Qp* base) {
   return 0;
 }
 
-ibv::Mr* register_memory(ibv::Pd* pd, void* address, std::size_t bytes, int error, u64 access) {
+ibv::Mr* register_memory(ibv::Pd* pd, void* address, std::size_t bytes, int error, u64 access, bool device = false) {
   std::lock_guard lock(f().mutex);
   errno = error != 0 ? error : bytes > f().options.largest_registration ? ENOMEM : 0;
   if (errno != 0) return nullptr;
   const u32 key = f().next_key_++;
   auto* mr = new ibv::Mr{pd->context, pd, address, bytes, 0, key, key};
-  f().regions_[key] = mr;
+  f().regions_[key] = {mr, access, device};
   f().last_access_ = access;
   return mr;
 }
 ibv::Mr* reg_mr(ibv::Pd* pd, void* address, std::size_t bytes, int access) {
-  return register_memory(pd, address, bytes, f().options.plain_errno, static_cast<u64>(access));
+  return register_memory(pd, address, bytes, bytes > 4096 ? f().options.plain_errno : 0, static_cast<u64>(access));
 }
 ibv::Mr* reg_mr_iova2(ibv::Pd* pd, void* address, std::size_t bytes, u64, unsigned access) {
   return register_memory(pd, address, bytes, f().options.address_errno, access);
 }
 ibv::Mr* reg_dmabuf_mr(ibv::Pd* pd, u64, std::size_t bytes, u64 iova, int, int access) {
-  return register_memory(pd, reinterpret_cast<void*>(iova), bytes, f().options.dmabuf_errno, static_cast<u64>(access));
+  return register_memory(pd, reinterpret_cast<void*>(iova), bytes, f().options.dmabuf_errno, static_cast<u64>(access),
+                         true);
 }
 int dereg_mr(ibv::Mr* mr) {
   std::lock_guard lock(f().mutex);
@@ -113,6 +115,7 @@ int query_device(ibv::Context*, ibv::DeviceAttr* a) {
   const Options& o = f().options;
   *a = {};
   std::strcpy(a->fw_ver, "1.0");
+  a->vendor_id = o.vendor;
   a->max_qp = o.max_qp;
   a->max_qp_wr = o.max_qp_wr;
   a->max_cqe = o.max_cqe;
@@ -269,8 +272,15 @@ ibv::Functions control_functions() {
   t.qp_to_qp_ex = [](ibv::Qp* qp) -> ibv::QpEx* { return fake::of(qp); };
   t.modify_qp = modify_qp;
   t.destroy_qp = destroy_qp;
-  t.create_ah = [](ibv::Pd* pd, ibv::AhAttr* a) { return new ibv::Ah{pd->context, pd, a->grh.dgid.raw[15]}; };
+  t.create_ah = [](ibv::Pd* pd, ibv::AhAttr* a) {
+    std::lock_guard lock(f().mutex);
+    f().handles_.insert({pd, a->grh.dgid.raw[15]});
+    return new ibv::Ah{pd->context, pd, a->grh.dgid.raw[15]};
+  };
   t.destroy_ah = [](ibv::Ah* ah) {
+    std::lock_guard lock(f().mutex);
+    const auto found = f().handles_.find({ah->pd, ah->handle});
+    if (found != f().handles_.end()) f().handles_.erase(found);
     delete ah;
     return 0;
   };

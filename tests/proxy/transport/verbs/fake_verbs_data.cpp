@@ -45,14 +45,14 @@ int post_srq_recv(ibv::Srq* base, ibv::RecvWr* first, ibv::RecvWr** bad) {
       *bad = w;
       return ENOMEM;
     }
-    ++srq.posted;
+    srq.posted += f().is_receive(*w);
   }
   return 0;
 }
 
 int post_recv(ibv::Qp* base, ibv::RecvWr* first, ibv::RecvWr**) {
   std::lock_guard lock(f().mutex);
-  for (ibv::RecvWr* w = first; w != nullptr; w = w->next) ++fake::of(base)->posted_receives;
+  for (ibv::RecvWr* w = first; w != nullptr; w = w->next) fake::of(base)->posted_receives += f().is_receive(*w);
   return 0;
 }
 
@@ -106,6 +106,7 @@ int wr_complete(ibv::QpEx* base) {
   ++f().doorbells_;
   if (qp.base.state < ibv::kQpsRts) return EINVAL;
   if (qp.queue.size() + qp.building.size() > qp.depth) return ENOMEM;
+  if (f().options.vendor == kBroadcom && qp.building.size() > 1) qp.building[0].broken = true;
   for (Wr& wr : qp.building) f().post(qp, std::move(wr));
   qp.building.clear();
   return 0;

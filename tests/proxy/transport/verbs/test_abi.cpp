@@ -154,6 +154,8 @@ TEST(transport_verbs_abi_values_match_the_header) {
   SAME_VALUE(kWrRdmaWrite, IBV_WR_RDMA_WRITE);
   SAME_VALUE(kWrRdmaWriteWithImm, IBV_WR_RDMA_WRITE_WITH_IMM);
   SAME_VALUE(kWrSendWithImm, IBV_WR_SEND_WITH_IMM);
+  SAME_VALUE(kWrRdmaRead, IBV_WR_RDMA_READ);
+  SAME_VALUE(kWcRdmaRead, IBV_WC_RDMA_READ);
   SAME_VALUE(kWcSend, IBV_WC_SEND);
   SAME_VALUE(kWcRecv, IBV_WC_RECV);
   SAME_VALUE(kWcRecvRdmaWithImm, IBV_WC_RECV_RDMA_WITH_IMM);
@@ -161,6 +163,7 @@ TEST(transport_verbs_abi_values_match_the_header) {
   SAME_VALUE(kSendInline, IBV_SEND_INLINE);
   SAME_VALUE(kWcWithImm, IBV_WC_WITH_IMM);
   SAME_VALUE(kAccessRemoteWrite, IBV_ACCESS_REMOTE_WRITE);
+  SAME_VALUE(kAccessRemoteRead, IBV_ACCESS_REMOTE_READ);
   SAME_VALUE(kAccessRelaxedOrdering, IBV_ACCESS_RELAXED_ORDERING);
   SAME_VALUE(kOdpSupportWrite, IBV_ODP_SUPPORT_WRITE);
   SAME_VALUE(kWcExSrcQp, IBV_WC_EX_WITH_SRC_QP);

@@ -64,6 +64,12 @@ TEST(verbs_real_random_writes_on_four_queue_pairs) {
   contract::random_writes(f, Shape{.num_ranks = 2}, 400, 5000, 6);
 }
 
+// A lane's read of its own memory, on a queue pair that is connected to itself, before arrivals are told.
+TEST(verbs_real_random_writes_with_a_read_before_arrivals) {
+  const contract::Family f = device(true, [](TransportSettings& s) { s.fabric.flushed_span = 0; });
+  contract::random_writes(f, Shape{.num_ranks = 2}, 400, 5000, 7);
+}
+
 // A rank that comes later than the retries last: its peer's queue pair is made anew and greets again.
 void late_rank(bool extended) {
   const contract::Family f = device(extended, [](TransportSettings& s) {

@@ -50,3 +50,20 @@ TEST(transport_verbs_endpoint_sizes_and_limits) {
   CHECK(notes[0].choice.find("300 receives") != std::string::npos);
   CHECK(notes[1].choice.find("50 writes") != std::string::npos);
 }
+
+// The fake is as strict as the strictest: a receive without memory is none.
+TEST(transport_verbs_endpoint_receives_name_memory) {
+  for (const int max_srq : {1000, 0}) {
+    fake::Options o;
+    o.max_srq = max_srq;
+    fake::Fabric& f = fake::Fabric::begin(o);
+    std::vector<Note> notes;
+    const VerbsNic nic(f.functions(), {"fake0", 1, -1}, {}, notes);
+    CHECK(f.covering(nic.dummy().lkey, nic.dummy().addr, nic.dummy().length) != nullptr);
+    VerbsEndpoint endpoint(nic, {1, 40, 80, 0, true}, notes);
+    QueuePair pair = endpoint.make_queue_pair();
+    endpoint.post_first_receives();
+    const fake::Qp& q = *f.qps_.at(pair.number());
+    CHECK_EQ(max_srq != 0 ? static_cast<fake::Srq*>(q.base.srq)->posted : q.posted_receives, 80u);
+  }
+}

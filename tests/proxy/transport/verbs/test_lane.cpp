@@ -126,3 +126,17 @@ TEST(transport_verbs_lane_receives_last_for_windows_of_lag) {
   }));
   CHECK_EQ(fake::Fabric::the().num_overruns(), 0u);
 }
+
+// Broadcom's provider: chains by ibv_post_send, and no inline data.
+TEST(transport_verbs_lane_posts_as_its_vendor_allows) {
+  fake::Options o;
+  o.vendor = fake::kBroadcom;
+  const contract::Family f = verbs_test::on_fake(o);
+  contract::random_writes(f, contract::Shape{.num_ranks = 3}, 300, 200, 4);
+  CHECK_EQ(fake::Fabric::the().num_inlined(), 0u);
+  std::string notes;
+  auto segment = Segment::create("vendor", 1 << 20);
+  for (const Note& n : f.make(contract::settings_for(contract::Shape{}, 0, *segment))->notes())
+    notes += n.choice + "\n";
+  CHECK(notes.find("ibv_post_send on fake0:1") != std::string::npos);
+}

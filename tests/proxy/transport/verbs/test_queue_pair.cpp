@@ -63,7 +63,8 @@ TEST(transport_verbs_queue_pair_states) {
     CHECK(bad == &wr);
     q.connect({}, path);
     CHECK_THROWS(std::runtime_error, q.connect({}, path));  // it is connected
-    ibv::RecvWr receive{};
+    ibv::Sge nowhere = nic.dummy();
+    ibv::RecvWr receive{0, nullptr, &nowhere, 1};
     ibv::RecvWr* bad_receive = nullptr;
     CHECK_EQ(q.post_receives(&receive, &bad_receive), 0);
     CHECK_EQ(q.send(&wr, &bad), 0);

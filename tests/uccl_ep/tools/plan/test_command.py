@@ -32,7 +32,7 @@ def test_command_takes_ranks_a_host_from_its_gpus(variables: Any, tmp_path: Path
     variables(DEVICE="auto")
     result = run("--sysfs", machines.slingshot().write(tmp_path), "--ranks", "8", "--json")
     values = json.loads(result.stdout)
-    assert result.exit_code == 0 and (values["num_hosts"], values["transport"]) == (2, "libfabric")
+    assert result.exit_code == 0 and (values["num_hosts"], values["transport"]) == (2, "tcp")
 
 
 def test_command_says_what_it_assumes(variables: Any, tmp_path: Path) -> None:
