@@ -32,7 +32,7 @@ _MAX_WARPS = 1 << 14
 
 @dataclass(frozen=True)
 class Counts:
-    """What one launch did. `warp16`: 16-byte accesses of global memory by each warp; a lane's are `busiest_lane16`."""
+    """What one launch did. Accesses are of 16 bytes of global memory: those of the busiest lane, and of each warp's."""
 
     kernel: str
     grid: int

@@ -25,7 +25,7 @@ char* ptx_load(ptx::Machine* machine, const char* program) try {
   return nullptr;
 } catch (const std::exception& error) { return text(error.what()); }
 
-// `shape`: grid, lanes, shared bytes, blocks an SM, stream, device, snapshot, GPU, its SMs. `counts`: u64 [5 + room]: grid, warps, instructions, busiest lane, host words, then each warp's wide accesses.
+// `shape`: grid, lanes, shared bytes, blocks an SM, stream, device, snapshot, GPU, its SMs. `counts`: u64 [5 + room]: grid, warps, instructions, busiest lane, host words, then each warp's.
 char* ptx_launch(ptx::Machine* machine, const char* kernel, const ptx::u32* shape, const char* args, ptx::u64 arg_bytes,
                  ptx::u64* counts, ptx::u64 room) {
   ptx::Counts made;

@@ -103,10 +103,7 @@ u64 Machine::resolve(Lane& lane, const Instruction& i, u64 address, u32 bytes, b
     fail(lane, text);
   }
   if (*shared) return address;
-  if (bytes == 16) {
-    ++lane.wide;
-    ++lane.warp->wide;
-  }
+  if (bytes == 16) ++lane.wide;
   const auto after = regions_.upper_bound(address);
   if (after != regions_.begin()) {
     const auto& [begin, region] = *std::prev(after);

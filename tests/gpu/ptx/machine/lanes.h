@@ -34,7 +34,6 @@ struct Machine::Lane {
 struct Machine::Warp {
   Lane* lanes = nullptr;
   u32 arrived = 0, ended = 0, at = 0;
-  u64 wide = 0;
 };
 
 struct Machine::Block {

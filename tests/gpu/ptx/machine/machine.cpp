@@ -261,16 +261,18 @@ void Machine::end_block(Launch& launch, Block& block) {
   const u32 warps = static_cast<u32>(block.warps.size());
   for (u32 w = 0; w < warps; ++w) {
     Clock::Leaf leaf{};
+    u64 busiest = 0;
     for (u32 l = 0; l < 32; ++l) {
       const Lane& lane = block.lanes[w * 32 + l];
       leaf[l] = lane.clock;
       launch.all_known.learn(lane.known);
       launch.last_clock = std::max(launch.last_clock, lane.clock);
-      launch.counts.busiest_lane = std::max(launch.counts.busiest_lane, lane.wide);
+      busiest = std::max(busiest, lane.wide);
       launch.counts.instructions += lane.executed;
     }
     launch.all_known.learn(block.lanes[w * 32].id, leaf);
-    launch.counts.warp.push_back(block.warps[w].wide);
+    launch.counts.warp.push_back(busiest);
+    launch.counts.busiest_lane = std::max(launch.counts.busiest_lane, busiest);
   }
   resident_[launch.request.gpu] -= launch.cost;
   launch.blocks.erase(block.number);
