@@ -66,6 +66,10 @@ class Here:
         if before != self._own:
             self._set(before)
 
+    def already(self) -> bool:
+        """Whether the GPU is the calling thread's, so that nothing has to be put back."""
+        return self._get() == self._own
+
     def _get(self) -> int:
         return int(self._runtime.getDevice() if self._is_hip else self._driver.ctxGetCurrent())
 

@@ -111,6 +111,9 @@ class Driver(Protocol):
     def current_stream(self) -> Any:
         """The calling thread's current stream."""
 
+    def here(self) -> tuple[Any, int, bool]:
+        """The calling thread's current stream, its key, and whether it is being captured: what every call asks."""
+
     def on(self, stream: Any) -> AbstractContextManager[Any]:
         """Within it `stream` is current for this thread, also for torch."""
 

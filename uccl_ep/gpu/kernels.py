@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from uccl_ep import _native
 from uccl_ep.errors import UcclEpError
@@ -17,6 +17,15 @@ PLAIN_SHARED_BYTES = 48 << 10
 """Dynamic shared memory that a block may use without being allowed to, on every GPU."""
 
 Builder = Callable[[str], Sequence[Built]]
+
+
+class _Block(NamedTuple):
+    """What a launch of a kernel in blocks of so many warps needs to know."""
+
+    function: int
+    lanes: int
+    shared_bytes: int  # dynamic; it does not depend on the arguments' values
+    argument_bytes: int
 
 
 class KernelLibrary:
@@ -39,6 +48,7 @@ class KernelLibrary:
         self._sizes = dict(_native.kernel_arguments())
         self._modules: list[Any] = []  # kernels live as long as their module
         self._functions: dict[str, int] = {}
+        self._blocks: dict[tuple[str, int], _Block] = {}  # by name and warps
         for one in self.built:
             module = driver.load(one.code.binary)
             self._modules.append(module)
@@ -66,6 +76,15 @@ class KernelLibrary:
         Raises:
             UcclEpError: the launch is refused; names the kernel and its shape.
         """
+        try:
+            block = self._blocks[name, warps]
+        except KeyError:
+            block = self._checked(name, args, grid, warps)
+        if grid < 1 or len(args) != block.argument_bytes:
+            block = self._checked(name, args, grid, warps)  # refuses it
+        self.driver.launch(block.function, grid, block.lanes, block.shared_bytes, stream, args)
+
+    def _checked(self, name: str, args: bytes, grid: int, warps: int) -> _Block:
         lanes = warps * self.driver.facts.warp
         if grid < 1 or not 0 < lanes <= MAX_BLOCK_LANES:
             raise UcclEpError(
@@ -73,7 +92,8 @@ class KernelLibrary:
                 f"{MAX_BLOCK_LANES // self.driver.facts.warp} warps of {self.driver.facts.warp} lanes"
             )
         shared = _native.shared_bytes(name, args, warps)
-        self.driver.launch(self._functions[name], grid, lanes, shared, stream, args)
+        self._blocks[name, warps] = found = _Block(self._functions[name], lanes, shared, len(args))
+        return found
 
     def resident_blocks(self, name: str, warps: int) -> int:
         """How many blocks of a kernel the whole GPU can hold at once: what all its ranks have to share."""

@@ -1,4 +1,4 @@
-"""What CuPy's ROCm build has no binding for (pinning, occupancy, stream priorities), from AMD's runtime by ctypes.
+"""What CuPy's ROCm build has no binding for (pinning, occupancy, streams), from AMD's runtime by ctypes.
 
 The results look like CuPy's own bindings with those functions filled in, so that nobody else has to know.
 """
@@ -50,6 +50,11 @@ class HipRuntime(_Completed):
         stream = ctypes.c_void_p()
         self._call("hipStreamCreateWithPriority", ctypes.byref(stream), ctypes.c_uint(flags), ctypes.c_int(priority))
         return int(stream.value or 0)
+
+    def streamIsCapturing(self, stream: int) -> bool:
+        status = ctypes.c_int()
+        self._call("hipStreamIsCapturing", ctypes.c_void_p(stream), ctypes.byref(status))
+        return status.value != 0
 
 
 class HipDriver(_Completed):

@@ -172,6 +172,10 @@ class FakeDriver:
         current: FakeStream = getattr(self._local, "stream", self._default)
         return current
 
+    def here(self) -> tuple[FakeStream, int, bool]:
+        stream = self.current_stream()
+        return stream, self.stream_key(stream), self.capturing(stream)
+
     @contextmanager
     def on(self, stream: FakeStream) -> Iterator[None]:
         before = self.current_stream()
