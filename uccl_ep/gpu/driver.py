@@ -58,8 +58,11 @@ class Driver(Protocol):
 
     # ---- memory ----------------------------------------------------------------------------------------------------
 
-    def allocate(self, num_bytes: int) -> int:
+    def allocate(self, num_bytes: int, shared: bool = False) -> int:
         """Device memory, zeroed, at least 4096-aligned, exportable where facts.can_export.
+
+        Args:
+            shared: NICs and other GPUs read and write it while kernels of this one do.
 
         Raises:
             UcclEpError: there is not enough.

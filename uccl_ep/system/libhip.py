@@ -12,6 +12,7 @@ from typing import Any
 
 from uccl_ep.errors import UcclEpError
 
+_UNCACHED = 0x3  # hipDeviceMallocUncached
 _MAPS = Path("/proc/self/maps")
 
 
@@ -42,6 +43,14 @@ class HipRuntime(_Completed):
 
     def hostRegister(self, address: int, num_bytes: int, flags: int) -> None:
         self._call("hipHostRegister", ctypes.c_void_p(address), ctypes.c_size_t(num_bytes), ctypes.c_uint(flags))
+
+    def mallocUncached(self, num_bytes: int) -> int:
+        """Device memory that no cache of the GPU holds back: what a NIC or another GPU writes while a kernel runs is
+        seen by that kernel, and the other way round. hipMalloc's is seen at the ends of kernels only."""
+        address = ctypes.c_void_p()
+        size, flags = ctypes.c_size_t(num_bytes), ctypes.c_uint(_UNCACHED)
+        self._call("hipExtMallocWithFlags", ctypes.byref(address), size, flags)
+        return int(address.value or 0)
 
     def hostUnregister(self, address: int) -> None:
         self._call("hipHostUnregister", ctypes.c_void_p(address))

@@ -58,6 +58,7 @@ class FakeDriver:
         self.blocks_per_sm = 1
         self.library: Any = None
         self.used: list[tuple[int, int]] = []  # (address of a tensor, key of the stream it was kept for)
+        self.shared: set[int] = set()  # addresses of memory for NICs and peers
         self._functions: list[str] = []
         self._kept: list[tuple[torch.Tensor, FakeStream]] = []
         self._allocated: dict[int, Any] = {}
@@ -99,11 +100,13 @@ class FakeDriver:
 
     # ---- memory ----------------------------------------------------------------------------------------------------
 
-    def allocate(self, num_bytes: int) -> int:
+    def allocate(self, num_bytes: int, shared: bool = False) -> int:
         self._forbid("allocating memory")
         segment = _native.Segment.create("fake-gpu", num_bytes)
         with self._lock:
             self._allocated[segment.address] = segment
+            if shared:
+                self.shared.add(segment.address)
         return int(segment.address)
 
     def free(self, address: int) -> None:
@@ -269,4 +272,4 @@ class FakeDriver:
 def fake_builder(arch: str) -> list[Any]:
     """One program with every kernel, for KernelLibrary."""
     program = SimpleNamespace(kernels=tuple(_native.kernel_arguments()))
-    return [SimpleNamespace(program=program, arch=arch, code=SimpleNamespace(binary=b""), cached=True)]
+    return [SimpleNamespace(program=program, arch=arch, code=SimpleNamespace(binary=b"", usage=()), cached=True)]

@@ -312,6 +312,11 @@ class HipTable:
         stream._obj.value = self.runtime._create_stream(flags.value, priority.value)
         return 0
 
+    def hipExtMallocWithFlags(self, address: Any, num_bytes: Any, flags: Any) -> int:
+        self.runtime.machine.note("hipExtMallocWithFlags", num_bytes.value, flags.value)
+        address._obj.value = self.runtime.machine.new_memory(num_bytes.value)
+        return 0
+
     def hipStreamIsCapturing(self, stream: Any, status: Any) -> int:
         status._obj.value = int((stream.value or 0) in self.runtime.recorded)
         return 0
