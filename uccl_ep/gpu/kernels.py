@@ -14,7 +14,7 @@ from uccl_ep.gpu.compiler import MAX_BLOCK_LANES
 from uccl_ep.gpu.driver import Driver
 
 PLAIN_SHARED_BYTES = 48 << 10
-"""Dynamic shared memory that a block may use without being allowed to, on every GPU."""
+"""Shared memory that a block may use without being allowed to, on every GPU, static and dynamic together."""
 
 Builder = Callable[[str], Sequence[Built]]
 
@@ -60,8 +60,9 @@ class KernelLibrary:
                 f"the kernels' headers do not fit the native module: without a header {sorted(missing)}, without "
                 f"native arguments {sorted(unknown)}. Reinstall uccl-ep so that both are of one version."
             )
+        static = {usage.kernel: usage.shared_bytes for one in self.built for usage in one.code.usage}
         for name in self._functions:
-            self._allow_shared(name)
+            self._allow_shared(name, max(0, static.get(name, 0)))
 
     def launch(self, name: str, args: bytes, grid: int, warps: int, stream: Any) -> None:
         """Queues a kernel; does not wait.
@@ -105,11 +106,13 @@ class KernelLibrary:
         """Dynamic shared memory of a block of `warps` warps, as of 32 lanes; 64 need no more."""
         return native_shared_bytes(name, warps)
 
-    def _allow_shared(self, name: str) -> None:
-        """Once, for the largest block: not at a launch, which may be recorded into a graph."""
+    def _allow_shared(self, name: str, static: int) -> None:
+        """Once, for the largest block: not at a launch, which may be recorded into a graph. What the compiler has laid
+        out beside (-DUCCL_COPY_ROWS=bulk) counts towards both limits."""
         most = self.shared_bytes(name, MAX_BLOCK_LANES // self.driver.facts.warp)
-        if most > PLAIN_SHARED_BYTES:
-            self.driver.allow_shared(self._functions[name], min(most, self.driver.facts.max_shared_bytes))
+        if most + static > PLAIN_SHARED_BYTES:
+            allowed = min(most, self.driver.facts.max_shared_bytes - static)
+            self.driver.allow_shared(self._functions[name], allowed)
 
 
 _lock = threading.Lock()
