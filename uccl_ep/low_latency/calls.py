@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 import sys
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -19,7 +20,7 @@ from uccl_ep.low_latency.dispatch_formats import BF16, FP8, FP8_UE8M0, NVFP4, NV
 from uccl_ep.low_latency.handle import Handle as LowLatencyHandle
 from uccl_ep.low_latency.handle import check_handle, planes_of, unchanged
 from uccl_ep.low_latency.launch import LowLatency
-from uccl_ep.low_latency.overlap import OverlapArguments
+from uccl_ep.low_latency.overlap import OverlapArguments, warn_of_lazy_loading
 from uccl_ep.recorder.calls import log_of
 from uccl_ep.session.barrier import Collective
 from uccl_ep.session.session import Session
@@ -244,6 +245,8 @@ class LowLatencyCalls:
                 comp_signal=None if overlap is None else overlap.comp_signal,
             )
             beside = None if overlap is None else overlap.check(*expected[:2])
+            if beside is not None and beside.signals is not None and not self._device.host_memory:
+                warn_of_lazy_loading(self._session.hellos[self._session.rank].device, os.environ)
             good = isinstance(x, Tensor) and tuple(x.shape) == expected and x.dtype == torch.bfloat16
             if not good or not (zero_copy or x.is_contiguous()):
                 refuse("x", x, f"a contiguous bf16 tensor of shape {expected}, as the handle's dispatch returned rows")
