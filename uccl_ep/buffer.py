@@ -502,12 +502,10 @@ class Buffer(NoCopies):
         Raises:
             InvalidArgument: before anything is sent.
         """
-        beside = None
-        if overlap is not False or src_signals is not None or comp_signal is not None:
-            beside = OverlapArguments(
-                *(overlap, src_signals, src_signal_expect_value, packed_recv_count),
-                *(comp_signal, block_m, threshold, num_sms),
-            )
+        plain = overlap is False and src_signals is comp_signal is None
+        beside = None if plain else OverlapArguments(
+            overlap, src_signals, src_signal_expect_value, packed_recv_count, comp_signal, block_m, threshold, num_sms
+        )  # fmt: skip
         return self._living.low_latency.combine(
             self._run_hook, x, topk_idx, topk_weights, handle, use_logfmt, zero_copy, async_finish, return_recv_hook,
             out, combine_wait_recv_cost_stats, use_fp8, beside,

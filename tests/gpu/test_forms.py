@@ -136,7 +136,7 @@ def test_gpu_masked_ranks_are_left_out(platform: Platform, per_node: int) -> Non
     run(platform, World(3, per_node), _masked, c, due, sums)
 
 
-# ---- rows that are sent while others are being computed ----------------------------------------------------------------
+# ---- rows that are sent while others are being computed --------------------------------------------------------------
 
 
 def _overlapping(group: Any, platform: Platform, c: RandomCase, due: list[torch.Tensor]) -> None:

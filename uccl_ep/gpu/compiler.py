@@ -244,8 +244,8 @@ class RuntimeCompiler:
             raise UcclEpError(f"{self.version} could not compile {name} for {arch} ({error}):\n{log}") from None
 
     def _binary(self, program: int, arch: str) -> bytes:
-        """CuPy takes the last byte for the NUL of a text, which of PTX it is, and which the driver wants. Of a cubin and
-        of a code object it is the last byte, a zero as well."""
+        """CuPy leaves out the last byte, as the NUL of a text. Of PTX it is that, and the driver wants it; of a cubin
+        and of a code object it is a zero as well."""
         ptx = self.is_hip or arch.startswith("compute_")
         return bytes(self._rtc.getPTX(program) if ptx else self._rtc.getCUBIN(program)) + b"\0"
 

@@ -20,7 +20,7 @@ from uccl_ep.low_latency.dispatch_formats import BF16, FP8, FP8_UE8M0, NVFP4, NV
 from uccl_ep.low_latency.handle import Handle as LowLatencyHandle
 from uccl_ep.low_latency.handle import check_handle, planes_of, unchanged
 from uccl_ep.low_latency.launch import LowLatency
-from uccl_ep.low_latency.overlap import OverlapArguments, warn_of_lazy_loading
+from uccl_ep.low_latency.overlap import Overlap, OverlapArguments, warn_of_lazy_loading
 from uccl_ep.recorder.calls import log_of
 from uccl_ep.session.barrier import Collective
 from uccl_ep.session.session import Session
@@ -124,22 +124,11 @@ class LowLatencyCalls:
                     dispatch_wait_recv_cost_stats=dispatch_wait_recv_cost_stats,
                 )
         else:
-            if checks.check_bool("use_ue8m0_for_sf", use_ue8m0_for_sf):
-                raise NotSupported("use_ue8m0_for_sf: ask for packed scales by use_ue8m0=True with round_scale=True")
-            self._check_devices(
-                x=x,
-                topk_idx=topk_idx,
-                x_global_scale=x_global_scale,
-                cumulative_local_expert_recv_stats=cumulative_local_expert_recv_stats,
-                dispatch_wait_recv_cost_stats=dispatch_wait_recv_cost_stats,
-            )
-            flags = _Flags.checked(use_fp8, round_scale, use_ue8m0, use_nvfp4)
-            num_max_dispatch_tokens_per_rank = checks.check_int(
-                "num_max_dispatch_tokens_per_rank", num_max_dispatch_tokens_per_rank, 1, _native.MAX_TOKENS_PER_RANK
-            )
-            num_experts = checks.check_int("num_experts", num_experts, 1, _native.MAX_EXPERTS)
-            ids = self._checked_rows(x, topk_idx, num_max_dispatch_tokens_per_rank, num_experts)
-            form = self._format(flags, x.shape[1], x_global_scale)
+            given = cumulative_local_expert_recv_stats, dispatch_wait_recv_cost_stats
+            num_max_dispatch_tokens_per_rank, num_experts, ids, form = self._checked_dispatch(
+                (x, topk_idx, x_global_scale, *given), num_max_dispatch_tokens_per_rank, num_experts,
+                (use_fp8, round_scale, use_ue8m0, use_nvfp4), use_ue8m0_for_sf,
+            )  # fmt: skip
             if key is not None:
                 _remember(self._dispatches, key, form)
         x = x if x.data_ptr() % 16 == 0 else checks.aligned(x)
@@ -159,6 +148,27 @@ class LowLatencyCalls:
         rows, count, handle, receive, keep = self._low_latency.dispatch(x, ids, form, stats, waits)
         event, hook = self._finish(run_hook, place, receive, keep, async_finish, return_recv_hook)
         return rows, count, handle, event, hook
+
+    def _checked_dispatch(
+        self, tensors: tuple[Any, ...], max_tokens: Any, num_experts: Any, flags: tuple[Any, ...], use_ue8m0_for_sf: Any
+    ) -> tuple[int, int, Tensor, Format]:
+        """(M, E, topk_idx as int64, format) of arguments that were not looked at before."""
+        if checks.check_bool("use_ue8m0_for_sf", use_ue8m0_for_sf):
+            raise NotSupported("use_ue8m0_for_sf: ask for packed scales by use_ue8m0=True with round_scale=True")
+        x, topk_idx, x_global_scale, stats, waits = tensors
+        self._check_devices(
+            x=x,
+            topk_idx=topk_idx,
+            x_global_scale=x_global_scale,
+            cumulative_local_expert_recv_stats=stats,
+            dispatch_wait_recv_cost_stats=waits,
+        )
+        known = _Flags.checked(*flags)
+        most = _native.MAX_TOKENS_PER_RANK
+        max_tokens = checks.check_int("num_max_dispatch_tokens_per_rank", max_tokens, 1, most)
+        num_experts = checks.check_int("num_experts", num_experts, 1, _native.MAX_EXPERTS)
+        ids = self._checked_rows(x, topk_idx, max_tokens, num_experts)
+        return max_tokens, num_experts, ids, self._format(known, x.shape[1], x_global_scale)
 
     def _checked_rows(self, x: Any, topk_idx: Any, max_tokens: int, num_experts: int) -> Tensor:
         """topk_idx as int64; x and it fit together."""
@@ -229,32 +239,11 @@ class LowLatencyCalls:
             if out is not None or combine_wait_recv_cost_stats is not None:
                 self._check_devices(out=out, combine_wait_recv_cost_stats=combine_wait_recv_cost_stats)
         else:
-            zero_copy = checks.check_bool("zero_copy", zero_copy)
-            use_logfmt = checks.check_bool("use_logfmt", use_logfmt)
-            max_tokens, hidden, num_experts = check_handle(handle, self._num_ranks, life)
-            form = combine_format(use_logfmt, checks.check_bool("use_fp8", use_fp8), zero_copy, hidden)
-            expected = (num_experts // self._num_ranks, self._num_ranks * max_tokens, hidden)
-            self._check_devices(
-                x=x,
-                topk_idx=topk_idx,
-                topk_weights=topk_weights,
-                handle=handle[0],
-                out=out,
-                combine_wait_recv_cost_stats=combine_wait_recv_cost_stats,
-                src_signals=None if overlap is None else overlap.src_signals,
-                comp_signal=None if overlap is None else overlap.comp_signal,
-            )
-            beside = None if overlap is None else overlap.check(*expected[:2])
-            if beside is not None and beside.signals is not None and not self._device.host_memory:
-                warn_of_lazy_loading(self._session.hellos[self._session.rank].device, os.environ)
-            good = isinstance(x, Tensor) and tuple(x.shape) == expected and x.dtype == torch.bfloat16
-            if not good or not (zero_copy or x.is_contiguous()):
-                refuse("x", x, f"a contiguous bf16 tensor of shape {expected}, as the handle's dispatch returned rows")
-            ids = checks.row_ids("topk_idx", topk_idx, num_experts if self._device.host_memory else None)
-            topk_weights = checks.weights("topk_weights", topk_weights, tuple(ids.shape))
-            if ids.shape[0] > max_tokens:
-                refuse("topk_idx", ids, f"of up to {max_tokens} rows, as the dispatch allowed")
-            planes = planes_of(handle)
+            known = self._checked_combine(
+                (x, topk_idx, topk_weights, out, combine_wait_recv_cost_stats), handle,
+                (use_logfmt, zero_copy, use_fp8), overlap,
+            )  # fmt: skip
+            (max_tokens, hidden, num_experts), ids, form, planes, beside = known
             if key is not None:
                 _remember(self._combines, key, form)
         x = x if zero_copy or x.data_ptr() % 16 == 0 else checks.aligned(x)
@@ -269,22 +258,44 @@ class LowLatencyCalls:
             )
         place = self._begin(return_recv_hook, max_tokens, hidden, num_experts)
         out, receive, keep = self._low_latency.combine(
-            x,
-            ids,
-            topk_weights,
-            handle,
-            planes,
-            out,
-            form=form,
-            zero_copy=zero_copy,
-            wait_stats=waits,
-            overlap=beside,
-            stays=not return_recv_hook,
+            x, ids, topk_weights, handle, planes, out, form, bool(zero_copy), waits, beside, not return_recv_hook
         )
         # On a CPU the caller computes the rows that this waits for: it gets its thread back before they are read.
         running = beside is not None and beside.signals is not None and self._device.host_memory
         event, hook = self._finish(run_hook, place, receive, keep, async_finish, return_recv_hook, running)
         return out, event, hook
+
+    def _checked_combine(
+        self, tensors: tuple[Any, ...], handle: Any, flags: tuple[Any, ...], overlap: OverlapArguments | None
+    ) -> tuple[tuple[int, int, int], Tensor, CombineFormat, int, Overlap | None]:
+        """((M, H, E), topk_idx as int64, format, planes, overlap) of arguments that were not looked at before."""
+        x, topk_idx, topk_weights, out, waits = tensors
+        use_logfmt, zero_copy, use_fp8 = flags
+        zero_copy, use_logfmt = checks.check_bool("zero_copy", zero_copy), checks.check_bool("use_logfmt", use_logfmt)
+        max_tokens, hidden, num_experts = check_handle(handle, self._num_ranks, self._low_latency.life)
+        form = combine_format(use_logfmt, checks.check_bool("use_fp8", use_fp8), zero_copy, hidden)
+        expected = (num_experts // self._num_ranks, self._num_ranks * max_tokens, hidden)
+        self._check_devices(
+            x=x,
+            topk_idx=topk_idx,
+            topk_weights=topk_weights,
+            handle=handle[0],
+            out=out,
+            combine_wait_recv_cost_stats=waits,
+            src_signals=None if overlap is None else overlap.src_signals,
+            comp_signal=None if overlap is None else overlap.comp_signal,
+        )
+        beside = None if overlap is None else overlap.check(*expected[:2])
+        if beside is not None and beside.signals is not None and not self._device.host_memory:
+            warn_of_lazy_loading(self._session.hellos[self._session.rank].device, os.environ)
+        good = isinstance(x, Tensor) and tuple(x.shape) == expected and x.dtype == torch.bfloat16
+        if not good or not (zero_copy or x.is_contiguous()):
+            refuse("x", x, f"a contiguous bf16 tensor of shape {expected}, as the handle's dispatch returned rows")
+        ids = checks.row_ids("topk_idx", topk_idx, num_experts if self._device.host_memory else None)
+        checks.weights("topk_weights", topk_weights, tuple(ids.shape))
+        if ids.shape[0] > max_tokens:
+            refuse("topk_idx", ids, f"of up to {max_tokens} rows, as the dispatch allowed")
+        return (max_tokens, hidden, num_experts), ids, form, planes_of(handle), beside
 
     def _check(self, async_finish: bool, return_recv_hook: bool) -> None:
         self._session.check()

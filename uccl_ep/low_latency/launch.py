@@ -258,11 +258,8 @@ class LowLatency:
     ) -> tuple[Tensor, Callable[[], None], tuple[Any, ...]]:
         """Queues the sending half; returns (the sums, what queues the other half, tensors to keep alive).
 
-        Args:
-            planes: see planes_of.
-            out: where the sums go; None: into a new tensor.
-            stays: the caller does not write x until the other half has run, so that this rank's own rows are read
-                there; not when sums overwrite them.
+        `planes`: see planes_of. With `stays` the caller does not write x until the other half has run, so that this
+        rank's own rows are read there; not when sums overwrite them.
         """
         device, hidden = self._device, handle[3]
         tokens, topk = topk_idx.shape
@@ -275,10 +272,7 @@ class LowLatency:
         words = device.empty(_native.LowLatencyCalls.COMBINE_WORDS, dtype=torch.int64)
         reduces = self._sums.reduces(form)
         readable = self._session.regions.zero_copy_rows
-        if registered is None:
-            rows, stride, offset, begin = x, hidden, 0, 0
-        else:
-            rows, stride, offset, begin = registered.memory, registered.stride, registered.offset, registered.begin
+        rows, begin, offset, _, _, stride = registered or (x, 0, 0, 0, 0, hidden)
         stays = stays or zero_copy
         if out is None:
             out = device.empty(tokens, hidden, dtype=torch.bfloat16)
@@ -288,25 +282,18 @@ class LowLatency:
         sent = self._launches.combine_send(
             words,
             x=rows if begin == 0 else rows.data_ptr() + begin,
-            row_stride=stride,
-            zero_copy_offset=offset,
-            x_at=begin,
+            row_stride=stride, zero_copy_offset=offset, x_at=begin,
             src_info=planes,
             layout_range=handle[1],
             format=int(form),
-            own_stay=stays,
-            reduces=reduces,
-            node_reads=readable != 0,
-            topk_idx=topk_idx,
-            weights=topk_weights,
-            num_tokens=tokens,
-            topk=topk,
+            own_stay=stays, reduces=reduces, node_reads=readable != 0,
+            topk_idx=topk_idx, weights=topk_weights, num_tokens=tokens, topk=topk,
             signals=signals,
             signals_per_expert=0 if overlap is None else overlap.per_expert,
             signal_rows=0 if overlap is None else overlap.rows,
             signal_value=0 if overlap is None else overlap.value,
             blocks=0 if overlap is None else max(1, overlap.num_sms),
-        )
+        )  # fmt: skip
         device.launch(sent)
         if reduces:
             sums = self._launches.combine_reduce(words, wait_stats=wait_stats, registered=readable)

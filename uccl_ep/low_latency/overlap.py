@@ -56,8 +56,8 @@ def warn_of_lazy_loading(kind: str, environment: Mapping[str, str]) -> None:
     if kind == "cuda" and environment.get(_LOADING, "").upper() != "EAGER":
         _warn_once(
             f"overlap=True with signals, and {_LOADING} is not EAGER: the first launch of a kernel that raises signals "
-            f"may wait for the send that waits for them, until PeerTimeout. Start the process with {_LOADING}=EAGER and "
-            "CUDA_DEVICE_MAX_CONNECTIONS=32."
+            f"may wait for the send that waits for them, until PeerTimeout. Start the process with {_LOADING}=EAGER "
+            "and CUDA_DEVICE_MAX_CONNECTIONS=32."
         )
 
 

@@ -40,7 +40,8 @@ BUDGETS: dict[str, tuple[int, int, dict[str, int]]] = {
 }
 
 
-def _low_latency_round(buffer: Any, how: str, x: Any, ids: Any, weights: Any, rows: Any) -> dict[str, HostCalls]:
+def _low_latency_round(buffer: Any, how: str, given: list[torch.Tensor], rows: torch.Tensor) -> dict[str, HostCalls]:
+    x, ids, weights = given
     options = {"hook": {"return_recv_hook": True}, "async": {"async_finish": True}, "": {}}[how]
     end = f", {how}" if how else ""
     found = {}
@@ -57,7 +58,8 @@ def _low_latency_round(buffer: Any, how: str, x: Any, ids: Any, weights: Any, ro
     return found
 
 
-def _throughput_round(buffer: Any, x: Any, ids: Any, weights: Any) -> dict[str, HostCalls]:
+def _throughput_round(buffer: Any, given: list[torch.Tensor]) -> dict[str, HostCalls]:
+    x, ids, weights = given
     found = {}
     found["get_dispatch_layout"], _ = count(buffer.get_dispatch_layout, ids, 4)
     layout = layout_arguments(buffer, ids, 4)
@@ -75,10 +77,10 @@ def _count_all(group: ThreadGroup) -> dict[str, HostCalls]:
     with low_latency(group, c.shape) as buffer:
         for how in ("hook", "", "async"):
             for _ in range(_ROUNDS):
-                found |= _low_latency_round(buffer, how, *given, rows)
+                found |= _low_latency_round(buffer, how, given, rows)
     with throughput(group) as buffer:
         for _ in range(_ROUNDS):
-            found |= _throughput_round(buffer, *given)
+            found |= _throughput_round(buffer, given)
     return found
 
 
