@@ -343,6 +343,31 @@ def test_gpu_calls_capture_is_an_event_of_the_callers_stream(variables: Any, mon
     assert EventHandle().query()  # without a Buffer on a GPU: the calling thread
 
 
+def test_gpu_calls_a_hook_on_another_stream_keeps_memory_for_it(
+    variables: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Memory was taken on the sending half's stream: torch's allocator is told of the other one, and of no other."""
+    driver = install(monkeypatch, FakeDriver())
+    c = case(98, "uniform", num_ranks=1, num_experts=2, hidden=128, max_tokens=4)
+
+    def body(group: ThreadGroup) -> None:
+        with low_latency(group, c.shape) as buffer:
+            for other in (driver.new_stream(), driver.current_stream()):
+                driver.used.clear()
+                got = buffer.low_latency_dispatch(c.x[0], c.topk_idx[0], 4, 2, use_fp8=False, return_recv_hook=True)
+                assert not driver.used  # what this stream frees is used by this stream next
+                with driver.on(other):
+                    got[4]()
+                    driver.settle()
+                tensors = {c.x[0].data_ptr(), got[0].data_ptr(), got[1].data_ptr(), *(h.data_ptr() for h in got[2][:2])}
+                mine = other is driver.current_stream()
+                assert not driver.used if mine else tensors <= {address for address, _ in driver.used}
+                assert {key for _, key in driver.used} <= {other.key}
+                assert_low_latency(got[:3], reference_of(c)[0])
+
+    run_gpu_ranks(driver, 1, body)
+
+
 @pytest.mark.parametrize("loading, warned", [(None, True), ("LAZY", True), ("EAGER", False)])
 def test_gpu_calls_overlap_with_signals_warns_where_kernels_are_loaded_late(
     variables: Any, monkeypatch: pytest.MonkeyPatch, loading: str | None, warned: bool
