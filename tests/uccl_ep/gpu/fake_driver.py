@@ -26,12 +26,39 @@ _libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
 _FOREVER_NS = (1 << 63) - 1
 
 
+class HostExecutor:
+    """Runs kernels as the host's compiler made them. `tests/gpu/ptx` has the one that runs their PTX."""
+
+    def __init__(self, facts: Facts) -> None:
+        self.facts = facts
+
+    def load(self, binary: Any) -> None:
+        """A program's machine code, which the host needs not."""
+
+    def queue(self) -> Any:
+        """What a stream's work goes through, one thing after the other."""
+        return _native.Stream()
+
+    def launch(self, queue: Any, name: str, args: bytes, grid: int, warps: int) -> None:
+        """Queues a kernel."""
+        _native.launch(queue, name, args, grid, warps)
+
+    def rank_begins(self) -> None:
+        """The calling thread is another rank's from now on: what it queues is of that rank's GPU."""
+
+    def host_waited(self, event: Any) -> None:
+        """The calling thread has waited for an event of a queue."""
+
+    def memory(self, address: int, num_bytes: int, kind: str) -> None:
+        """A kernel may use this memory from now on: "device", "pinned" or "tensor"; "" ends that."""
+
+
 class FakeStream:
     """A native thread with a queue; `launched` has the names of its kernels."""
 
-    def __init__(self, key: int) -> None:
+    def __init__(self, key: int, executor: HostExecutor) -> None:
         self.key = key
-        self.native = _native.Stream()
+        self.native = executor.queue()
         self.graph: FakeGraph | None = None  # that its work is being recorded into
         self.launched: list[str] = []
 
@@ -45,6 +72,8 @@ class FakeEvent:
 
 class FakeDriver:
     """See uccl_ep.gpu.driver.Driver. `held()` says what has not been given back; `refusals` is what capture forbade."""
+
+    executor_type: type[HostExecutor] = HostExecutor  # of all drivers made from now on
 
     def __init__(self, num_sms: int = 16, identity: str = "0000:00:00.0", **facts: Any) -> None:
         known = {
@@ -64,7 +93,8 @@ class FakeDriver:
         self._allocated: dict[int, Any] = {}
         self._opened: dict[int, Any] = {}
         self._pinned: dict[int, tuple[int, int]] = {}  # host address: (kernels' address, bytes)
-        self._default = FakeStream(0)
+        self.executor = self.executor_type(self.facts)
+        self._default = FakeStream(0, self.executor)
         self._keys = 0
         self._local = threading.local()
         self._lock = threading.Lock()
@@ -77,6 +107,7 @@ class FakeDriver:
 
     def load(self, binary: Any) -> Any:
         self._forbid("loading code")
+        self.executor.load(binary)
         return object()
 
     def function(self, module: Any, name: str) -> int:
@@ -96,7 +127,7 @@ class FakeDriver:
         if stream.graph is not None:
             stream.graph.add_launch(stream, name, args, grid, warps)
         else:
-            _native.launch(stream.native, name, args, grid, warps)
+            self.executor.launch(stream.native, name, args, grid, warps)
 
     # ---- memory ----------------------------------------------------------------------------------------------------
 
@@ -107,10 +138,12 @@ class FakeDriver:
             self._allocated[segment.address] = segment
             if shared:
                 self.shared.add(segment.address)
+        self.executor.memory(segment.address, num_bytes, "device")
         return int(segment.address)
 
     def free(self, address: int) -> None:
         self._forbid("freeing memory")
+        self.executor.memory(address, self._allocated[address].bytes, "")
         del self._allocated[address]
 
     def view(self, address: int, num_bytes: int) -> torch.Tensor:
@@ -134,9 +167,11 @@ class FakeDriver:
         assert pid != os.getpid(), "a process opens no memory of its own"
         segment = _native.Segment.open(pid, fd, num_bytes)
         self._opened[segment.address] = segment
+        self.executor.memory(segment.address, num_bytes, "device")
         return int(segment.address)
 
     def close(self, address: int) -> None:
+        self.executor.memory(address, self._opened[address].bytes, "")
         del self._opened[address]
 
     def register(self, address: int, num_bytes: int) -> int:
@@ -149,12 +184,14 @@ class FakeDriver:
             alias = _libc.mremap(address, 0, num_bytes, 1)  # an old size of 0 copies a shared mapping
             assert alias not in (None, ctypes.c_void_p(-1).value), os.strerror(ctypes.get_errno())
             self._pinned[address] = (alias, num_bytes)
+        self.executor.memory(alias, num_bytes, "pinned")
         return int(alias)
 
     def unregister(self, address: int) -> None:
         self._forbid("unpinning memory")
         with self._lock:
             alias, num_bytes = self._pinned.pop(address)
+        self.executor.memory(alias, num_bytes, "")
         _libc.munmap(alias, num_bytes)
 
     def read(self, address: int, num_bytes: int) -> bytes:
@@ -169,7 +206,7 @@ class FakeDriver:
     def new_stream(self) -> FakeStream:
         with self._lock:
             self._keys += 1
-            return FakeStream(self._keys)
+            return FakeStream(self._keys, self.executor)
 
     def current_stream(self) -> FakeStream:
         current: FakeStream = getattr(self._local, "stream", self._default)
@@ -216,6 +253,7 @@ class FakeDriver:
         if event.graph is not None:
             raise UcclEpError("waiting on the host for an event inside a graph")
         event.native.wait(_FOREVER_NS)
+        self.executor.host_waited(event.native)
 
     def capturing(self, stream: FakeStream) -> bool:
         return stream.graph is not None
@@ -245,7 +283,8 @@ class FakeDriver:
     @contextmanager
     def rank(self, own_stream: bool = True) -> Iterator[None]:
         """A rank's thread: it has a stream of its own, and its tensors live as a GPU's allocator has them."""
-        self._local.retainer = Retainer()
+        self._local.retainer = Retainer(self.executor.memory)
+        self.executor.rank_begins()
         with self.on(self.new_stream() if own_stream else self._default), self._local.retainer:
             yield
             self.settle()
@@ -255,7 +294,7 @@ class FakeDriver:
         """What is queued meanwhile is recorded; as torch.cuda.graph, on a stream of its own."""
         self.settle()
         origin = self.new_stream()
-        graph = FakeGraph(origin, self.current_stream)
+        graph = FakeGraph(origin, self.current_stream, self.executor)
         origin.graph = self._local.graph = graph
         try:
             with self.on(origin), Recorder(graph):

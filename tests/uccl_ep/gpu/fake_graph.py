@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from uccl_ep import UcclEpError, _native
+from uccl_ep import UcclEpError
 
 _HOST_WAITS = ("_local_scalar_dense", "nonzero", "is_nonzero")
 
@@ -22,8 +22,8 @@ _HOST_WAITS = ("_local_scalar_dense", "nonzero", "is_nonzero")
 class FakeGraph:
     """Items in the order they were recorded; `num_launches` of them are kernels."""
 
-    def __init__(self, origin: Any, current: Callable[[], Any]) -> None:
-        self.origin, self.current = origin, current
+    def __init__(self, origin: Any, current: Callable[[], Any], executor: Any) -> None:
+        self.origin, self.current, self._executor = origin, current, executor
         self.ended = False
         self.num_launches = 0
         self._streams = [origin]
@@ -84,13 +84,13 @@ class FakeGraph:
             if key == self.origin.key:
                 return stream.native
             if key not in self._private:
-                self._private[key] = _native.Stream()
+                self._private[key] = self._executor.queue()
             return self._private[key]
 
         for kind, key, *rest in self._items:
             queue = native(key)
             if kind == "launch":
-                _native.launch(queue, *rest)
+                self._executor.launch(queue, *rest)
             elif kind == "record":
                 events[rest[0]] = queue.record()
             elif kind == "wait":
@@ -118,15 +118,20 @@ class Recorder(TorchDispatchMode):  # type: ignore[misc]
 
 class Retainer(TorchDispatchMode):  # type: ignore[misc]
     """Keeps what torch makes until `let_go`, as memory that a GPU's allocator takes back is not given out before the
-    stream that it was allocated on has come by."""
+    stream that it was allocated on has come by. `memory` is told where it lies (HostExecutor.memory)."""
 
-    def __init__(self) -> None:
+    def __init__(self, memory: Callable[[int, int, str], None]) -> None:
         super().__init__()
         self._results: list[Any] = []
+        self._memory = memory
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         result = func(*args, **(kwargs or {}))
         self._results.append(result)
+        if not any(r.alias_info is not None for r in func._schema.returns) and func.__name__ != "detach.default":
+            for made in _tensors(result if isinstance(result, (list, tuple)) else (result,)):
+                storage = made.untyped_storage()
+                self._memory(storage.data_ptr(), storage.nbytes(), "tensor")
         return result
 
     def let_go(self) -> None:

@@ -1,0 +1,149 @@
+"""Under the fake GPU's driver: kernels run as PTX in the machine, a stream is a thread with a queue.
+
+Options of pytest choose it for every test that makes a FakeDriver (`plugin.py`).
+"""
+
+from __future__ import annotations
+
+import itertools
+import queue
+import threading
+from collections import Counter
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+from tests.gpu.ptx.machine import Counts, Machine, MachineError
+from tests.gpu.ptx.programs import product
+from tests.uccl_ep.gpu.fake_driver import HostExecutor
+from uccl_ep import _native
+from uccl_ep.gpu.driver import Facts
+
+# What an SM of sm_80 to sm_100 holds, and the registers of a lane where no compiler has said: all that bounds allow.
+SM_LANES, SM_BLOCKS, SM_REGISTERS = 2048, 32, 65536
+LANE_REGISTERS = 128
+
+
+class Event:
+    """A point of a queue."""
+
+    def __init__(self, machine: Machine) -> None:
+        self.number = 0
+        self._machine = machine
+        self._happened = threading.Event()
+
+    def happen(self, number: int) -> None:
+        """The queue has come here."""
+        self.number = number
+        self._happened.set()
+
+    def query(self) -> bool:
+        """Whether it has happened."""
+        return self._happened.is_set()
+
+    def wait(self, nanoseconds: int) -> bool:
+        """Waits so long at most; whether it has happened."""
+        return self._happened.wait(min(nanoseconds / 1e9, threading.TIMEOUT_MAX))
+
+
+class Queue:
+    """A stream's work, done by a thread of its own."""
+
+    def __init__(self, machine: Machine, number: int) -> None:
+        self.machine, self.number = machine, number
+        self._work: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, args=(self._work,), daemon=True, name=f"stream-{number}")
+        self._thread.start()
+
+    @staticmethod
+    def _run(work: queue.SimpleQueue[Callable[[], None] | None]) -> None:
+        while (item := work.get()) is not None:
+            item()
+
+    def __del__(self) -> None:
+        self._work.put(None)
+
+    def put(self, item: Callable[[], None]) -> None:
+        """Queues it."""
+        self._work.put(item)
+
+    def record(self) -> Event:
+        """An event behind what is queued."""
+        event, machine, number = Event(self.machine), self.machine, self.number
+        self._work.put(lambda: event.happen(machine.record(number)))
+        return event
+
+    def wait(self, event: Event) -> None:
+        """What is queued from now on runs behind an event."""
+        machine, number = self.machine, self.number
+
+        def pause() -> None:
+            event.wait(1 << 62)
+            machine.wait(number, event.number)
+
+        self._work.put(pause)
+
+    def synchronize(self) -> None:
+        """Blocks until the queue is empty."""
+        event = self.record()
+        event.wait(1 << 62)
+        self.machine.host_learns(threading.get_ident(), event.number)
+
+
+class World:
+    """The machine of one test, and what it has found."""
+
+    def __init__(self, arch: str, seed: int, preempt: int, judge: bool) -> None:
+        self.machine = Machine(seed, preempt, judge)
+        self.machine.load(product(arch))
+        self.streams = itertools.count()
+        self.gpus = itertools.count()
+        self.devices = itertools.count(1)
+        self.errors: list[str] = []
+        self.launches: Counter[str] = Counter()
+        self.counts: list[Counts] = []
+        self.keep_counts = False
+
+
+class PtxExecutor(HostExecutor):
+    """See HostExecutor."""
+
+    world: ClassVar[World]  # of the test at hand
+
+    def __init__(self, facts: Facts) -> None:
+        super().__init__(facts)
+        self._world = self.world
+        self._gpu = next(self._world.gpus)
+        self._local = threading.local()
+
+    def queue(self) -> Queue:
+        return Queue(self._world.machine, next(self._world.streams))
+
+    def launch(self, queue: Queue, name: str, args: bytes, grid: int, warps: int) -> None:
+        world, args = self._world, bytes(args)
+        snapshot = world.machine.snapshot(threading.get_ident())
+        lanes, shared = 32 * warps, _native.shared_bytes(name, args, warps)
+        room = min(SM_LANES // lanes, SM_BLOCKS, SM_REGISTERS // (LANE_REGISTERS * lanes))
+        device = getattr(self._local, "device", 0)
+        shape = (grid, lanes, shared, max(room, 1), queue.number, device, snapshot, self._gpu, self.facts.num_sms)
+
+        def run() -> None:
+            world.launches[name] += 1
+            try:
+                counts = world.machine.launch(name, shape, args)
+                if world.keep_counts:
+                    world.counts.append(counts)
+            except MachineError as error:
+                world.errors.append(str(error))
+            finally:
+                world.machine.release(snapshot)
+
+        queue.put(run)
+
+    def rank_begins(self) -> None:
+        self._local.device = next(self._world.devices)
+
+    def host_waited(self, event: Event) -> None:
+        self._world.machine.host_learns(threading.get_ident(), event.number)
+
+    def memory(self, address: int, num_bytes: int, kind: str) -> None:
+        self._world.machine.region(address, num_bytes, kind)

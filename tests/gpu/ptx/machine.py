@@ -1,0 +1,179 @@
+"""The machine of `machine/` for Python: built when it is first asked for, driven through ctypes.
+
+It knows streams, events and host threads as numbers; `executor.py` says what they are in the fake GPU.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import functools
+import hashlib
+import os
+import subprocess
+import sysconfig
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[3]
+SOURCES = Path(__file__).resolve().parent / "machine"
+FLAGS = (
+    *("-std=c++20", "-O2", "-g", "-fPIC", "-shared", "-pthread", "-Wall", "-Wextra", "-Werror"),
+    *("-fno-strict-aliasing", "-ffp-contract=off"),  # kernels' memory has no types here; rounding is part of the contract
+)
+KINDS = {"": 0, "device": 1, "pinned": 2, "tensor": 3}
+_HEAD = 5
+_MAX_WARPS = 1 << 14
+
+
+@dataclass(frozen=True)
+class Counts:
+    """What one launch did. `warp16`: 16-byte accesses of global memory by each warp; a lane's are `busiest_lane16`."""
+
+    kernel: str
+    grid: int
+    warps: int  # a block
+    instructions: int
+    busiest_lane16: int
+    host_words_read: int  # words of pinned memory, each counted once for each lane that read it
+    warp16: list[int]
+
+
+@functools.cache
+def _library() -> ctypes.CDLL:
+    library = ctypes.CDLL(str(_build()))
+    pointer, number, text = ctypes.c_void_p, ctypes.c_uint64, ctypes.c_char_p
+    for name, result, arguments in (
+        ("open", pointer, (number, ctypes.c_uint32, ctypes.c_bool)),
+        ("close", None, (pointer,)),
+        ("free", None, (pointer,)),
+        ("load", pointer, (pointer, text)),
+        ("launch", pointer, (pointer, text, pointer, text, number, pointer, number)),
+        ("snapshot", ctypes.c_uint32, (pointer, number)),
+        ("record", ctypes.c_uint32, (pointer, ctypes.c_uint32)),
+        ("wait", None, (pointer, ctypes.c_uint32, ctypes.c_uint32)),
+        ("host_learns", None, (pointer, number, ctypes.c_uint32)),
+        ("hosts_meet", None, (pointer,)),
+        ("release", None, (pointer, ctypes.c_uint32)),
+        ("region", None, (pointer, number, number, ctypes.c_uint32)),
+        ("forget", None, (pointer, number, number)),
+        ("mutate", pointer, (pointer, text, ctypes.c_uint32, text)),
+        ("executed", number, (pointer, text, pointer, number)),
+    ):
+        function = getattr(library, f"ptx_{name}")
+        function.restype, function.argtypes = result, arguments
+    return library
+
+
+def _build() -> Path:
+    """Compiles what has changed since the last time; processes take turns."""
+    files = sorted(SOURCES.iterdir())
+    digest = hashlib.sha256(b"".join(f.read_bytes() for f in files) + repr(FLAGS).encode()).hexdigest()[:16]
+    folder = ROOT / "build/ptx"
+    folder.mkdir(parents=True, exist_ok=True)
+    made = folder / f"machine-{digest}{sysconfig.get_config_var('SHLIB_SUFFIX')}"
+    with open(folder / "lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not made.exists():
+            parts = [str(f) for f in files if f.suffix == ".cpp"]
+            fresh = made.with_suffix(".new")
+            subprocess.run([os.environ.get("CXX", "c++"), *FLAGS, "-o", str(fresh), *parts], check=True, timeout=300)
+            fresh.replace(made)
+    return made
+
+
+class MachineError(Exception):
+    """A kernel did what PTX does not allow, or what no GPU would have finished."""
+
+
+class Machine:
+    """A GPU, or several, as far as kernels see them.
+
+    Args:
+        seed: of the order in which lanes take turns.
+        preempt: a lane gives way after one in so many instructions that order memory; 0: never.
+        judge: whether accesses without order are found; without it kernels run several times faster.
+    """
+
+    def __init__(self, seed: int = 1, preempt: int = 4, judge: bool = True) -> None:
+        self._calls = _library()
+        self._machine = self._calls.ptx_open(seed, preempt, judge)
+
+    def close(self) -> None:
+        """Ends it; nothing may be running."""
+        self._calls.ptx_close(self._machine)
+
+    def load(self, program: str) -> None:
+        """Takes kernels as `lower` wrote them; one that it has by name already is left out."""
+        self._checked(self._calls.ptx_load(self._machine, program.encode()))
+
+    def launch(self, kernel: str, shape: tuple[int, ...], args: bytes) -> Counts:
+        """Runs a kernel to its end.
+
+        Args:
+            kernel: its name.
+            shape: blocks, lanes a block, bytes of shared memory, blocks that an SM holds, stream, device, snapshot, GPU,
+                its SMs.
+            args: its argument struct.
+
+        Raises:
+            MachineError: what it did wrong, and where.
+        """
+        counts = (ctypes.c_uint64 * (_HEAD + _MAX_WARPS))()
+        given = (ctypes.c_uint32 * len(shape))(*shape)
+        self._checked(
+            self._calls.ptx_launch(self._machine, kernel.encode(), given, args, len(args), counts, _MAX_WARPS)
+        )
+        grid, warps, instructions, busiest, host_words = counts[:_HEAD]
+        return Counts(kernel, grid, warps, instructions, busiest, host_words, counts[_HEAD : _HEAD + grid * warps])
+
+    def snapshot(self, thread: int) -> int:
+        """What a host thread knows by now, as an event; to be released."""
+        return self._calls.ptx_snapshot(self._machine, thread)
+
+    def record(self, stream: int) -> int:
+        """What a stream's kernels did by now, as an event; to be released."""
+        return self._calls.ptx_record(self._machine, stream)
+
+    def wait(self, stream: int, event: int) -> None:
+        """A stream goes on behind an event."""
+        self._calls.ptx_wait(self._machine, stream, event)
+
+    def host_learns(self, thread: int, event: int) -> None:
+        """A host thread has waited for an event."""
+        self._calls.ptx_host_learns(self._machine, thread, event)
+
+    def hosts_meet(self) -> None:
+        """Host threads have met in a barrier."""
+        self._calls.ptx_hosts_meet(self._machine)
+
+    def release(self, event: int) -> None:
+        """An event will not be asked for again."""
+        self._calls.ptx_release(self._machine, event)
+
+    def region(self, address: int, num_bytes: int, kind: str) -> None:
+        """Memory that kernels may use, by KINDS; "" ends it."""
+        if num_bytes:
+            self._calls.ptx_region(self._machine, address, num_bytes, KINDS[kind])
+
+    def mutate(self, kernel: str, instruction: int, how: str) -> None:
+        """Changes how an instruction orders memory: "relax", "weaken", "narrow", "remove"; "" undoes it.
+
+        Raises:
+            MachineError: that is no change of this instruction.
+        """
+        self._checked(self._calls.ptx_mutate(self._machine, kernel.encode(), instruction, how.encode()))
+
+    def executed(self, kernel: str) -> list[int]:
+        """How often lanes executed each instruction of a kernel."""
+        length = self._calls.ptx_executed(self._machine, kernel.encode(), None, 0)
+        counts = (ctypes.c_uint64 * length)()
+        self._calls.ptx_executed(self._machine, kernel.encode(), counts, length)
+        return list(counts)
+
+    def _checked(self, message: Any) -> None:
+        if message:
+            text = ctypes.string_at(message).decode()
+            self._calls.ptx_free(message)
+            raise MachineError(text)

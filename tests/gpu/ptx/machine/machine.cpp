@@ -1,0 +1,523 @@
+#include "machine.h"
+
+#include <time.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <stdexcept>
+
+#include "lanes.h"
+
+namespace ptx {
+
+Machine::Machine(const Settings& settings) : settings_(settings), rng_(settings.seed * 0x9E3779B97F4A7C15ull + 1) {
+  thread_ = std::thread([this] { execute(); });
+}
+
+Machine::~Machine() {
+  {
+    const std::lock_guard lock(mutex_);
+    stop_ = true;
+  }
+  work_.notify_all();
+  thread_.join();
+}
+
+u64 Machine::random() {
+  rng_ ^= rng_ << 13;
+  rng_ ^= rng_ >> 7;
+  return rng_ ^= rng_ << 17;
+}
+
+void Machine::load(std::string_view program) {
+  const std::lock_guard lock(mutex_);
+  for (Kernel& kernel : read_program(program)) {
+    const std::string name = kernel.name;
+    if (kernels_.contains(name)) continue;  // loaded by another rank already
+    Kernel& kept = kernels_[name] = std::move(kernel);
+    numbers_[name] = static_cast<u32>(by_number_.size());
+    by_number_.push_back(&kept);
+  }
+}
+
+// ---- order -----------------------------------------------------------------------------------------------------------
+
+u32 Machine::snapshot(u64 thread) {
+  const std::lock_guard lock(mutex_);
+  Clock known = hosts_[thread];
+  known.learn(kHost, now_++);
+  if (settings_.judge) look_at_all();
+  events_[next_event_] = std::move(known);
+  return next_event_++;
+}
+
+u32 Machine::record(u32 stream) {
+  const std::lock_guard lock(mutex_);
+  events_[next_event_] = streams_[stream].known;
+  return next_event_++;
+}
+
+void Machine::wait(u32 stream, u32 event) {
+  const std::lock_guard lock(mutex_);
+  streams_[stream].known.learn(events_[event]);
+}
+
+void Machine::host_learns(u64 thread, u32 event) {
+  const std::lock_guard lock(mutex_);
+  hosts_[thread].learn(events_[event]);
+}
+
+void Machine::hosts_meet() {
+  const std::lock_guard lock(mutex_);
+  Clock all;
+  for (const auto& [_, known] : hosts_) all.learn(known);
+  for (auto& [_, known] : hosts_) known = all;
+}
+
+void Machine::release(u32 event) {
+  const std::lock_guard lock(mutex_);
+  events_.erase(event);
+}
+
+// ---- memory ----------------------------------------------------------------------------------------------------------
+
+void Machine::region(u64 address, u64 bytes, Kind kind) {
+  const std::lock_guard lock(mutex_);
+  shadow_.forget(address, bytes);
+  std::erase_if(syncs_, [&](const auto& sync) { return sync.first - address < bytes; });
+  std::erase_if(pending_, [&](const auto& entry) { return entry.first - address < bytes; });
+  // A new region ends older ones that it covers: an allocator gives the same place out again.
+  auto at = regions_.lower_bound(address);
+  if (at != regions_.begin() && std::prev(at)->second.end > address) at = std::prev(at);
+  while (at != regions_.end() && at->first < address + bytes) at = regions_.erase(at);
+  if (kind != Kind::kUnknown) regions_[address] = Region{address + bytes, kind};
+}
+
+void Machine::forget(u64 address, u64 bytes) {
+  const std::lock_guard lock(mutex_);
+  shadow_.forget(address, bytes);
+}
+
+// ---- mutants ---------------------------------------------------------------------------------------------------------
+
+void Machine::mutate(const std::string& kernel, u32 instruction, const std::string& how) {
+  const std::lock_guard lock(mutex_);
+  Instruction& i = kernels_.at(kernel).code.at(instruction);
+  const auto original = originals_.try_emplace({kernel, instruction}, i).first->second;
+  i = original;
+  if (how.empty()) return;
+  const bool barrier = i.op == Op::k_barsync || i.op == Op::k_barwarp || i.op == Op::k_barand;
+  if (how == "remove" && barrier) {
+    i.removed = true;
+  } else if (how == "relax" && i.order > Order::kRelaxed) {
+    i.order = Order::kRelaxed;
+  } else if (how == "weaken" && i.order == Order::kRelaxed && i.op != Op::k_add) {
+    i.order = Order::kWeak;
+    i.scope = Scope::kNone;
+  } else if (how == "narrow" && i.scope > Scope::kCta) {
+    i.scope = static_cast<Scope>(static_cast<u32>(i.scope) - 1);
+  } else {
+    throw std::invalid_argument("no such change of " + std::string(name_of(i.op)) + ": " + how);
+  }
+}
+
+// ---- launches --------------------------------------------------------------------------------------------------------
+
+std::string Machine::launch(const LaunchRequest& request, Counts* counts) {
+  std::unique_lock lock(mutex_);
+  if (broken_) return "";
+  const auto found = kernels_.find(request.kernel);
+  if (found == kernels_.end()) return "there is no kernel " + request.kernel;
+  Kernel& kernel = found->second;
+  if (request.args.size() != kernel.param_bytes)
+    return request.kernel + " takes " + std::to_string(kernel.param_bytes) + " bytes of arguments, not " +
+           std::to_string(request.args.size());
+  if (request.grid == 0 || request.lanes == 0 || request.lanes > 1024 || request.blocks_per_sm == 0)
+    return request.kernel + ": a grid of no blocks, or a block that no processor holds";
+  Launch launch(request, kernel, numbers_[request.kernel], next_launch_++);
+  Stream& stream = streams_[request.stream];
+  launch.first_id = (request.stream + 1) << kLaneBits;
+  launch.clock = stream.clock + 1;
+  launch.last_clock = launch.clock;
+  launch.known = stream.known;
+  if (const auto event = events_.find(request.snapshot); event != events_.end()) launch.known.learn(event->second);
+  launch.cost = kSmParts / request.blocks_per_sm;
+  active_.push_back(&launch);
+  work_.notify_all();
+  ended_.wait(lock, [&] { return launch.done; });
+  stream.known = std::move(launch.all_known);
+  stream.clock = launch.last_clock;
+  if (counts != nullptr) *counts = std::move(launch.counts);
+  return launch.error;
+}
+
+void Machine::execute() {
+  std::unique_lock lock(mutex_);
+  while (!stop_) {
+    if (active_.empty()) {
+      work_.wait(lock);
+      continue;
+    }
+    bool worked = false;
+    for (u32 i = 0; i < 256 && !active_.empty(); ++i) {
+      Launch& launch = *active_[random() % active_.size()];
+      worked = turn(launch) || worked;
+      if (launch.done) sweep();
+    }
+    lock.unlock();
+    if (worked) {
+      idle_ = stuck_since_ = 0;
+    } else if (++idle_ > 4) {
+      usleep(50);  // every lane waits for a host thread
+    }
+    lock.lock();
+    if (idle_ > 4) give_up_on_room();
+  }
+}
+
+// Launches that are at their end go; after a mistake all are.
+void Machine::sweep() {
+  for (Launch* launch : active_)
+    if (broken_ && !launch->done) finish(*launch);
+  std::erase_if(active_, [](const Launch* launch) { return launch->done; });
+  ended_.notify_all();
+}
+
+// What runs waits for what has no room to run.
+void Machine::give_up_on_room() {
+  const auto crowded = std::find_if(active_.begin(), active_.end(), [](const Launch* l) { return l->next_block < l->request.grid; });
+  if (crowded == active_.end()) {
+    stuck_since_ = 0;
+    return;
+  }
+  timespec t;
+  clock_gettime(CLOCK_MONOTONIC, &t);
+  const u64 now = static_cast<u64>(t.tv_sec) * 1'000'000'000ull + static_cast<u64>(t.tv_nsec);
+  if (stuck_since_ == 0) stuck_since_ = now;
+  if (now - stuck_since_ < kStuckNs) return;
+  Launch& launch = **crowded;
+  const std::string why = launch.kernel->name + ": " + std::to_string(launch.request.grid - launch.next_block) + " of " +
+                 std::to_string(launch.request.grid) + " blocks find no room, and all that run wait";
+  break_off(launch, why);
+  sweep();
+  stuck_since_ = 0;
+}
+
+void Machine::break_off(Launch& launch, const std::string& why) {
+  launch.error = why;
+  broken_ = true;
+  finish(launch);
+}
+
+// As many more blocks as processors have room for.
+void Machine::admit(Launch& launch) {
+  while (launch.next_block < launch.request.grid && resident_[launch.request.gpu] + launch.cost <= launch.request.num_sms * kSmParts) {
+    resident_[launch.request.gpu] += launch.cost;
+    const u32 number = launch.next_block++;
+    auto& block = launch.blocks[number] = std::make_unique<Block>(launch, number);
+    for (Lane& lane : block->lanes) {
+      lane.known = launch.known;
+      launch.ready.push_back(&lane);
+    }
+  }
+}
+
+// One lane's turn. False: it only looked again at what it waits for.
+bool Machine::turn(Launch& launch) {
+  bool worked = true;
+  ++now_;
+  if (!pending_order_.empty() && random() % 32 == 0) write_back_some();
+  try {
+    if (launch.next_block < launch.request.grid) admit(launch);
+    if (launch.ready.empty()) {
+      launch.ready.swap(launch.sleeping);
+      if (launch.ready.empty()) {
+        if (!launch.blocks.empty()) throw std::runtime_error(launch.kernel->name + ": all lanes wait for each other in barriers");
+        return false;  // there is no room for any block yet
+      }
+    }
+    const u64 picked = random() % launch.ready.size();
+    Lane& lane = *launch.ready[picked];
+    launch.ready[picked] = launch.ready.back();
+    launch.ready.pop_back();
+    worked = lane.last_sleep == 0 || lane.executed - lane.last_sleep > kSpinInstructions;
+    run(lane);
+  } catch (const std::exception& error) {
+    break_off(launch, error.what());
+  }
+  if (launch.next_block == launch.request.grid && launch.blocks.empty() && !launch.done) finish(launch);
+  return worked;
+}
+
+void Machine::end_block(Launch& launch, Block& block) {
+  const u32 warps = static_cast<u32>(block.warps.size());
+  for (u32 w = 0; w < warps; ++w) {
+    Clock::Leaf leaf{};
+    for (u32 l = 0; l < 32; ++l) {
+      const Lane& lane = block.lanes[w * 32 + l];
+      leaf[l] = lane.clock;
+      launch.all_known.learn(lane.known);
+      launch.last_clock = std::max(launch.last_clock, lane.clock);
+      launch.counts.busiest_lane = std::max(launch.counts.busiest_lane, lane.wide);
+      launch.counts.instructions += lane.executed;
+    }
+    launch.all_known.learn(block.lanes[w * 32].id, leaf);
+    launch.counts.warp.push_back(block.warps[w].wide);
+  }
+  resident_[launch.request.gpu] -= launch.cost;
+  launch.blocks.erase(block.number);
+}
+
+void Machine::finish(Launch& launch) {
+  resident_[launch.request.gpu] -= launch.cost * launch.blocks.size();
+  launch.blocks.clear();
+  launch.ready.clear();
+  launch.sleeping.clear();
+  launch.all_known.learn(launch.known);
+  std::erase_if(pending_, [&](const auto& entry) {  // the end of a kernel releases all that it stored
+    if (entry.second.id >> kLaneBits != launch.first_id >> kLaneBits) return false;
+    write_back(entry.first, entry.second);
+    return true;
+  });
+  launch.counts.grid = launch.request.grid;
+  launch.counts.warps = launch.request.lanes / 32;
+  launch.counts.host_words = launch.host_words.size();
+  launch.done = true;
+}
+
+// ---- messages --------------------------------------------------------------------------------------------------------
+
+std::string Machine::place(u32 kernel, u32 instruction) const {
+  const Kernel& k = *by_number_[kernel];
+  return k.name + " at " + k.places.at(k.code.at(instruction).place);
+}
+
+std::string Machine::describe(const Access& access) const {
+  if (access.id == kHost) return "the host";
+  static constexpr const char* kScopes[] = {"weakly", "strongly in the block", "strongly on the GPU", "strongly in the system"};
+  return place(access.instruction >> kInstructionBits, access.instruction & ((1u << kInstructionBits) - 1)) + " (launch " +
+         std::to_string(access.launch) + ", stream " + std::to_string((access.id >> kLaneBits) - 1) + ", block " +
+         std::to_string(access.block) + ", " + kScopes[static_cast<u32>(access.scope)] + ")";
+}
+
+void Machine::fail(const Lane& lane, const std::string& what) const {
+  const Launch& launch = lane.block->launch;
+  throw std::runtime_error(place(launch.kernel_number, lane.at) + ", launch " + std::to_string(launch.number) + " on stream " +
+                           std::to_string(launch.request.stream) + ", block " + std::to_string(lane.block->number) + ", lane " +
+                           std::to_string(lane.tid) + ": " + what);
+}
+
+// ---- the judge -------------------------------------------------------------------------------------------------------
+
+Clock Machine::all_of(const Lane& lane) const {
+  Clock all = lane.known;
+  all.learn(lane.id, lane.clock);
+  return all;
+}
+
+// By the host, some time since it was seen.
+void Machine::changed_by_host(Cell& cell) {
+  cell.write = Access{};
+  cell.write.clock = cell.seen;
+  cell.write.scope = Scope::kSys;
+  cell.reads.clear();
+}
+
+// Memory that the host may write, when a thread of it queues something: what it writes from now on, a kernel gets to
+// know only by an acquire.
+void Machine::look_at_all() {
+  const auto of_host = [&](u64 begin, u64 end) {
+    const auto after = regions_.lower_bound(end);
+    return after != regions_.begin() && begin < std::prev(after)->second.end && std::prev(after)->second.kind != Kind::kTensor;
+  };
+  shadow_.visit_touched(of_host, [&](Cell& cell, u64 address, u32 size) {
+    if (!pending_.empty() && pending_.contains(address & ~3ull)) return;
+    u32 current = 0;
+    std::memcpy(&current, reinterpret_cast<const void*>(address), size);
+    if (current != cell.value) {
+      changed_by_host(cell);
+      cell.value = current;
+    }
+    cell.seen = now_;
+  });
+}
+
+void Machine::judge(Lane& lane, const Instruction& i, u64 address, u32 bytes, bool shared, bool write, const void* now) {
+  Launch& launch = lane.block->launch;
+  Access mine;
+  mine.id = lane.id;
+  mine.clock = lane.clock;
+  mine.launch = launch.number;
+  mine.instruction = launch.kernel_number << kInstructionBits | lane.at;
+  mine.block = static_cast<u16>(lane.block->number);
+  mine.device = static_cast<u16>(launch.request.device);
+  mine.scope = i.order == Order::kWeak ? Scope::kNone : i.scope;
+  const auto ordered = [&](const Access& before) {
+    return before.id == lane.id || lane.known.at(before.id) >= before.clock || before.morally_strong_with(mine);
+  };
+  const auto* value = static_cast<const u8*>(now);
+  Shadow& shadow = shared ? lane.block->shadow : shadow_;
+  shadow.visit(address, bytes, [&](Cell& cell, u64 at, u32 size) {
+    u32 current = 0;
+    std::memcpy(&current, value + (at - address), size);
+    if (shared && cell.seen == 0 && !write) fail(lane, "it reads shared memory that nobody has written");
+    if (cell.seen != 0 && cell.value != current && !shared) {
+      changed_by_host(cell);
+    }
+    if (cell.seen != 0 && cell.write.clock != 0 && !ordered(cell.write) && !(write && cell.write.id == kHost))
+      fail(lane, std::string(write ? "it overwrites" : "it reads") + " what " + describe(cell.write) + " wrote, without order");
+    if (write) {
+      for (const Access& read : cell.reads)
+        if (!ordered(read)) fail(lane, "it overwrites what " + describe(read) + " reads, without order");
+      cell.reads.clear();
+    } else {
+      std::erase_if(cell.reads, [&](const Access& read) { return read.id == lane.id || lane.known.at(read.id) >= read.clock; });
+      if (cell.reads.size() < Cell::kMaxReads) cell.reads.push_back(mine);
+      cell.value = current;
+    }
+    if (write) cell.write = mine;
+    cell.seen = now_;
+  });
+}
+
+// What an acquire of the word at `address` brings: what was released with the value that it reads.
+void Machine::acquire(Lane& lane, const Instruction& i, u64 address) {
+  bool from_host = false;
+  shadow_.visit(address, 1, [&](const Cell& cell, u64, u32) { from_host = cell.write.id == kHost; });
+  if (from_host) {
+    if (i.scope != Scope::kSys) return;
+    lane.known.learn(kHost, now_);
+    lane.known.learn(host_known_);
+    return;
+  }
+  const auto sync = syncs_.find(address);
+  if (sync == syncs_.end()) return;
+  const Launch& launch = lane.block->launch;
+  Access mine;
+  mine.id = lane.id;
+  mine.launch = launch.number;
+  mine.block = static_cast<u16>(lane.block->number);
+  mine.device = static_cast<u16>(launch.request.device);
+  mine.scope = i.scope;
+  if (sync->second.access.morally_strong_with(mine)) lane.known.learn(sync->second.known);
+}
+
+// A strong store or atomic at `address`: what it releases is for whoever acquires it. `chain`: it belongs to the release
+// before it, as an atomic does.
+void Machine::publish(Lane& lane, const Instruction& i, u64 address, bool chain) {
+  const bool releases = i.order == Order::kRelease || i.order == Order::kAcqRel;
+  if (!releases) {
+    const auto sync = syncs_.find(address);
+    if (!chain && sync != syncs_.end() && sync->second.access.id != lane.id) syncs_.erase(sync);
+    return;
+  }
+  const Launch& launch = lane.block->launch;
+  if (i.scope == Scope::kSys) write_back_known(lane);
+  Sync& sync = syncs_[address];
+  Clock all = all_of(lane);
+  if (chain) all.learn(sync.known);
+  sync.known = all;
+  sync.access.id = lane.id;
+  sync.access.launch = launch.number;
+  sync.access.block = static_cast<u16>(lane.block->number);
+  sync.access.device = static_cast<u16>(launch.request.device);
+  sync.access.scope = i.scope;
+  if (i.scope == Scope::kSys) {
+    const auto region = regions_.upper_bound(address);
+    if (region != regions_.begin() && std::prev(region)->second.kind == Kind::kPinned) host_known_.learn(all);
+  }
+  ++lane.clock;
+}
+
+// ---- barriers --------------------------------------------------------------------------------------------------------
+
+// Lanes of whole warps, in order: each knows what all did before.
+void Machine::meet(Lane* const* lanes, u32 count) {
+  if (!settings_.judge) return;
+  Clock all;
+  for (u32 first = 0; first < count; first += 32) {
+    Clock::Leaf leaf{};
+    for (u32 l = 0; l < 32; ++l) {
+      leaf[l] = lanes[first + l]->clock;
+      if (l == 0 || !lanes[first + l]->known.same_as(lanes[first + l - 1]->known)) all.learn(lanes[first + l]->known);
+    }
+    all.learn(lanes[first]->id, leaf);
+  }
+  for (u32 l = 0; l < count; ++l) {
+    lanes[l]->known = all;
+    ++lanes[l]->clock;
+  }
+}
+
+void Machine::arrive_at_warp(Lane& lane, const Instruction& i) {
+  Warp& warp = *lane.warp;
+  if (warp.arrived != 0 && warp.at != lane.at)
+    fail(lane, "other lanes of its warp wait at " + place(lane.block->launch.kernel_number, warp.at));
+  if (warp.ended != 0) fail(lane, "a lane of its warp has ended, and this instruction waits for all of them");
+  const Operand* const mask = i.op == Op::k_barwarp ? &i.from[0] : i.op == Op::k_shflidx || i.op == Op::k_shflbfly ? &i.from[3]
+                                                                                                              : &i.from[1];
+  if (static_cast<u32>(lane.value(*mask)) != ~0u) fail(lane, "not all lanes are in its mask");
+  warp.at = lane.at;
+  if (++warp.arrived == 32) complete_warp(warp);
+}
+
+void Machine::complete_warp(Warp& warp) {
+  Lane* lanes[32];
+  u32 values[32];
+  const Instruction& i = warp.lanes[0].code[warp.at];
+  u32 ballot = 0, sum = 0;
+  for (u32 l = 0; l < 32; ++l) {
+    lanes[l] = warp.lanes + l;
+    values[l] = static_cast<u32>(lanes[l]->value(i.from[0]));
+    if (values[l] != 0) ballot |= 1u << l;
+    sum += values[l];
+  }
+  for (u32 l = 0; l < 32; ++l) {
+    const u32 other = static_cast<u32>(lanes[l]->value(i.from[1])) & 31;
+    switch (i.op) {
+      case Op::k_shflidx: lanes[l]->set(i.to[0], values[other]); break;
+      case Op::k_shflbfly: lanes[l]->set(i.to[0], values[l ^ other]); break;
+      case Op::k_ballot: lanes[l]->set(i.to[0], ballot); break;
+      case Op::k_redux: lanes[l]->set(i.to[0], sum); break;
+      default: break;
+    }
+    if (i.to[1] != kNoSlot) lanes[l]->set(i.to[1], 1);
+    lanes[l]->block->launch.ready.push_back(lanes[l]);
+  }
+  if (i.op == Op::k_barwarp) meet(lanes, 32);  // shuffles and votes order no memory
+  warp.arrived = 0;
+}
+
+void Machine::arrive_at_block(Lane& lane, const Instruction& i) {
+  Block& block = *lane.block;
+  if (block.arrived != 0 && block.at != lane.at)
+    fail(lane, "other lanes of its block wait at " + place(block.launch.kernel_number, block.at));
+  if (block.ended != 0) fail(lane, "a lane of its block has ended, and this barrier waits for all of them");
+  block.at = lane.at;
+  if (i.op == Op::k_barand) block.vote = block.vote && lane.value(i.from[0]) != 0;
+  if (++block.arrived == block.lanes.size()) complete_block(block);
+}
+
+void Machine::complete_block(Block& block) {
+  const Instruction& i = block.lanes[0].code[block.at];
+  std::vector<Lane*> lanes;
+  lanes.reserve(block.lanes.size());
+  for (Lane& lane : block.lanes) {
+    if (i.op == Op::k_barand) lane.set(i.to[0], block.vote);
+    lanes.push_back(&lane);
+    block.launch.ready.push_back(&lane);
+  }
+  meet(lanes.data(), static_cast<u32>(lanes.size()));
+  block.arrived = 0;
+  block.vote = true;
+}
+
+void Machine::end_lane(Lane& lane) {
+  Block& block = *lane.block;
+  if (lane.warp->arrived != 0) fail(lane, "it ends while lanes of its warp wait for all of them");
+  if (block.arrived != 0) fail(lane, "it ends while lanes of its block wait in a barrier");
+  ++lane.warp->ended;
+  if (++block.ended == block.lanes.size()) end_block(block.launch, block);
+}
+
+}  // namespace ptx

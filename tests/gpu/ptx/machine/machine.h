@@ -1,0 +1,164 @@
+// A GPU that executes PTX on the host: launches, blocks on processors, lanes in any order, and a judge of every access.
+//
+// One thread executes the lanes of all launches in turns, in an order drawn from a seed, cut at instructions that order
+// memory. Real memory is read and written, so host threads (proxies) take part as they do beside a GPU.
+#pragma once
+#include <condition_variable>
+#include <deque>
+#include <map>
+#include <mutex>
+#include <thread>
+#include <unordered_set>
+
+#include "shadow.h"
+
+namespace ptx {
+
+struct Settings {
+  u64 seed = 1;
+  u32 preempt = 4;  // a lane gives way after one in so many instructions that order memory; 0: never
+  bool judge = true;  // races
+};
+
+enum class Kind : u8 { kUnknown, kDevice, kPinned, kTensor };
+
+struct LaunchRequest {
+  std::string kernel;
+  u32 grid, lanes, shared_bytes, blocks_per_sm;
+  std::string args;
+  u32 stream;
+  u32 device;    // that scopes are judged by: ranks that share a GPU in a test are apart in production
+  u32 snapshot;  // what the host thread knew when it queued this
+  u32 gpu, num_sms;
+};
+
+struct Counts {
+  u32 grid = 0, warps = 0;
+  u64 instructions = 0;
+  u64 busiest_lane = 0;           // 16-byte accesses of the lane that made most
+  u64 host_words = 0;             // different words of pinned memory that each lane read, added up
+  std::vector<u64> warp;          // 16-byte accesses of each warp
+};
+
+class Machine {
+ public:
+  explicit Machine(const Settings& settings);
+  ~Machine();
+  Machine(const Machine&) = delete;
+  Machine& operator=(const Machine&) = delete;
+
+  void load(std::string_view program);
+  // Runs a kernel to its end, in the calling thread's stead; returns what it did wrong, or "". After the first mistake
+  // of any kernel none runs on, and none begins: what they would wait for may never come.
+  std::string launch(const LaunchRequest& request, Counts* counts);
+
+  // ---- order: streams, events, and what host threads know ----
+  u32 snapshot(u64 thread);  // what the thread knows now, for a launch or a wait that it queues
+  u32 record(u32 stream);
+  void wait(u32 stream, u32 event);
+  void host_learns(u64 thread, u32 event);
+  void hosts_meet();  // a barrier of all host threads
+  void release(u32 event);
+
+  // ---- memory ----
+  void region(u64 address, u64 bytes, Kind kind);  // kUnknown: is gone
+  void forget(u64 address, u64 bytes);             // others begin anew with it
+
+  // ---- mutants ----
+  // Changes how one instruction orders memory: "relax", "narrow", "remove"; "" = as it was. Throws std::invalid_argument
+  // where that is no change.
+  void mutate(const std::string& kernel, u32 instruction, const std::string& how);
+  const std::map<std::string, Kernel>& kernels() const { return kernels_; }
+
+ private:
+  struct Launch;
+  struct Block;
+  struct Warp;
+  struct Lane;
+  struct Stream {
+    Clock known;
+    u32 clock = 0;  // of every lane, when the last launch has ended
+  };
+  struct Sync {
+    Clock known;
+    Access access;
+  };
+  struct Region {
+    u64 end;
+    Kind kind;
+  };
+  // A word that lanes have stored and the host may not see yet.
+  struct Pending {
+    u32 value = 0;
+    u8 bytes = 0;  // those of the word that are stored, a bit each
+    u32 id = 0, clock = 0;
+  };
+
+  void execute();
+  bool turn(Launch& launch);
+  void give_up_on_room();
+  void sweep();
+  void admit(Launch& launch);
+  void finish(Launch& launch);
+  void break_off(Launch& launch, const std::string& why);
+  void end_block(Launch& launch, Block& block);
+  // Executes a lane until it waits, sleeps, gives way or ends.
+  void run(Lane& lane);
+  void look_at_all();
+  static void changed_by_host(Cell& cell);
+  template <class T>
+  T load(Lane& lane, const Instruction& i, u64 address);
+  void load_elements(Lane& lane, const Instruction& i);
+  void store_elements(Lane& lane, const Instruction& i);
+  void atomic(Lane& lane, const Instruction& i);
+  u64 resolve(Lane& lane, const Instruction& i, u64 address, u32 bytes, bool* shared);
+  void judge(Lane& lane, const Instruction& i, u64 address, u32 bytes, bool shared, bool write, const void* now);
+  void acquire(Lane& lane, const Instruction& i, u64 address);
+  void publish(Lane& lane, const Instruction& i, u64 address, bool chain);
+  Clock all_of(const Lane& lane) const;
+  // Memory as lanes see it: with what the host does not see yet.
+  void look(u64 address, u32 bytes, void* image) const;
+  void put_off(const Lane& lane, u64 address, u32 bytes, const void* image);
+  void write_back(u64 word, const Pending& pending);
+  void write_back_range(u64 address, u32 bytes);
+  void write_back_known(const Lane& lane);
+  void write_back_some();
+  void arrive_at_warp(Lane& lane, const Instruction& i);
+  void arrive_at_block(Lane& lane, const Instruction& i);
+  void complete_warp(Warp& warp);
+  void complete_block(Block& block);
+  void meet(Lane* const* lanes, u32 count);
+  void end_lane(Lane& lane);
+  [[noreturn]] void fail(const Lane& lane, const std::string& what) const;
+  std::string place(u32 launch_kernel, u32 instruction) const;
+  std::string describe(const Access& access) const;
+  u64 random();
+
+  Settings settings_;
+  static inline std::mutex mutex_;  // one for all machines: clocks share what they remember
+  std::condition_variable work_, ended_;
+  std::map<std::string, Kernel> kernels_;
+  std::vector<const Kernel*> by_number_;                // of Access::instruction's upper bits
+  std::map<std::string, u32> numbers_;
+  std::map<std::pair<std::string, u32>, Instruction> originals_;
+  std::vector<Launch*> active_;
+  std::map<u32, Stream> streams_;
+  std::map<u64, Clock> hosts_;
+  std::map<u32, Clock> events_;
+  u32 next_event_ = 1, next_launch_ = 1;
+  Clock host_known_;  // what was released to memory that the host reads
+  std::unordered_map<u64, Sync> syncs_;
+  std::map<u64, Region> regions_;
+  Shadow shadow_;
+  std::unordered_map<u64, Pending> pending_;  // by word
+  std::vector<u64> pending_order_;            // words to pick from; some are gone
+  u64 rng_;
+  u32 now_ = 1;
+  std::map<u32, u64> resident_;  // on each GPU, in parts of a processor
+  u64 idle_ = 0;
+  u64 stuck_since_ = 0;  // ns; lanes only wait since then, and blocks wait for room. 0: not so
+  bool stop_ = false, broken_ = false;
+  std::thread thread_;
+};
+
+}  // namespace ptx
