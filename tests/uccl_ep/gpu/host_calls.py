@@ -6,6 +6,7 @@ name; what the fake driver does inside is not counted, each of its methods is on
 
 from __future__ import annotations
 
+import gc
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -68,7 +69,8 @@ def count(call: Callable[..., Any], *args: Any, **kwargs: Any) -> tuple[HostCall
 @contextmanager
 def kept_results() -> Iterator[None]:
     """What torch makes lives on: the CPU's allocator would give memory of a queued kernel to the next caller. The
-    tests' `Retainer` does so too, by functions of its own that would be counted."""
+    tests' `Retainer` does so too, by functions of its own that would be counted. Nor is garbage of earlier tests
+    collected inside, whose finalizers would be."""
     kept: list[Any] = []
     empty, zeros = torch.empty, torch.zeros
 
@@ -79,8 +81,11 @@ def kept_results() -> Iterator[None]:
 
         return made
 
+    gc.collect()
+    gc.disable()
     torch.empty, torch.zeros = keep(empty), keep(zeros)
     try:
         yield
     finally:
+        gc.enable()
         torch.empty, torch.zeros = empty, zeros
