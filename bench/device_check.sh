@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Builds UCCL-EP from this checkout on a machine with one GPU and no network, checks it and measures it; under 8 minutes.
+# Builds UCCL-EP from this checkout on a machine with one GPU and no network, measures it and checks it; under 10 minutes.
 # Everything it makes lies in a scratch folder; what comes out is one JSON file and its table. See bench/README.md.
 set -uo pipefail
 
@@ -11,10 +11,11 @@ bench/device_check.sh [--wheels DIR] [--out DIR] [--quick] [--device auto|cpu|cu
   --out DIR      where the result goes (default: build/bench/results)
   --quick        small shapes, few rounds: a look, not a measurement
   --device D     auto takes the GPU if there is one; cpu tries the whole harness without
-  --only STEPS   machine, kernels, tests, sanitize, ring, throughput, low_latency, copies, launches
+  --only STEPS   machine, kernels, ring, copies, low_latency, throughput, launches, tests, sanitize
+  --resume FILE  the file that an earlier call has written: goes on where that one ended
   --installed    build nothing: use the uccl_ep that PYTHON imports
   PYTHON=...     the interpreter that has torch and CuPy (default: python3)
-  BUILD_LIMIT_S, WHOLE_S  seconds that the build (default: 300; 16 cores need far less) and everything (470) may take
+  BUILD_LIMIT_S, WHOLE_S  seconds that the build (default: 300; 16 cores need far less) and everything (540) may take
 
 The machine has to have: Python 3.10 or newer with its headers, torch for its GPU, CuPy with NVRTC (or hiprtc), numpy,
 pip, a C++20 compiler, cmake 3.25 or newer, ninja. Useful: nvidia-smi, compute-sanitizer.
@@ -30,7 +31,8 @@ On a machine that pip works on, for Python 3.12 on x86-64:
     scikit-build-core nanobind pathspec packaging msgpack psutil pytest pytest-timeout pluggy iniconfig pygments
 A uccl_ep-*.whl in DIR is what is installed should the build fail (no Python headers, say); the result says so.
 
-Exit status: 0 when every step that could run did well. The file holds every step's status in any case.
+The file is written after every step: a call that is ended has left what it did. Exit status: 0 when every step that could
+run did well.
 TEXT
 }
 
@@ -44,6 +46,7 @@ while [ $# -gt 0 ]; do
     --out) mkdir -p "$2" && out=$(cd "$2" && pwd) || exit 2; shift 2 ;;
     --device) device=$2; shift 2 ;;
     --only) passed+=(--only "$2"); shift 2 ;;
+    --resume) passed+=(--resume "$(realpath "$2")") || exit 2; shift 2 ;;
     --quick) passed+=(--quick); shift ;;
     --installed) build=0; shift ;;
     -h | --help) usage; exit 0 ;;
@@ -128,4 +131,4 @@ if [ "$build" -eq 0 ]; then
   run="$root"
 fi
 cd "$run" || exit 1
-"$python" -m bench.device.check --device "$device" --out "$out" --build "$steps" --whole-s "${WHOLE_S:-470}" "${passed[@]}"
+"$python" -m bench.device.check --device "$device" --out "$out" --build "$steps" --whole-s "${WHOLE_S:-540}" "${passed[@]}"

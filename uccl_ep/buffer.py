@@ -29,6 +29,7 @@ from uccl_ep.session.session import Session
 from uccl_ep.session.stats import collect_stats
 from uccl_ep.survival.life import Life, Terms
 from uccl_ep.survival.recovery import Recovery, RecoveryReport
+from uccl_ep.system import ownership
 from uccl_ep.system.ownership import NoCopies, Owner, in_turn, refuse_elsewhere
 from uccl_ep.throughput.calls import unpack_bias
 from uccl_ep.throughput.handle import ThroughputHandle
@@ -144,7 +145,8 @@ class Buffer(NoCopies):
 
     @property
     def _living(self) -> Life:
-        refuse_elsewhere(self._owner.pid)
+        if self._owner.pid != ownership.here:
+            refuse_elsewhere(self._owner.pid)
         if self.runtime is None:
             raise InvalidArgument("this Buffer has been destroyed")
         if self.runtime.closed:
@@ -162,7 +164,7 @@ class Buffer(NoCopies):
     @in_turn("a receive hook")
     def _run_hook(self, session: Session, hook: Hook) -> None:
         """What a receive hook is: a call of its Buffer, which lives as long as the hook."""
-        if session is not self._session:
+        if session is not self._living.session:
             raise InvalidArgument("this receive hook is of a call before recover(): its rows are gone")
         hook()
 
@@ -500,9 +502,10 @@ class Buffer(NoCopies):
         Raises:
             InvalidArgument: before anything is sent.
         """
-        beside = OverlapArguments(
+        plain = overlap is False and src_signals is comp_signal is None
+        beside = None if plain else OverlapArguments(
             overlap, src_signals, src_signal_expect_value, packed_recv_count, comp_signal, block_m, threshold, num_sms
-        )
+        )  # fmt: skip
         return self._living.low_latency.combine(
             self._run_hook, x, topk_idx, topk_weights, handle, use_logfmt, zero_copy, async_finish, return_recv_hook,
             out, combine_wait_recv_cost_stats, use_fp8, beside,

@@ -1,9 +1,13 @@
 """device_check: every step in its own process within a time limit, one JSON file, one table.
 
 python -m bench.device.check --device auto|cpu|cuda --out FOLDER [--quick] [--only ring,copies] [--build FILE]
+                             [--resume FILE]
 python -m bench.device.check --render FILE
 
 Started by bench/device_check.sh, which builds first. Exit status 0: every step that could run did well.
+
+The file is written after every step, so that a call that is ended keeps what it has; with --resume FILE a later call
+goes on where that one ended.
 """
 
 from __future__ import annotations
@@ -17,6 +21,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -26,22 +31,27 @@ from bench.device.ring_programs import ROOT
 from bench.device.steps import STEPS, Step
 
 SCHEMA = 1
-WHOLE_S = 470.0  # of all steps and the build together
+WHOLE_S = 540.0  # of all steps and the build together: a call of 600 s ends by itself
+RUNNING = "running"
+NOTE_S = 5.0  # how often the file is told what a running step has
 LEAST_S = 10.0  # a step with less time left is not started
 RANKS_A_PROCESS = 32  # hardware queues, so that streams of many ranks do not share one
 
 
 def environment(step: Step) -> dict[str, str]:
     """Of a step's process. Queues have to be asked for before CUDA starts. Benchmarks load torch's kernels at once;
-    the tests run as a user's process would."""
+    the tests run as a user's process would; a sanitizer instruments all that is loaded, so nothing is without need."""
     wanted = {CONNECTIONS: str(RANKS_A_PROCESS), "PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": "1"}
     if step.name not in ("tests", "machine"):
-        wanted["CUDA_MODULE_LOADING"] = "EAGER"
+        wanted["CUDA_MODULE_LOADING"] = "LAZY" if step.name == "sanitize" else "EAGER"
     return {**os.environ, **wanted}
 
 
-def run_one(step: Step, device: str, quick: bool, limit_s: float, folder: Path) -> dict[str, Any]:
-    """A step's entry of the result file, whatever becomes of its process."""
+def run_one(
+    step: Step, device: str, quick: bool, limit_s: float, folder: Path, note: Callable[[dict[str, Any]], None]
+) -> dict[str, Any]:
+    """A step's entry of the result file, whatever becomes of its process; `note` is told its entry so far, now and
+    then."""
     out, log = folder / f"{step.name}.json", folder / f"{step.name}.log"
     command = [sys.executable, "-m", "bench.device.steps", step.name, "--device", device, "--out", str(out)]
     command += ["--limit-s", str(limit_s)] + (["--quick"] if quick else [])
@@ -50,14 +60,28 @@ def run_one(step: Step, device: str, quick: bool, limit_s: float, folder: Path) 
         process = subprocess.Popen(
             command, stdout=output, stderr=output, cwd=ROOT, env=environment(step), start_new_session=True
         )
+        entry = {"name": step.name, "seconds": 0.0, "limit_s": round(limit_s, 1)}
         try:
-            status = process.wait(limit_s)
-        except subprocess.TimeoutExpired:
             status = None
+            while status is None and (left := begin + limit_s - time.monotonic()) > 0:
+                note({**entry, **so_far(out), "status": RUNNING, "why": "the call was ended while this ran"})
+                try:
+                    status = process.wait(min(left, NOTE_S))
+                except subprocess.TimeoutExpired:
+                    entry["seconds"] = round(time.monotonic() - begin, 1)
         finally:
             _end(process)
-    entry = {"name": step.name, "seconds": round(time.monotonic() - begin, 1), "limit_s": round(limit_s, 1)}
+    entry["seconds"] = round(time.monotonic() - begin, 1)
     return {**entry, **outcome(status, out, log)}
+
+
+def so_far(out: Path) -> dict[str, Any]:
+    """What a step has written."""
+    try:
+        found: dict[str, Any] = json.loads(out.read_text())
+    except (OSError, ValueError):
+        found = {"status": RUNNING, "why": "", "result": {}, "targets": []}
+    return found
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
@@ -72,45 +96,91 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 def outcome(status: int | None, out: Path, log: Path) -> dict[str, Any]:
     """{status, why, result, targets} from a step's exit status (None: killed at its limit), file and output."""
     tail = log.read_text(errors="replace")[-2000:] if log.is_file() else ""
-    try:
-        found = json.loads(out.read_text())
-    except (OSError, ValueError):
-        found = {"status": "running", "why": "", "result": {}, "targets": []}
+    found = so_far(out)
     if status is None:
         return {**found, "status": "out_of_time", "why": f"ended at its time limit; its output's end:\n{tail}"}
-    if found["status"] == "running":
+    if found["status"] == RUNNING:
         return {**found, "status": "failed", "why": f"its process ended with status {status}:\n{tail}"}
-    return dict(found)
+    return found
 
 
-def check(device: str, quick: bool, only: list[str], build: list[dict[str, Any]], whole_s: float) -> dict[str, Any]:
-    """All steps; later ones run whatever becomes of earlier ones."""
+class Report:
+    """The result file: written whenever something is added, under a name that tells the machine once that is known.
+
+    Args:
+        folder: where.
+        device, quick: what is run.
+        steps: entries that there are already, of the build and of an earlier call.
+    """
+
+    def __init__(self, folder: Path, device: str, quick: bool, steps: list[dict[str, Any]]) -> None:
+        self._folder, self._device, self._quick = folder, device, quick
+        self._steps = list(steps)
+        self._started, self._began = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()), time.monotonic()
+        self._earlier_s = sum(float(entry["seconds"]) for entry in steps)
+        self.path: Path | None = None
+
+    def result(self) -> dict[str, Any]:
+        """All of it, steps in the order that they are run in."""
+        order = [step.name for step in STEPS]
+        steps = sorted(self._steps, key=lambda entry: order.index(entry["name"]) if entry["name"] in order else -1)
+        return {
+            "schema": SCHEMA,
+            "benchmark": "device_check",
+            "started": self._started,
+            "device": self._device,
+            "quick": self._quick,
+            "seconds": round(self._earlier_s + time.monotonic() - self._began, 1),
+            "steps": steps,
+            "targets": [target for step in steps for target in step["targets"]],
+        }
+
+    def add(self, entry: dict[str, Any]) -> None:
+        """A step's entry, in place of one of that name, and the file as it is now."""
+        self._steps = [other for other in self._steps if other["name"] != entry["name"]] + [entry]
+        result = self.result()
+        path = self._folder / file_name(result)
+        self._folder.mkdir(parents=True, exist_ok=True)
+        partial = path.with_suffix(".partial")
+        partial.write_text(json.dumps(result, indent=1) + "\n")
+        partial.replace(path)
+        if self.path not in (None, path):
+            self.path.unlink(missing_ok=True)  # type: ignore[union-attr]
+        self.path = path
+
+
+def done_with(entry: dict[str, Any]) -> bool:
+    """Whether an earlier call has done a step, well or not. One that was cut short, by the end of the call or by the
+    time that was left to it, is run again; one that took all the time that it may ever take is not."""
+    limits = {step.name: step.limit_s for step in STEPS}
+    if entry["status"] == "out_of_time":
+        return float(entry["limit_s"]) >= limits.get(entry["name"], 0.0)
+    return bool(entry["status"] != RUNNING)
+
+
+def check(
+    report: Report, device: str, quick: bool, only: list[str], spent_s: float, whole_s: float, done: set[str]
+) -> None:
+    """All steps but those that are done; later ones run whatever becomes of earlier ones.
+
+    Args:
+        spent_s: seconds of the whole that are gone, by the build. done: names of steps.
+    """
     began = time.monotonic()
-    spent = sum(float(entry["seconds"]) for entry in build)
-    steps: list[dict[str, Any]] = list(build)
     with tempfile.TemporaryDirectory(prefix="device-check-") as folder:
         for step in STEPS:
-            if only and step.name not in only:
+            if step.name in done or (only and step.name not in only):
                 continue
-            left = whole_s - spent - (time.monotonic() - began)
+            left = whole_s - spent_s - (time.monotonic() - began)
             if left < LEAST_S:
-                entry = {"name": step.name, "status": "out_of_time", "seconds": 0.0, "limit_s": 0.0}
-                steps.append({**entry, "why": "no time was left for it", "result": {}, "targets": []})
+                none = {"name": step.name, "status": "out_of_time", "seconds": 0.0, "limit_s": 0.0}
+                report.add({**none, "why": "no time was left for it", "result": {}, "targets": []})
                 continue
             print(f"==> {step.name} (at most {min(step.limit_s, left):.0f} s)", flush=True)
-            steps.append(run_one(step, device, quick, min(step.limit_s, left), Path(folder)))
-            why = steps[-1]["why"].strip().splitlines()
-            print(f"    {steps[-1]['status']}, {steps[-1]['seconds']} s{': ' + why[0] if why else ''}", flush=True)
-    return {
-        "schema": SCHEMA,
-        "benchmark": "device_check",
-        "started": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(time.time() - (time.monotonic() - began))),
-        "device": device,
-        "quick": quick,
-        "seconds": round(spent + time.monotonic() - began, 1),
-        "steps": steps,
-        "targets": [target for step in steps for target in step["targets"]],
-    }
+            entry = run_one(step, device, quick, min(step.limit_s, left), Path(folder), report.add)
+            report.add(entry)
+            why = entry["why"].strip().splitlines()
+            print(f"    {entry['status']}, {entry['seconds']} s{': ' + why[0] if why else ''}", flush=True)
 
 
 def file_name(result: dict[str, Any]) -> str:
@@ -130,6 +200,7 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true", help="small shapes and few rounds: a look, not a measurement")
     parser.add_argument("--only", default="", help="comma-separated steps: " + ", ".join(s.name for s in STEPS))
     parser.add_argument("--build", type=Path, help="what the building script did, as a JSON list of steps")
+    parser.add_argument("--resume", type=Path, help="what an earlier call has written: its steps are not run again")
     parser.add_argument("--whole-s", type=float, default=WHOLE_S, help="time limit of everything, the build included")
     parser.add_argument("--render", type=Path, help="only print the table of a result file")
     given = parser.parse_args()
@@ -144,12 +215,19 @@ def main() -> int:
     device = given.device
     if device == "auto":
         device = "cpu" if open_platform("auto").driver is None else "cuda"
-    result = check(device, given.quick, only, build, given.whole_s)
-    given.out.mkdir(parents=True, exist_ok=True)
-    path = given.out / file_name(result)
-    path.write_text(json.dumps(result, indent=1) + "\n")
+    earlier: list[dict[str, Any]] = []
+    if given.resume is not None:
+        before = json.loads(given.resume.read_text())
+        if (before["quick"], before["device"]) != (given.quick, device):
+            parser.error(f"--resume {given.resume}: it is of --device {before['device']}, quick {before['quick']}")
+        ours = {step.name for step in STEPS}
+        earlier = [entry for entry in before["steps"] if entry["name"] in ours and done_with(entry)]
+    report = Report(given.out, device, given.quick, [*build, *earlier])
+    spent = sum(float(entry["seconds"]) for entry in build)
+    check(report, device, given.quick, only, spent, given.whole_s, {entry["name"] for entry in earlier})
+    result = report.result()
     print(render(result))
-    print(f"\nwritten: {path}")
+    print(f"\nwritten: {report.path}")
     return 0 if all(step["status"] in ("ok", "skipped") for step in result["steps"]) else 1
 
 

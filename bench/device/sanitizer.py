@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 import shutil
 import subprocess
@@ -12,6 +13,8 @@ from typing import Any
 from bench.device.ring_programs import ROOT
 from bench.device.small_case import DONE
 
+OURS = ("low_latency_", "throughput_", "rank_barrier")  # the beginnings of our kernels' names
+_HELP_S = 20
 FOUND = 86  # the tool's exit status when it has found something
 UNSUPPORTED = re.compile(r"not supported|unsupported|Unable to find injection|error 999|Failed to initialize", re.I)
 SUMMARY = re.compile(r"(?:ERROR|RACECHECK) SUMMARY: ([^\n]*)")
@@ -36,6 +39,7 @@ def check(plan: Plan, device: str, limit_s: float) -> dict[str, Any]:
     if sanitizer is None:
         return {**answer, "status": "unsupported", "says": "no compute-sanitizer on the path"}
     command = [sanitizer, "--tool", plan.tool, "--error-exitcode", str(FOUND), "--print-limit", "20"]
+    command += options(sanitizer)
     command += [sys.executable, "-m", "bench.device.small_case", device, str(plan.ranks)]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=limit_s, cwd=ROOT)
@@ -43,6 +47,19 @@ def check(plan: Plan, device: str, limit_s: float) -> dict[str, Any]:
         text = (error.stdout or b"").decode(errors="replace") if isinstance(error.stdout, bytes) else ""
         return {**answer, "status": "out_of_time", "says": f"not done in {limit_s:.0f} s\n{text[-1500:]}"}
     return {**answer, **judge(done.returncode, done.stdout + done.stderr)}
+
+
+@functools.cache
+def options(sanitizer: str) -> list[str]:
+    """What this version of the tool has of the options that leave out others' findings: errors that the driver's
+    functions return (a refused probe of the fabric, torch's own questions), and kernels that are not ours."""
+    wanted = ["--report-api-errors", "no", *(word for part in OURS for word in ("--kernel-name", f"kns={part}"))]
+    try:
+        told = subprocess.run([sanitizer, "--help"], capture_output=True, text=True, timeout=_HELP_S)
+    except (OSError, subprocess.TimeoutExpired):
+        return []
+    known = told.stdout + told.stderr
+    return [word for pair in zip(wanted[::2], wanted[1::2], strict=True) if pair[0] in known for word in pair]
 
 
 def judge(status: int, text: str) -> dict[str, str]:

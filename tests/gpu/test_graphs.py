@@ -68,6 +68,7 @@ def _low_latency_graph(group: Any, platform: Platform, sizes: Sizes, send: str, 
             results[:] = [recv_x, count, handle, out]
 
         replay = platform.record(body)
+        group.barrier()  # a replay's kernels run beside no capture and instantiation of another rank
         for number, values in enumerate(replays):
             static.fill(values)
             replay()
@@ -128,6 +129,7 @@ def _throughput_graph(group: Any, platform: Platform, sizes: Sizes, cached: bool
             results[:] = [recv_x, ids, out]
 
         replay = platform.record(body)
+        group.barrier()  # a replay's kernels run beside no capture and instantiation of another rank
         for number, values in enumerate(replays):
             static.fill(values)
             replay()

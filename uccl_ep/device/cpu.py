@@ -59,8 +59,9 @@ class CpuDevice:
         """Throughput channels for a Config's SM count. A CPU gains nothing from more than a few."""
         return max(1, min(num_sms // 2, self._blocks or 2, _native.MAX_CHANNELS))
 
-    def begin(self, on_caller: bool = False) -> None:
+    def begin(self, on_caller: bool = False) -> int:
         """Nothing: the caller has done all that it was told to."""
+        return 0
 
     def behind(self, previous_event: Any) -> AbstractContextManager[Any]:
         """Makes the comm stream wait for an event of another stream."""
@@ -95,7 +96,7 @@ class CpuDevice:
         elif native is not None:
             native.synchronize()  # of a GPU, which this stream cannot wait for by itself
 
-    def end(self, held: object = None) -> None:
+    def end(self, held: object = None, sent_on: int | None = None) -> None:
         """Waits: the caller reads results as soon as a call has returned."""
         self.finish()
 

@@ -112,8 +112,9 @@ class Device(Protocol):
     def channels(self, num_sms: int) -> int:
         """Throughput channels for a Config's SM count; the same on all ranks."""
 
-    def begin(self, on_caller: bool = False) -> None:
-        """Starts a call: its kernels run after what the caller has queued; on the caller's stream with `on_caller`."""
+    def begin(self, on_caller: bool = False) -> int:
+        """Starts a call: its kernels run after what the caller has queued; on the caller's stream with `on_caller`.
+        Returns what `end` of the call's other half is to be told."""
 
     def behind(self, previous_event: Any) -> AbstractContextManager[Any]:
         """Starts a call whose kernels run after `previous_event` only (None: as begin). What the call allocates and
@@ -125,8 +126,9 @@ class Device(Protocol):
     def record(self, held: object = None) -> EventHandle:
         """Ends a call asynchronously: an event after all its kernels. `held`: the tensors that they use."""
 
-    def end(self, held: object = None) -> None:
-        """Ends a call: what the caller does next comes after its kernels. On a CPU this waits, on a GPU it does not."""
+    def end(self, held: object = None, sent_on: int | None = None) -> None:
+        """Ends a call: what the caller does next comes after its kernels. On a CPU this waits, on a GPU it does not.
+        `held`: the tensors that they use. `sent_on`: what `begin` returned of the call whose other half this is."""
 
     def finish(self) -> None:
         """Waits until the host may read what the call's kernels wrote; then raises the buffer's fault, if any."""
@@ -142,7 +144,7 @@ class Device(Protocol):
         """What the caller does next comes after every kernel of this Buffer so far."""
 
     def capturing(self) -> bool:
-        """Whether what is queued now is recorded into a graph instead of run."""
+        """Whether the call that has begun is recorded into a graph instead of run."""
 
     def check_tensor(self, name: str, value: torch.Tensor) -> None:
         """Raises InvalidArgument when an argument lies elsewhere."""

@@ -55,7 +55,7 @@ IN_HOST_MEMORY = Registration("host", (Attempt("host", True, "kernels run on the
 class DmabufSource(Protocol):
     """What is asked of a GPU's driver (uccl_ep.gpu.driver)."""
 
-    def allocate(self, num_bytes: int) -> int: ...
+    def allocate(self, num_bytes: int, shared: bool = False) -> int: ...
 
     def free(self, address: int) -> None: ...
 
@@ -120,7 +120,7 @@ def _try_dmabuf(driver: DmabufSource, kernel: Kernel) -> Attempt:
         least = ".".join(map(str, _LEAST_KERNEL))
         return Attempt("dmabuf", False, f"Linux {'.'.join(map(str, kernel.version))} registers none (needs {least})")
     try:
-        address = driver.allocate(_PROBE_BYTES)
+        address = driver.allocate(_PROBE_BYTES, shared=True)
         try:
             os.close(driver.dmabuf(address, _PROBE_BYTES))
         finally:

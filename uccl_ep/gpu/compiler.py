@@ -244,11 +244,10 @@ class RuntimeCompiler:
             raise UcclEpError(f"{self.version} could not compile {name} for {arch} ({error}):\n{log}") from None
 
     def _binary(self, program: int, arch: str) -> bytes:
-        if self.is_hip:  # CuPy takes the last byte for the NUL of a text; of a code object it is a zero too
-            return bytes(self._rtc.getPTX(program)) + b"\0"
-        if arch.startswith("compute_"):
-            return bytes(self._rtc.getPTX(program)) + b"\0"  # the driver reads a text up to its NUL
-        return bytes(self._rtc.getCUBIN(program))
+        """CuPy leaves out the last byte, as the NUL of a text. Of PTX it is that, and the driver wants it; of a cubin
+        and of a code object it is a zero as well."""
+        ptx = self.is_hip or arch.startswith("compute_")
+        return bytes(self._rtc.getPTX(program) if ptx else self._rtc.getCUBIN(program)) + b"\0"
 
 
 def _open_compiler() -> tuple[Any, bool, str, tuple[int, ...]]:

@@ -116,16 +116,17 @@ class CupyDriver(CupyMemory):
             return int(self._driver.occupancyMaxActiveBlocksPerMultiprocessor(function, block, shared_bytes))
 
     def launch(self, function: int, grid: int, block: int, shared_bytes: int, stream: Any, args: bytes) -> None:
-        struct = ctypes.create_string_buffer(args, len(args))  # copied by the call, like the array of one pointer
-        parameters = ctypes.c_void_p(ctypes.addressof(struct))
-        with self._here:
-            try:
-                self._driver.launchKernel(
-                    function, grid, 1, 1, block, 1, 1, shared_bytes, stream.cuda_stream, ctypes.addressof(parameters), 0
-                )
-            except RuntimeError as error:
-                shape = f"{grid} blocks of {block} lanes with {shared_bytes} bytes of shared memory"
-                raise in_words(f"launching {shape}", error) from error
+        struct = ctypes.c_char_p(args)  # the array of one pointer that the call wants; it copies what that points at
+        try:
+            shape = function, grid, 1, 1, block, 1, 1, shared_bytes, stream.cuda_stream, ctypes.addressof(struct), 0
+            if self._here.already():
+                self._driver.launchKernel(*shape)
+            else:
+                with self._here:
+                    self._driver.launchKernel(*shape)
+        except RuntimeError as error:
+            what = f"{grid} blocks of {block} lanes with {shared_bytes} bytes of shared memory"
+            raise in_words(f"launching {what}", error) from error
 
     def reach(self, other: CupyDriver) -> None:
         """Lets kernels of this GPU use memory of another GPU of this process, whose ranks exchange plain addresses."""
@@ -159,6 +160,11 @@ class CupyDriver(CupyMemory):
     def current_stream(self) -> Any:
         return _cuda.current_stream(self.torch_device)
 
+    def here(self) -> tuple[Any, int, bool]:
+        stream = _cuda.current_stream(self.torch_device)
+        raw = int(stream.cuda_stream)
+        return stream, raw, self._captures(raw)
+
     def on(self, stream: Any) -> AbstractContextManager[Any]:
         context: AbstractContextManager[Any] = _cuda.stream(stream)
         return context
@@ -168,13 +174,17 @@ class CupyDriver(CupyMemory):
 
     def record(self, stream: Any) -> Any:
         event = _cuda.Event()
-        with asking("recording an event"):
+        try:
             event.record(stream)
+        except RuntimeError as error:
+            raise in_words("recording an event", error) from error
         return event
 
     def wait(self, stream: Any, event: Any) -> None:
-        with asking("making a stream wait for an event"):
+        try:
             stream.wait_event(event)
+        except RuntimeError as error:
+            raise in_words("making a stream wait for an event", error) from error
 
     def query(self, event: Any) -> bool:
         with self._at_work("looking at an event"):
@@ -185,8 +195,17 @@ class CupyDriver(CupyMemory):
             event.synchronize()
 
     def capturing(self, stream: Any) -> bool:
-        with _cuda.stream(stream), asking("looking at a stream"):
-            return bool(_cuda.is_current_stream_capturing())
+        return self._captures(int(stream.cuda_stream))
+
+    def _captures(self, raw: int) -> bool:
+        """One question to the vendor. Asking torch would make the stream current for the moment."""
+        try:
+            if self._here.already():
+                return bool(self._runtime.streamIsCapturing(raw))
+            with self._here:  # the default stream, 0, is the current GPU's
+                return bool(self._runtime.streamIsCapturing(raw))
+        except RuntimeError as error:
+            raise in_words("looking at a stream", error) from error
 
     def use_on(self, tensor: torch.Tensor, stream: Any) -> None:
         tensor.record_stream(stream)

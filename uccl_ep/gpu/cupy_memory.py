@@ -71,6 +71,10 @@ class Here:
         if before != self._own:
             self._set(before)
 
+    def already(self) -> bool:
+        """Whether the GPU is the calling thread's, so that nothing has to be put back."""
+        return self._get() == self._own
+
     def _get(self) -> int:
         return int(self._runtime.getDevice() if self._is_hip else self._driver.ctxGetCurrent())
 
@@ -115,7 +119,9 @@ class CupyMemory:
         self.torch_device = torch.device("cuda", ordinal)
         self._lock = threading.Lock()
         self._owned: dict[int, int] = {}  # of `allocate`: address -> bytes
-        self._opened: dict[int, tuple[int, int]] = {}  # address -> (kind, address that the vendor gave)
+        # address -> (kind, address that the vendor gave, opens): the vendor gives two threads of a process the same
+        # address for the same handle, and counts too.
+        self._opened: dict[int, tuple[int, int, int]] = {}
         self._copy_lock = threading.Lock()  # of the two below
         with self._here, asking("setting up copies to and from the GPU"):
             self._copies = runtime.streamCreateWithFlags(runtime.streamNonBlocking)
@@ -149,7 +155,7 @@ class CupyMemory:
     def can_export(self) -> bool:
         """Tries: some containers and systems allow no IPC."""
         try:
-            address = self.allocate(1)
+            address = self.allocate(1, shared=True)
             try:
                 self.export(address)
             finally:
@@ -158,11 +164,13 @@ class CupyMemory:
             return False
         return True
 
-    def allocate(self, num_bytes: int) -> int:
+    def allocate(self, num_bytes: int, shared: bool = False) -> int:
         total = round_up(max(num_bytes, 1), GRANULE_BYTES)
         with self._at_work(f"allocating {format_bytes(total)} on the GPU"):
             if self._fabric is not None:
                 address = self._fabric.allocate(total)
+            elif shared and self._runtime.is_hip:
+                address = int(self._runtime.mallocUncached(total))
             else:
                 address = int(self._runtime.malloc(total))
             with self._lock:
@@ -232,12 +240,15 @@ class CupyMemory:
                     "give both containers the same /dev/nvidia-caps-imex-channels"
                 )
         with self._lock:
-            self._opened[base + offset] = (kind, base)
+            opens = self._opened[base + offset][2] if base + offset in self._opened else 0
+            self._opened[base + offset] = (kind, base, opens + 1)
         return int(base + offset)
 
     def close(self, address: int) -> None:
         with self._lock:
-            kind, base = self._opened.pop(address)
+            kind, base, opens = self._opened.pop(address)
+            if opens > 1:
+                self._opened[address] = (kind, base, opens - 1)
         with self._at_work("closing GPU memory of another process"):
             if kind == _IPC:
                 self._runtime.ipcCloseMemHandle(base)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import mmap
 import os
 import weakref
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -118,6 +118,9 @@ class GpuDevice:
         self._pinned = PinnedPool(driver)
         self._order = CallOrder(driver, (session.hellos[0].session, session.rank))
         self.comm_stream = self._order.comm_stream
+        # What every call goes through, without another function of Python around it.
+        self.begin, self.behind = self._order.begin, self._order.behind
+        self.empty = functools.partial(torch.empty, device=self.where)  # from torch's pool of the current stream
         self._leave = enter_process(driver)
         weakref.finalize(self, self._leave)
         self._load_torch()
@@ -131,10 +134,6 @@ class GpuDevice:
             self.empty(4, dtype=dtype).clone()
 
     # ---- tensors -----------------------------------------------------------------------------------------------
-
-    def empty(self, *shape: int, dtype: torch.dtype) -> torch.Tensor:
-        """An uninitialised tensor from torch's pool of the stream that the call at hand allocates on."""
-        return torch.empty(shape, dtype=dtype, device=self.where)
 
     def arena_offset(self, tensor: torch.Tensor) -> int | None:
         """None: a GPU's results lie in torch's memory."""
@@ -173,14 +172,6 @@ class GpuDevice:
 
     # ---- calls -------------------------------------------------------------------------------------------------
 
-    def begin(self, on_caller: bool = False) -> None:
-        """Starts a call behind what the caller's current stream has queued."""
-        self._order.begin(on_caller)
-
-    def behind(self, previous_event: Any) -> AbstractContextManager[Any]:
-        """Starts a call behind an event; see uccl_ep.gpu.streams."""
-        return self._order.behind(previous_event)
-
     def launch(self, launch: _native.Launch) -> None:
         """Queues a kernel on the call's stream, with no more blocks than this rank's share of the GPU holds at once.
 
@@ -196,7 +187,7 @@ class GpuDevice:
             )
         self._session.note(name)
         stream = self._order.launch_stream()
-        if not self._recorded and self.driver.capturing(stream):
+        if self._order.captured and not self._recorded:
             self._recorded = True
             self._session.keep_awake()
         self._kernels.launch(name, launch.args, min(blocks, limit), warps, stream)
@@ -205,9 +196,9 @@ class GpuDevice:
         """Ends a call: an event of the comm stream."""
         return EventHandle(self._order.record(held), self._session.check)
 
-    def end(self, held: object = None) -> None:
+    def end(self, held: object = None, sent_on: int | None = None) -> None:
         """Ends a call: the caller's stream waits, the caller does not."""
-        self._order.end(held)
+        self._order.end(held, sent_on)
 
     def finish(self) -> None:
         """Blocks the calling thread until the call's kernels have run, then raises the rank's fault if there is one.
@@ -238,8 +229,8 @@ class GpuDevice:
         self._order.catch_up()
 
     def capturing(self) -> bool:
-        """Whether the caller's current stream records a graph."""
-        return self.driver.capturing(self.driver.current_stream())
+        """Whether the call at hand is recorded into a graph."""
+        return self._order.captured
 
     def settle(self) -> None:
         """Waits for the calling thread's current stream."""

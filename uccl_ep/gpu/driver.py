@@ -61,8 +61,11 @@ class Driver(Protocol):
 
     # ---- memory ----------------------------------------------------------------------------------------------------
 
-    def allocate(self, num_bytes: int) -> int:
+    def allocate(self, num_bytes: int, shared: bool = False) -> int:
         """Device memory, zeroed, at least 4096-aligned, exportable where facts.can_export, in whole units of 2 MiB.
+
+        Args:
+            shared: NICs and other GPUs read and write it while kernels of this one do.
 
         Raises:
             UcclEpError: there is not enough.
@@ -119,6 +122,9 @@ class Driver(Protocol):
 
     def current_stream(self) -> Any:
         """The calling thread's current stream."""
+
+    def here(self) -> tuple[Any, int, bool]:
+        """The calling thread's current stream, its key, and whether it is being captured: what every call asks."""
 
     def on(self, stream: Any) -> AbstractContextManager[Any]:
         """Within it `stream` is current for this thread, also for torch."""

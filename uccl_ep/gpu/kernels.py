@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from uccl_ep import _native
 from uccl_ep.errors import UcclEpError
@@ -14,9 +14,18 @@ from uccl_ep.gpu.compiler import MAX_BLOCK_LANES
 from uccl_ep.gpu.driver import Driver
 
 PLAIN_SHARED_BYTES = 48 << 10
-"""Dynamic shared memory that a block may use without being allowed to, on every GPU."""
+"""Shared memory that a block may use without being allowed to, on every GPU, static and dynamic together."""
 
 Builder = Callable[[str], Sequence[Built]]
+
+
+class _Block(NamedTuple):
+    """What a launch of a kernel in blocks of so many warps needs to know."""
+
+    function: int
+    lanes: int
+    shared_bytes: int  # dynamic; it does not depend on the arguments' values
+    argument_bytes: int
 
 
 class KernelLibrary:
@@ -39,6 +48,7 @@ class KernelLibrary:
         self._sizes = dict(_native.kernel_arguments())
         self._modules: list[Any] = []  # kernels live as long as their module
         self._functions: dict[str, int] = {}
+        self._blocks: dict[tuple[str, int], _Block] = {}  # by name and warps
         for one in self.built:
             module = driver.load(one.code.binary)
             self._modules.append(module)
@@ -50,8 +60,9 @@ class KernelLibrary:
                 f"the kernels' headers do not fit the native module: without a header {sorted(missing)}, without "
                 f"native arguments {sorted(unknown)}. Reinstall uccl-ep so that both are of one version."
             )
+        static = {usage.kernel: usage.shared_bytes for one in self.built for usage in one.code.usage}
         for name in self._functions:
-            self._allow_shared(name)
+            self._allow_shared(name, max(0, static.get(name, 0)))
 
     def launch(self, name: str, args: bytes, grid: int, warps: int, stream: Any) -> None:
         """Queues a kernel; does not wait.
@@ -66,6 +77,15 @@ class KernelLibrary:
         Raises:
             UcclEpError: the launch is refused; names the kernel and its shape.
         """
+        try:
+            block = self._blocks[name, warps]
+        except KeyError:
+            block = self._checked(name, args, grid, warps)
+        if grid < 1 or len(args) != block.argument_bytes:
+            block = self._checked(name, args, grid, warps)  # refuses it
+        self.driver.launch(block.function, grid, block.lanes, block.shared_bytes, stream, args)
+
+    def _checked(self, name: str, args: bytes, grid: int, warps: int) -> _Block:
         lanes = warps * self.driver.facts.warp
         if grid < 1 or not 0 < lanes <= MAX_BLOCK_LANES:
             raise UcclEpError(
@@ -73,7 +93,8 @@ class KernelLibrary:
                 f"{MAX_BLOCK_LANES // self.driver.facts.warp} warps of {self.driver.facts.warp} lanes"
             )
         shared = _native.shared_bytes(name, args, warps)
-        self.driver.launch(self._functions[name], grid, lanes, shared, stream, args)
+        self._blocks[name, warps] = found = _Block(self._functions[name], lanes, shared, len(args))
+        return found
 
     def resident_blocks(self, name: str, warps: int) -> int:
         """How many blocks of a kernel the whole GPU can hold at once: what all its ranks have to share."""
@@ -85,11 +106,13 @@ class KernelLibrary:
         """Dynamic shared memory of a block of `warps` warps, as of 32 lanes; 64 need no more."""
         return native_shared_bytes(name, warps)
 
-    def _allow_shared(self, name: str) -> None:
-        """Once, for the largest block: not at a launch, which may be recorded into a graph."""
+    def _allow_shared(self, name: str, static: int) -> None:
+        """Once, for the largest block: not at a launch, which may be recorded into a graph. What the compiler has laid
+        out beside (-DUCCL_COPY_ROWS=bulk) counts towards both limits."""
         most = self.shared_bytes(name, MAX_BLOCK_LANES // self.driver.facts.warp)
-        if most > PLAIN_SHARED_BYTES:
-            self.driver.allow_shared(self._functions[name], min(most, self.driver.facts.max_shared_bytes))
+        if most + static > PLAIN_SHARED_BYTES:
+            allowed = min(most, self.driver.facts.max_shared_bytes - static)
+            self.driver.allow_shared(self._functions[name], allowed)
 
 
 _lock = threading.Lock()

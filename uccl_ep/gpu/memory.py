@@ -101,7 +101,7 @@ class GpuRegions(Regions):
         if self.placement.where == "host":
             super()._make_data(name)
             return
-        address = self._take("data", self.plan.data_bytes)
+        address = self._take("data", self.plan.data_bytes, shared=True)
         self.data = self._driver.view(address, self.plan.data_bytes)
         if self.plan.topology.num_nodes > 1:  # NICs write there
             self._dmabuf = self._export_dmabuf(address)
@@ -129,9 +129,9 @@ class GpuRegions(Regions):
             return []
         return [(0, self._own["data"].address, self._dmabuf)]
 
-    def _take(self, what: str, num_bytes: int) -> int:
+    def _take(self, what: str, num_bytes: int, shared: bool = False) -> int:
         driver = self._driver
-        address = driver.allocate(num_bytes)
+        address = driver.allocate(num_bytes, shared)
         self._own[what] = Shared(address, lambda: driver.free(address))
         return address
 
@@ -244,7 +244,7 @@ class GpuRegions(Regions):
         num_bytes = round_up(num_bytes, 4096)
         what = f"zero-copy rows of {num_bytes} bytes"
         if self.placement.where == "device" and not self.devices():
-            address = self._take(what, num_bytes)
+            address = self._take(what, num_bytes, shared=True)
         else:  # between nodes the proxy's NICs send from there, and know of nothing that is taken later
             address = self._pin(what, _native.Segment.open(os.getpid(), segment.fd, num_bytes))
         self._rows = driver.view(address, num_bytes), offset

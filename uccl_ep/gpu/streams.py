@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -22,15 +21,20 @@ from uccl_ep.errors import InvalidArgument
 from uccl_ep.gpu.driver import Driver
 
 _COMM_STREAM_TRIES = 256  # torch hands out the streams of a pool of 32 in turn
+_IN_PLACE = nullcontext()  # where a call's tensors come from the caller's stream
 _QUEUES = {"cuda": ("CUDA_DEVICE_MAX_CONNECTIONS", 8, 32), "hip": ("GPU_MAX_HW_QUEUES", 4, 32)}  # default, most
 
 
 class StreamPoint:
-    """A point in a GPU stream's work, as EventHandle has it."""
+    """A point in a GPU stream's work, as EventHandle has it.
 
-    def __init__(self, driver: Driver, stream: Any) -> None:
+    Args:
+        captured: whether the stream is being captured, where that is known already.
+    """
+
+    def __init__(self, driver: Driver, stream: Any, captured: bool | None = None) -> None:
         self.driver, self.stream = driver, stream
-        self.captured = driver.capturing(stream)
+        self.captured = driver.capturing(stream) if captured is None else captured
         self.event = driver.record(stream)
 
     def wait(self, timeout_ns: int = 0) -> bool:
@@ -47,15 +51,19 @@ class StreamPoint:
         if not self.captured:
             self.driver.synchronize(self.event)
 
-    def hold_back(self, stream: Any) -> None:
-        """Makes a stream wait, where that means something (see the top of this file)."""
-        if self.usable_in(stream):
+    def hold_back(self, stream: Any, capturing: bool | None = None) -> None:
+        """Makes a stream wait, where that means something (see the top of this file).
+
+        Args:
+            capturing: whether the stream is being captured, where that is known already.
+        """
+        if self.usable_in(stream, capturing):
             self.driver.wait(stream, self.event)
 
-    def usable_in(self, stream: Any) -> bool:
+    def usable_in(self, stream: Any, capturing: bool | None = None) -> bool:
         """Whether a stream can wait for this point."""
         if not self.captured:
-            return not self.driver.capturing(stream)
+            return not (self.driver.capturing(stream) if capturing is None else capturing)
         return self.driver.capturing(self.stream)  # its capture still goes on; waiting takes `stream` into it
 
 
@@ -113,69 +121,78 @@ class StreamClaims:
 claims = StreamClaims()
 
 
-@dataclass(frozen=True)
-class _Mark:
-    """The end of a call's kernels."""
-
-    key: int
-    point: StreamPoint
-
-
 class CallOrder:
-    """The order of one Buffer's calls. Used by one thread at a time, as the Buffer is."""
+    """The order of one Buffer's calls. Used by one thread at a time, as the Buffer is.
+
+    The driver is asked once a call which stream is current, and whether that is being captured; `begin` asks.
+
+    Attributes:
+        comm_stream: of the Buffer alone.
+        caller_key: key of the stream that was current when the call at hand began.
+        captured: the call at hand is recorded into a graph.
+        open: kernels were launched whose end is not marked.
+    """
 
     def __init__(self, driver: Driver, owner: tuple[int, int]) -> None:
         self._driver, self._owner, self._claimant = driver, owner, id(self)
         self.comm_stream = claims.unused_stream(driver, self._claimant, owner)
         weakref.finalize(self, claims.release, self._claimant)
+        self._comm_key = driver.stream_key(self.comm_stream)
+        self._claimed = {self._comm_key}  # streams that nobody else of the session can claim any more
         self._caller: Any = None
-        self._stream = self.comm_stream
+        self.caller_key = 0
+        self._stream, self._key = self.comm_stream, self._comm_key
+        self.captured = False
         self._joined = True  # the launch stream is behind what the caller has queued
         self._inside = False  # the call's tensors come from the comm stream
         self._ordered = False  # ... and behind this Buffer's last call
-        self.open = False  # kernels were launched whose end is not marked
-        self._last: _Mark | None = None
+        self.open = False
+        self._last: StreamPoint | None = None  # the end of the last call's kernels
+        self._last_key = 0  # of its stream
 
-    def begin(self, on_caller: bool) -> None:
-        """Starts a call on the comm stream, or on the caller's.
+    def begin(self, on_caller: bool = False) -> int:
+        """Starts a call on the comm stream, or on the caller's, behind what that has queued; returns `caller_key`.
 
         Raises:
             InvalidArgument: another rank uses the caller's stream.
         """
-        if self.open:
-            self._mark()  # a call that ended by an exception
-        self._caller = self._driver.current_stream()
-        key = self._driver.stream_key(self._caller)
-        if key != self._driver.stream_key(self.comm_stream):
-            claims.claim(key, self._claimant, self._owner)
-        self._stream = self._caller if on_caller else self.comm_stream
+        if self.open:  # a call that ended by an exception
+            self._mark(self._driver.capturing(self._stream))
+        self._caller, self.caller_key, self.captured = self._driver.here()
+        if self.caller_key not in self._claimed:
+            claims.claim(self.caller_key, self._claimant, self._owner)
+            self._claimed.add(self.caller_key)
+        if on_caller:
+            self._stream, self._key = self._caller, self.caller_key
+        else:
+            self._stream, self._key = self.comm_stream, self._comm_key
         self._joined, self._inside, self._ordered = on_caller, False, False
+        return self.caller_key
 
-    @contextmanager
-    def behind(self, previous: Any) -> Iterator[None]:
-        """Starts a call on the comm stream that waits for an event instead of the caller's stream.
+    def behind(self, previous: Any) -> AbstractContextManager[Any]:
+        """Starts a call on the comm stream that waits for an event instead of the caller's stream (None: for that).
 
         In a capture, an event of before it would leave the comm stream outside: then the caller's stream is waited for.
         """
         self.begin(False)
+        if previous is None:
+            return _IN_PLACE
         point = previous.native if isinstance(previous, protocol.EventHandle) else previous
         if isinstance(point, StreamPoint):
-            if not (point.usable_in(self.comm_stream) and point.captured == self._driver.capturing(self._caller)):
+            if not (point.usable_in(self.comm_stream) and point.captured == self.captured):
                 point = None
         elif isinstance(point, _native.Event):
             point.wait((1 << 63) - 1)  # of a CPU's stream
             point = None
         if point is None:
-            yield
-            return
+            return _IN_PLACE
         self._driver.wait(self.comm_stream, point.event if isinstance(point, StreamPoint) else point)
         self._joined = self._inside = True
-        with self._driver.on(self.comm_stream):
-            yield
+        return self._driver.on(self.comm_stream)
 
     def touched(self) -> None:
         """The call has queued something else (a fill) where its tensors come from."""
-        self._joined = self._inside or self._stream is self._caller
+        self._joined = self._inside or self._key == self.caller_key
 
     def launch_stream(self) -> Any:
         """Where to launch the call's next kernel; all that it must wait for is arranged."""
@@ -183,71 +200,81 @@ class CallOrder:
             self._driver.wait(self._stream, self._driver.record(self._caller))
             self._joined = True
         if not self._ordered:
-            last, self._ordered = self._last, True
-            if last is not None and last.key != self._driver.stream_key(self._stream):
-                last.point.hold_back(self._stream)
+            self._ordered = True
+            if self._last is not None and self._last_key != self._key:
+                self._last.hold_back(self._stream, self.captured)
         self.open = True
         return self._stream
 
-    def _mark(self) -> StreamPoint:
+    def _mark(self, captured: bool) -> StreamPoint:
         self.open = False
-        point = StreamPoint(self._driver, self._stream)
-        self._last = _Mark(self._driver.stream_key(self._stream), point)
-        return point
+        self._last, self._last_key = StreamPoint(self._driver, self._stream, captured), self._key
+        return self._last
 
     def record(self, held: object) -> StreamPoint:
         """Ends a call asynchronously."""
-        point = self._mark()
+        point = self._mark(self.captured)
         for tensor in tensors_in(held):
             self._driver.use_on(tensor, self._stream)
             if self._inside:
                 self._driver.use_on(tensor, self._caller)
         return point
 
-    def end(self, held: object) -> None:
-        """Ends a call: the caller's stream goes on behind it."""
-        point = self._mark()
-        if self._stream is self._caller:
-            for tensor in tensors_in(held):  # the other half's stream may have been another
-                self._driver.use_on(tensor, self._stream)
+    def end(self, held: object = None, sent_on: int | None = None) -> None:
+        """Ends a call: the caller's stream goes on behind it.
+
+        Args:
+            held: the tensors that its kernels use. Memory that was taken on the caller's stream needs no word about a
+                call after which that stream goes on.
+            sent_on: `caller_key` of the call whose other half this is; None: it is none.
+        """
+        self.open = False
+        self._last, self._last_key = StreamPoint(self._driver, self._stream, self.captured), self._key
+        if self._key == self.caller_key:
+            if sent_on is not None and sent_on != self._key:  # memory was taken on that other stream
+                for tensor in tensors_in(held):
+                    self._driver.use_on(tensor, self._stream)
             return
-        self._driver.wait(self._caller, point.event)
+        self._driver.wait(self._caller, self._last.event)
         if self._inside:
             for tensor in tensors_in(held):
                 self._driver.use_on(tensor, self._caller)
 
     def finish(self) -> None:
         """Blocks the thread until the call's kernels have run; the caller's stream goes on behind them."""
-        point = self._mark()
-        if self._stream is not self._caller:
+        point = self._mark(self.captured)
+        if self._key != self.caller_key:
             self._driver.wait(self._caller, point.event)
         point.synchronize()
 
     def catch_up(self) -> None:
         """The caller's current stream goes on behind every call so far."""
         if self.open:
-            self._mark()
+            self._mark(self._driver.capturing(self._stream))
         if self._last is not None:
-            self._last.point.wait()
+            self._last.wait()
 
     def close(self) -> None:
         """Waits for every call, and for what the caller has queued (a replay, perhaps); gives the streams back."""
         try:
             if self._last is not None:
-                self._last.point.synchronize()
+                self._last.synchronize()
             for stream in (self.comm_stream, self._driver.current_stream()):
                 StreamPoint(self._driver, stream).synchronize()
         finally:
             claims.release(self._claimant)
 
 
-def tensors_in(held: object) -> Iterator[torch.Tensor]:
+def tensors_in(held: object) -> list[torch.Tensor]:
     """The tensors of a tuple or list that may hold other things too."""
     if isinstance(held, torch.Tensor):
-        yield held
-    elif isinstance(held, (tuple, list)):
+        return [held]
+    found: list[torch.Tensor] = []
+    if isinstance(held, (tuple, list)):
         for item in held:
-            yield from tensors_in(item)
+            if item is not None:
+                found += [item] if type(item) is torch.Tensor else tensors_in(item)
+    return found
 
 
 def check_queues(kind: str, ranks: int, environment: Mapping[str, str]) -> None:

@@ -32,7 +32,7 @@ class Format:
     global_scale: Tensor | None = None
 
 
-@dataclass(frozen=True)
+@dataclass
 class ReceivedRows:
     """Where a dispatch puts rows and scales, as kernels write them: x [L, P, payload], scales or None."""
 

@@ -38,6 +38,9 @@ class Epochs:
 
     def finish(self, epoch: int) -> None:
         """The receiving half of `epoch` has been queued."""
+        if epoch == self.consumed + 1 and not self._ahead:
+            self.consumed = epoch
+            return
         self._ahead.add(epoch)
         while self.consumed + 1 in self._ahead:
             self.consumed += 1

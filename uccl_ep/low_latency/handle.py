@@ -13,17 +13,49 @@ Handle = tuple[Tensor, Tensor, int, int, int]
 
 
 class OwnedInt(int):
-    """A number in a handle that also knows which life of which Buffer the handle is of."""
+    """A number in a handle that also knows which life of which Buffer the handle is of, and what was made with it.
 
-    owner: object
+    Attributes:
+        owner: of the handle; None: not known, as of a plain number.
+        sizes: M, H and E. rest: src_info and layout_range. planes: see planes_of.
+    """
 
-    def __new__(cls, value: int, owner: object = None) -> OwnedInt:
-        number = super().__new__(cls, value)
-        number.owner = owner
-        return number
+    owner: object = None
+    sizes: tuple[int, int, int] = (0, 0, 0)
+    rest: tuple[Tensor, Tensor] | None = None
+    planes: int = 0
 
     def __reduce__(self) -> tuple[type[int], tuple[int]]:
         return int, (int(self),)  # on its way through a file it forgets
+
+
+def make_handle(
+    whole: Tensor, rows: int, layout_range: Tensor, sizes: tuple[int, int, int], owner: object
+) -> tuple[Tensor, Tensor, OwnedInt, int, int]:
+    """The handle of a dispatch.
+
+    Args:
+        whole: int32, three planes [3, L, P] and the dispatch's number (see planes_of); more may follow.
+        rows: P. layout_range: int64 [L, N]. sizes: M, H, E.
+        owner: the life of the Buffer whose it is.
+    """
+    src_info = whole.as_strided((layout_range.shape[0], rows), (rows, 1))
+    made = OwnedInt(sizes[0])
+    made.owner, made.sizes, made.rest, made.planes = owner, sizes, (src_info, layout_range), whole.data_ptr()
+    return src_info, layout_range, made, sizes[1], sizes[2]
+
+
+def unchanged(handle: Any, owner: object) -> OwnedInt | None:
+    """What a handle was made with, where it is of this owner and still is as it was made; nothing of it need be
+    checked."""
+    if type(handle) is not tuple or len(handle) != 5:
+        return None
+    src_info, layout_range, made, hidden, num_experts = handle
+    if type(made) is not OwnedInt or made.owner is not owner or made.rest is None:
+        return None
+    same = src_info is made.rest[0] and layout_range is made.rest[1]
+    same = same and hidden is made.sizes[1] and num_experts is made.sizes[2]
+    return made if same and src_info.data_ptr() == made.planes else None
 
 
 def check_handle(handle: Any, num_ranks: int, owner: object = None) -> tuple[int, int, int]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -14,7 +13,7 @@ from uccl_ep.errors import NotSupported, refuse
 from uccl_ep.layout.combine_formats import CombineFormat
 from uccl_ep.low_latency.dispatch_formats import Format, ReceivedRows
 from uccl_ep.low_latency.epochs import Epochs
-from uccl_ep.low_latency.handle import Handle, OwnedInt, planes_of
+from uccl_ep.low_latency.handle import Handle, make_handle
 from uccl_ep.low_latency.node_sums import Sums
 from uccl_ep.low_latency.overlap import Overlap
 from uccl_ep.session.session import Session
@@ -23,15 +22,9 @@ from uccl_ep.sizes import format_bytes
 Tensor = torch.Tensor
 
 
-@dataclass
-class Received:
-    """What a dispatch returns, before it is wrapped for the caller."""
-
-    x: Tensor | tuple[Tensor, Tensor]  # rows, or (rows, scales)
-    count: Tensor
-    handle: Handle
-    receive: Callable[[], None]  # queues the receiving half
-    keep: tuple[Any, ...]  # tensors that must outlive the queued kernels
+Received = tuple[Any, Tensor, Handle, Callable[[], None], tuple[Any, ...]]
+"""What a dispatch returns, before it is wrapped for the caller: rows, or (rows, scales); how many for each expert; the
+handle; what queues the receiving half; tensors that must outlive the queued kernels."""
 
 
 class _Place(NamedTuple):
@@ -69,8 +62,9 @@ class LowLatency:
 
     # ---- shared by both calls ------------------------------------------------------------------------------------
 
-    def set_shape(self, max_tokens: int, hidden: int, num_experts: int, barrier: Callable[[], None]) -> None:
+    def set_shape(self, max_tokens: int, hidden: int, num_experts: int, barrier: Callable[[], None]) -> bool:
         """Lays the region out for these sizes; when they differ from the last call's, behind a barrier of all ranks.
+        Returns whether there was one, which is a call of its own: the one at hand, which has begun, begins once more.
 
         Graphs run calls that nobody makes here. They all have the same sizes, and a call with others outside of them
         has a barrier before it and one after it (`leave_shape`).
@@ -82,7 +76,7 @@ class LowLatency:
         shape = (max_tokens, hidden, num_experts)
         capturing = self._device.capturing()
         if shape == self._shape and self._recorded in (None, shape) and not capturing:
-            return
+            return False
         if capturing:
             if self._recorded not in (None, shape) or self._shape not in (None, shape):
                 raise NotSupported(
@@ -93,7 +87,7 @@ class LowLatency:
         outstanding = any(phase.sent != phase.consumed for phase in (self._dispatches, self._combines))
         if shape == self._shape and (self._recorded in (None, shape) or outstanding):
             self._recorded = shape if capturing else self._recorded
-            return
+            return False
         if not 1 <= max_tokens <= _native.MAX_TOKENS_PER_RANK:
             refuse("num_max_dispatch_tokens_per_rank", max_tokens, f"1 to {_native.MAX_TOKENS_PER_RANK}")
         if hidden % 8 or not 8 <= hidden <= _native.MAX_HIDDEN:
@@ -117,12 +111,14 @@ class LowLatency:
                 (max_tokens, hidden, num_experts),
                 f"those of the last call, {self._shape}, while a receive hook has not been called",
             )
-        if self._shape is not None:
+        met = self._shape is not None
+        if met:
             barrier()
         self._shape, self._layout, self._max_topk = shape, layout, layout.max_topk
         self.refresh()
         self._sums.use(form)
         self._recorded = shape if capturing else self._recorded
+        return met
 
     def refresh(self) -> None:
         """The sizes of calls, or the session's context, have changed: launches have them from now on."""
@@ -185,7 +181,7 @@ class LowLatency:
         cumulative_stats: Tensor | None,
         wait_stats: Tensor | None,
     ) -> Received:
-        """Queues the sending half; `receive` of the result queues the other."""
+        """Queues the sending half."""
         assert self._shape is not None
         max_tokens, hidden, num_experts = self._shape
         ranks, device = self._ranks, self._device
@@ -194,8 +190,17 @@ class LowLatency:
         if topk > self._max_topk:
             self._sums.refuse_topk(topk, self._max_topk)
         epoch = self._dispatches.next("low_latency_dispatch")
-        self._begin()
-        words = device.empty(self._launches.dispatch_words, dtype=torch.int64)
+        if self._sums.owed or self._has_remote:
+            self._begin()
+        # Three planes: token, slot at its source, source rank; then the dispatch's number. The handle shows the first;
+        # combine finds the others in the same storage, also where a handle was put together again from its parts.
+        # Behind them, on an 8-byte border, are the words that the sending half leaves for the receiving one.
+        planes = (3 * local * rows + 2) // 2
+        whole = device.empty(2 * (planes + self._launches.dispatch_words), dtype=torch.int32)
+        layout_range = device.empty(local, ranks, dtype=torch.int64)
+        handle = make_handle(whole, rows, layout_range, self._shape, self.life)
+        src_info = handle[2].planes
+        words = src_info + 8 * planes
         device.launch(
             self._launches.dispatch_send(
                 words,
@@ -210,10 +215,6 @@ class LowLatency:
         )
         received = ReceivedRows.make(device, form.code, local, rows, hidden)
         count = device.empty(local, dtype=torch.int32)
-        # Three planes: token, slot at its source, source rank; then the dispatch's number. The handle shows the first;
-        # combine finds the others in the same storage, also where a handle was put together again from its parts.
-        src_info = device.empty(3 * local * rows + 1, dtype=torch.int32)
-        layout_range = device.empty(local, ranks, dtype=torch.int64)
 
         def receive() -> None:
             self._dispatches.finish(epoch)
@@ -233,17 +234,11 @@ class LowLatency:
                 )
             )
 
-        first_plane = src_info.as_strided((local, rows), (rows, 1))
-        return Received(
-            x=received.view(),
-            count=count,
-            handle=(first_plane, layout_range, OwnedInt(max_tokens, self.life), hidden, num_experts),
-            receive=receive,
-            keep=(
-                *(words, x, topk_idx, form.global_scale, cumulative_stats, wait_stats),
-                *(received.x, received.scales, count, src_info, layout_range),
-            ),
+        keep = (
+            *(x, topk_idx, form.global_scale, cumulative_stats, wait_stats),
+            *(received.x, received.scales, count, whole, layout_range),
         )
+        return received.view(), count, handle, receive, keep
 
     # ---- combine ---------------------------------------------------------------------------------------------------
 
@@ -253,54 +248,52 @@ class LowLatency:
         topk_idx: Tensor,
         topk_weights: Tensor,
         handle: Handle,
-        out: Tensor,
+        planes: int,
+        out: Tensor | None,
         form: CombineFormat,
         zero_copy: bool,
         wait_stats: Tensor | None,
         overlap: Overlap | None = None,
         stays: bool = False,
-    ) -> tuple[Callable[[], None], tuple[Any, ...]]:
-        """Queues the sending half; returns (what queues the other half, tensors to keep alive).
+    ) -> tuple[Tensor, Callable[[], None], tuple[Any, ...]]:
+        """Queues the sending half; returns (the sums, what queues the other half, tensors to keep alive).
 
-        With `stays` the caller does not write x until the other half has run, so that this rank's own rows are read
-        there; not when sums overwrite them.
+        `planes`: see planes_of. With `stays` the caller does not write x until the other half has run, so that this
+        rank's own rows are read there; not when sums overwrite them.
         """
         device, hidden = self._device, handle[3]
-        planes = planes_of(handle)
         tokens, topk = topk_idx.shape
         if topk > self._max_topk:
             self._sums.refuse_topk(topk, self._max_topk)
         registered = self._zero_copy_place(handle, self.next_combine_epoch()) if zero_copy else None
         epoch = self._combines.next("low_latency_combine")
-        self._begin()
+        if self._sums.owed or self._has_remote:
+            self._begin()
         words = device.empty(_native.LowLatencyCalls.COMBINE_WORDS, dtype=torch.int64)
-        reduces = self._sums.form_of(form).reduces
+        reduces = self._sums.reduces(form)
         readable = self._session.regions.zero_copy_rows
-        place = registered or _Place(x, 0, 0, 0, 0, hidden)
-        overwritten = out.untyped_storage().data_ptr() == place.memory.untyped_storage().data_ptr()
+        rows, begin, offset, _, _, stride = registered or (x, 0, 0, 0, 0, hidden)
+        stays = stays or zero_copy
+        if out is None:
+            out = device.empty(tokens, hidden, dtype=torch.bfloat16)
+        elif stays:
+            stays = out.untyped_storage().data_ptr() != rows.untyped_storage().data_ptr()
         signals = None if overlap is None else overlap.signals
         sent = self._launches.combine_send(
             words,
-            x=place.memory.data_ptr() + place.begin,
-            row_stride=place.stride,
-            zero_copy_offset=place.offset,
-            x_at=place.begin,
+            x=rows if begin == 0 else rows.data_ptr() + begin,
+            row_stride=stride, zero_copy_offset=offset, x_at=begin,
             src_info=planes,
             layout_range=handle[1],
             format=int(form),
-            own_stay=(stays or zero_copy) and not overwritten,
-            reduces=reduces,
-            node_reads=readable != 0,
-            topk_idx=topk_idx,
-            weights=topk_weights,
-            num_tokens=tokens,
-            topk=topk,
+            own_stay=stays, reduces=reduces, node_reads=readable != 0,
+            topk_idx=topk_idx, weights=topk_weights, num_tokens=tokens, topk=topk,
             signals=signals,
             signals_per_expert=0 if overlap is None else overlap.per_expert,
             signal_rows=0 if overlap is None else overlap.rows,
             signal_value=0 if overlap is None else overlap.value,
             blocks=0 if overlap is None else max(1, overlap.num_sms),
-        )
+        )  # fmt: skip
         device.launch(sent)
         if reduces:
             sums = self._launches.combine_reduce(words, wait_stats=wait_stats, registered=readable)
@@ -323,7 +316,7 @@ class LowLatency:
                 )
             )
 
-        return receive, (words, x, topk_idx, topk_weights, handle[0], handle[1], out, wait_stats, signals)
+        return out, receive, (words, x, topk_idx, topk_weights, handle[0], handle[1], out, wait_stats, signals)
 
     def next_combine_epoch(self) -> int:
         """Epoch of the combine call that comes next."""

@@ -58,9 +58,9 @@ class Sums:
             self._session.show((f"combine {form.name}", "; ".join((form.reason, *form.over))))
         self._form = self._session.combine_form = form
 
-    def form_of(self, rows: CombineFormat) -> CombineForm:
-        """The form of the next call, whose rows travel like this."""
-        return form_of_call(self._form, rows)
+    def reduces(self, rows: CombineFormat) -> bool:
+        """Whether the next call, whose rows travel like this, is reduced in the node."""
+        return self._form.reduces and form_of_call(self._form, rows).reduces
 
     def refuse_topk(self, topk: int, most: int) -> NoReturn:
         """Raises InvalidArgument: tokens name more experts than memory is laid out for."""

@@ -7,6 +7,9 @@ same way: how many signals an expert has, how many rows each stands for, and the
 
 from __future__ import annotations
 
+import functools
+import warnings
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +20,7 @@ from uccl_ep.errors import Described, refuse
 
 Tensor = torch.Tensor
 
+_LOADING = "CUDA_MODULE_LOADING"
 _MOST_VALUE = (1 << 31) - 1
 _SMS_OF_BLOCKS, _SMS_OF_EXPERTS = 3, 32  # what the two libraries leave to the send unless told otherwise
 _MOST_SMS = 1 << 16
@@ -39,6 +43,27 @@ class Overlap:
     rows: int
     value: int
     num_sms: int
+
+
+def warn_of_lazy_loading(kind: str, environment: Mapping[str, str]) -> None:
+    """Warns, once a process, where the kernel that raises the signals may be loaded only when it is launched: CUDA then
+    may wait for running kernels, and the sending half that runs waits for the signals.
+
+    Args:
+        kind: of the device, "cuda" or another.
+        environment: the process's, as it was before the GPU was first used.
+    """
+    if kind == "cuda" and environment.get(_LOADING, "").upper() != "EAGER":
+        _warn_once(
+            f"overlap=True with signals, and {_LOADING} is not EAGER: the first launch of a kernel that raises signals "
+            f"may wait for the send that waits for them, until PeerTimeout. Start the process with {_LOADING}=EAGER "
+            "and CUDA_DEVICE_MAX_CONNECTIONS=32."
+        )
+
+
+@functools.cache
+def _warn_once(text: str) -> None:
+    warnings.warn(text, stacklevel=2)
 
 
 @dataclass(frozen=True)

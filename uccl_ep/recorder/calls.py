@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import time
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -27,6 +27,7 @@ DEPTH = 512
 END_WORD = 2
 """Of a call in a Journal: when it returned; 0: it has not."""
 _MOST_KERNELS = 16  # of one call
+_NO_TENSORS = frozenset((int, bool, type(None)))
 _profiler = torch.autograd.profiler
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
@@ -71,16 +72,17 @@ class CallLog:
         self.calls: deque[Call] = deque(maxlen=DEPTH)
         self.journal: Journal | None = None
         self.durations: Durations | None = None
-        self._counts: dict[str, int] = {}
+        self._counts: defaultdict[str, int] = defaultdict(int)
         self._nvtx = nvtx and _has_nvtx()
 
     def begin(self, name: str, arguments: tuple[Any, ...] = (), number: int = 0) -> Running:
         """A call begins; what `end` must be given. `number` 0: the next of its name."""
         if number == 0:
-            number = self._counts[name] = self._counts.get(name, 0) + 1
+            self._counts[name] += 1
+            number = self._counts[name]
         call = Call(name, number, 0)
         for a in arguments:
-            if isinstance(a, torch.Tensor):
+            if type(a) not in _NO_TENSORS and isinstance(a, torch.Tensor):
                 call.shapes.append([*a.shape])
         ranges = None
         # The flag spares a microsecond a call when nobody profiles; without it the range is always made.
@@ -129,8 +131,10 @@ class CallLog:
 
     def note(self, kernel: str) -> None:
         """A kernel of the last call was queued."""
-        if self.calls and len(self.calls[-1].kernels) < _MOST_KERNELS:
-            self.calls[-1].kernels.append((time.monotonic_ns(), kernel))
+        if self.calls:
+            kernels = self.calls[-1].kernels
+            if len(kernels) < _MOST_KERNELS:
+                kernels.append((time.monotonic_ns(), kernel))
 
     def hook(self, hook: Callable[[], None]) -> Callable[[], None]:
         """A receive hook of the last call, as a call of its own: the same name and number, and "(receive)"."""
@@ -139,8 +143,13 @@ class CallLog:
         name, number = f"{self.calls[-1].name} (receive)", self.calls[-1].number
 
         def recorded_hook() -> None:
-            with self.call(name, number=number):
+            running = self.begin(name, (), number)
+            try:
                 hook()
+            except BaseException as error:
+                self.end(running, error)
+                raise
+            self.end(running)
 
         return recorded_hook
 
@@ -161,7 +170,10 @@ def recorded(name: str) -> Callable[[_Function], _Function]:
     def decorate(method: _Function) -> _Function:
         @functools.wraps(method)
         def recording(self: Any, *args: Any, **kwargs: Any) -> Any:
-            log = log_of(getattr(self, "runtime", None))
+            try:
+                log: CallLog | None = self.runtime.recorder.calls
+            except AttributeError:  # see log_of
+                log = None
             if log is not None:
                 running = log.begin(name, (*args, *kwargs.values()))
             try:

@@ -50,9 +50,9 @@ class Durations:
 
     def add(self, call: str, nanoseconds: int, failed: bool = False) -> None:
         """A call has ended; others than CALLS are not counted."""
-        row = _ROWS.get(call)
-        if row is None:
+        if call not in _ROWS:
             return
+        row = _ROWS[call]
         if failed:
             self._words[row + ERRORS] += 1
             return

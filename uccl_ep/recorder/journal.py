@@ -98,7 +98,7 @@ class Journal:
         """A call begins; the number of its first word."""
         self._sequence = sequence = self._sequence + 1
         at = self._calls_at + sequence % _CALLS * _CALL.size
-        name = self._ids.get(call.name) or self._id(call.name)
+        name = self._ids[call.name] if call.name in self._ids else self._id(call.name)
         low = high = 0
         if call.shapes:
             sizes = call.shapes[0]

@@ -20,8 +20,8 @@ class Collective:
         Raises:
             PeerTimeout, PeerLost: a rank did not come.
         """
+        self._device.begin()
         self._device.check_host_wait()
         self._round += 1
-        self._device.begin()
         self._device.launch(_native.barrier_launch(self._session.context, self._round))
         self._device.finish()

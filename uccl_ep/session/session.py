@@ -81,6 +81,7 @@ class Session(NoCopies):
         absent: ranks of the original group that take no part. hosts: host identity of every one of its ranks.
         agreement_service: what survivors agree by when ranks are lost.
         regions: this rank's memory and what it sees of others'. placement: where rows lie, and why.
+        closed: close() was called.
         context: the kernels' RankContext. combine_form: of low-latency combines, once memory is laid out for them.
     """
 
@@ -98,7 +99,7 @@ class Session(NoCopies):
         self._driver, self._prepare = start.driver, start.prepare
         self._proxy: ProxyLink | None = None
         self._guard: _native.ProxyGuard | None = None
-        self._closed = False
+        self.closed = False
         self._closing = threading.Lock()  # the agreement service calls on a thread of its own
         self.absent: frozenset[int] = getattr(group, "absent", frozenset())
         self.agreement_service: AgreementService | None = getattr(group, "agreement_service", None)
@@ -331,7 +332,7 @@ class Session(NoCopies):
         Raises:
             PeerTimeout, PeerLost, SettingsMismatch, TransportError, UcclEpError: see uccl_ep.membership.fault_errors.
         """
-        if self._closed:
+        if self.closed:
             return  # an event outlived its Buffer; what it waited for has ended
         fault = _native.read_fault(self.regions.control.address)
         if fault is not None:
@@ -397,7 +398,7 @@ class Session(NoCopies):
     def hear_call(self, suspects: list[int], teller: int) -> None:
         """Another rank has called for agreement: this rank's call ends with the loss that it has not noticed."""
         with self._closing:
-            if not self._closed:
+            if not self.closed:
                 _native.report_lost_peer(self.regions.control.address, suspects[0])
 
     def release_roll_call(self) -> AgreementService | None:
@@ -409,11 +410,6 @@ class Session(NoCopies):
         """Takes the agreement service back: close() closes it."""
         self._owns_roll_call = True
 
-    @property
-    def closed(self) -> bool:
-        """Whether close() was called."""
-        return self._closed
-
     def close(self, drain_s: float = _DRAIN_S) -> None:
         """Says goodbye to the ranks of this host, stops the proxy, drops the memory. No collective; idempotent.
 
@@ -422,9 +418,9 @@ class Session(NoCopies):
         if self._owns_roll_call and self.agreement_service is not None:
             self.agreement_service.close()
         with self._closing:
-            if self._closed:
+            if self.closed:
                 return
-            self._closed = True
+            self.closed = True
         orderly = not self._lost_its_proxy()
         if orderly:
             self._say(_native.DEPARTED_LEAVING)  # before anyone can see this process's proxy end

@@ -1,4 +1,4 @@
-"""What CuPy's ROCm build has no binding for (pinning, occupancy, stream priorities), from AMD's runtime by ctypes.
+"""What CuPy's ROCm build has no binding for (pinning, occupancy, streams), from AMD's runtime by ctypes.
 
 The results look like CuPy's own bindings with those functions filled in, so that nobody else has to know.
 """
@@ -12,6 +12,7 @@ from typing import Any
 
 from uccl_ep.errors import UcclEpError
 
+_UNCACHED = 0x3  # hipDeviceMallocUncached
 _MAPS = Path("/proc/self/maps")
 
 
@@ -43,6 +44,14 @@ class HipRuntime(_Completed):
     def hostRegister(self, address: int, num_bytes: int, flags: int) -> None:
         self._call("hipHostRegister", ctypes.c_void_p(address), ctypes.c_size_t(num_bytes), ctypes.c_uint(flags))
 
+    def mallocUncached(self, num_bytes: int) -> int:
+        """Device memory that no cache of the GPU holds back: what a NIC or another GPU writes while a kernel runs is
+        seen by that kernel, and the other way round. hipMalloc's is seen at the ends of kernels only."""
+        address = ctypes.c_void_p()
+        size, flags = ctypes.c_size_t(num_bytes), ctypes.c_uint(_UNCACHED)
+        self._call("hipExtMallocWithFlags", ctypes.byref(address), size, flags)
+        return int(address.value or 0)
+
     def hostUnregister(self, address: int) -> None:
         self._call("hipHostUnregister", ctypes.c_void_p(address))
 
@@ -50,6 +59,11 @@ class HipRuntime(_Completed):
         stream = ctypes.c_void_p()
         self._call("hipStreamCreateWithPriority", ctypes.byref(stream), ctypes.c_uint(flags), ctypes.c_int(priority))
         return int(stream.value or 0)
+
+    def streamIsCapturing(self, stream: int) -> bool:
+        status = ctypes.c_int()
+        self._call("hipStreamIsCapturing", ctypes.c_void_p(stream), ctypes.byref(status))
+        return status.value != 0
 
 
 class HipDriver(_Completed):

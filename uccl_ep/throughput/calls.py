@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
@@ -266,10 +267,14 @@ class ThroughputCalls:
         if allocate_on_comm_stream and (previous_event is None or not async_finish):
             refuse("allocate_on_comm_stream", True, "False without previous_event and async_finish=True")
         for name, value in inputs.items():
+            if value is None:
+                continue
             for part in value if isinstance(value, (tuple, list)) else (value,):
                 if isinstance(part, Tensor):
                     self._device.check_tensor(name, part)
-        return self._device.behind(checks.event("previous_event", previous_event))
+        if previous_event is not None:
+            previous_event = checks.event("previous_event", previous_event)
+        return self._device.behind(previous_event)
 
     def _end(self, async_finish: bool, keep: tuple[Any, ...]) -> Event:
         if not async_finish:
@@ -279,9 +284,16 @@ class ThroughputCalls:
 
 
 def _row_shape(rows: Rows, topk: int) -> Any:
+    scales = 0 if rows.scales is None else rows.scales.shape[1]
+    return _made_row_shape(rows.payload_bytes, rows.x.dtype, scales, topk)
+
+
+@functools.lru_cache(256)
+def _made_row_shape(payload_bytes: int, dtype: torch.dtype, scales: int, topk: int) -> Any:
+    """Of rows with so many scales. Nobody changes what it returns."""
     shape = _native.RowShape()
-    shape.payload_bytes, shape.dtype = rows.payload_bytes, dtype_code(rows.x.dtype)
-    shape.scale_bytes = 0 if rows.scales is None else rows.scales.shape[1] * 4
+    shape.payload_bytes, shape.dtype = payload_bytes, dtype_code(dtype)
+    shape.scale_bytes = scales * 4
     shape.topk, shape.has_ids, shape.has_weights = topk, int(topk > 0), int(topk > 0)
     return shape
 

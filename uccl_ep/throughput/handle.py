@@ -41,13 +41,23 @@ class Routing:
     refusal: HostWords | None  # LayoutRefusal of kernels/throughput/check.h, where the host waits for counts
     num_rows: int  # rows of the outputs (worst case when there was no CPU sync)
     owner: object  # of the Buffer that made it
+    _held: tuple[Tensor | HostWords, ...] = ()  # for recv_src_idx as it was then
+    _tables: _native.RoutingTables | None = None
 
     def tensors(self) -> tuple[Tensor | HostWords, ...]:
         """Everything that queued kernels read."""
-        return tuple(v for v in vars(self).values() if isinstance(v, (Tensor, HostWords)))
+        if not self._held or self._held[0] is not self.recv_src_idx:
+            held = (v for v in vars(self).values() if isinstance(v, (Tensor, HostWords)))
+            self._held = (self.recv_src_idx, *(v for v in held if v is not self.recv_src_idx))
+        return self._held
 
     def tables(self) -> _native.RoutingTables:
-        """Likewise, as launches are told of them."""
+        """Likewise, as launches are told of them; recv_src_idx is none of these."""
+        if self._tables is None:
+            self._tables = self._made_tables()
+        return self._tables
+
+    def _made_tables(self) -> _native.RoutingTables:
         return _native.routing_tables(
             channels=self.channels,
             num_tokens=self.num_tokens,

@@ -73,12 +73,19 @@ class Throughput:
         self._owner = object()
         self._workspace = device.zeros(_native.ThroughputCalls.WORKSPACE_BYTES // 8, dtype=torch.int64)
         self._geometry: dict[str, Any] = {"dispatch": None, "combine": None}
+        self._prepared: tuple[int, _native.ThroughputCalls] | None = None
+        self._cuts: dict[tuple[int, int, int], Any] = {}
         self.calls = 0  # dispatches and combines
         self._masked_at: dict[int, int] = {}  # by rank: `calls` when the caller masked it
         self._recorded = False  # calls of this rank are in graphs, which run without passing here
 
     def _launches(self) -> _native.ThroughputCalls:
-        return _native.ThroughputCalls(self._session.context, self._session.plan.throughput, self._workspace)
+        """What all calls have alike, for the tag that the session has now."""
+        context = self._session.context
+        if self._prepared is None or self._prepared[0] != context.tag:
+            made = _native.ThroughputCalls(context, self._session.plan.throughput, self._workspace)
+            self._prepared = context.tag, made
+        return self._prepared[1]
 
     def note_masked(self, rank: int, masked: bool) -> None:
         """The caller has masked a rank, or taken the mask away."""
@@ -168,6 +175,12 @@ class Throughput:
         A row that is read while it is still in a cache never goes to memory and back, so on a CPU a small ring is
         the faster one. Rings between nodes stay large: they hold what is under way.
         """
+        known = self._cuts.get((channels, row_bytes, rings))
+        if known is None:
+            known = self._cuts[channels, row_bytes, rings] = self._made_cut(channels, row_bytes, rings)
+        return known
+
+    def _made_cut(self, channels: int, row_bytes: int, rings: int) -> Any:
         unit = self._session.plan.throughput.unit_bytes
         if self._device.host_memory and self._session.topology.num_nodes == 1 and rings <= _CACHED_RINGS:
             small = _native.StreamGeometry.make(min(unit, _CACHED_RING_BYTES), channels, row_bytes)

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from bench.device import check, fingerprint, pytest_run, sanitizer, steps
 from bench.device.render import render
 from bench.device.steps import Context, Skipped, Step, run_step
 from bench.device.targets import Target
+from uccl_ep import _native
 
 ROOT = Path(__file__).resolve().parents[3]
 SCRIPT = ROOT / "bench" / "device_check.sh"
@@ -65,40 +67,108 @@ def test_bench_check_a_step_that_hangs_is_ended(monkeypatch: pytest.MonkeyPatch,
     slow.write_text("#!/bin/sh\necho started; sleep 60 & sleep 60\n")
     slow.chmod(0o755)
     monkeypatch.setattr(sys, "executable", str(slow))
-    entry = check.run_one(steps.STEPS[0], "cpu", True, 0.7, tmp_path)
+    noted: list[dict[str, Any]] = []
+    entry = check.run_one(steps.STEPS[0], "cpu", True, 0.7, tmp_path, noted.append)
     assert entry["status"] == "out_of_time" and "started" in entry["why"] and entry["seconds"] < 20
+    assert noted[0]["status"] == check.RUNNING and noted[0]["name"] == steps.STEPS[0].name
 
 
-def test_bench_check_later_steps_run_after_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
-    ran = []
+def entry(name: str, status: str = "ok", seconds: float = 1.0, limit_s: float = 1.0) -> dict[str, Any]:
+    return {"name": name, "status": status, "why": "x", "seconds": seconds, "limit_s": limit_s, "result": {},
+            "targets": []}  # fmt: skip
+
+
+def checked(folder: Path, only: list[str], earlier: list[dict[str, Any]], spent_s: float) -> check.Report:
+    """All steps on a CPU after some that are done already."""
+    report = check.Report(folder, "cpu", True, earlier)
+    check.check(report, "cpu", True, only, spent_s, 470.0, {e["name"] for e in earlier})
+    return report
+
+
+def test_bench_check_later_steps_run_after_a_failure(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    ran: list[str] = []
+    written: list[list[str]] = []  # before each step, what the file says
 
     def one(step: Step, *_: Any) -> dict[str, Any]:
         ran.append(step.name)
-        return {
-            "name": step.name,
-            "status": "failed",
-            "why": "x",
-            "seconds": 1.0,
-            "limit_s": 1.0,
-            "result": {},
-            "targets": [],
-        }
+        paths = list(tmp_path.glob("*.json"))
+        written.append([e["name"] for path in paths for e in json.loads(path.read_text())["steps"]])
+        return entry(step.name, "failed")
 
     monkeypatch.setattr(check, "run_one", one)
-    build = [
-        {"name": "build", "status": "ok", "why": "", "seconds": 400.0, "limit_s": 1.0, "result": {}, "targets": []}
-    ]
-    result = check.check("cpu", True, [], build, 470.0)
-    assert ran == [step.name for step in steps.STEPS] and result["steps"][0]["name"] == "build"
-    late = check.check("cpu", True, ["ring", "copies"], [{**build[0], "seconds": 465.0}], 470.0)
+    names = [step.name for step in steps.STEPS]
+    result = checked(tmp_path, [], [entry("build", seconds=400.0)], 400.0).result()
+    assert ran == names and [s["name"] for s in result["steps"]] == ["build", *names]
+    assert written == [[], *(["build", *names[:done]] for done in range(1, len(names)))], "the file follows each step"
+    late = checked(tmp_path, ["ring", "copies"], [entry("build", seconds=465.0)], 465.0).result()
     assert [s["status"] for s in late["steps"]] == ["ok", "out_of_time", "out_of_time"]
     assert "no time was left" in render(late)
+
+
+def test_bench_check_figures_come_before_what_takes_long() -> None:
+    names = [step.name for step in steps.STEPS]
+    assert names == [
+        "machine",
+        "kernels",
+        "ring",
+        "copies",
+        "low_latency",
+        "throughput",
+        "launches",
+        "tests",
+        "sanitize",
+    ]
+    assert check.WHOLE_S <= 560, "a call of 600 s, less what starting and ending take"
+
+
+@pytest.mark.parametrize(
+    ("status", "limit_s", "done"),
+    [("ok", 1, True), ("failed", 1, True), ("skipped", 1, True), ("running", 60, False),
+     ("out_of_time", 0, False), ("out_of_time", 59, False), ("out_of_time", 60, True)],
+)  # fmt: skip
+def test_bench_check_what_a_later_call_runs_again(status: str, limit_s: float, done: bool) -> None:
+    assert {step.name: step.limit_s for step in steps.STEPS}["ring"] == 60
+    assert check.done_with(entry("ring", status, limit_s=limit_s)) == done
+
+
+def test_bench_check_goes_on_where_a_call_was_killed(tmp_path: Path) -> None:
+    """It is killed while a step runs; the file tells which, and a later call runs that and what follows."""
+    command = [sys.executable, "-m", "bench.device.check", "--device", "cpu", "--quick", "--out"]
+    names = ["machine", "kernels", "copies"]
+    first, second = tmp_path / "first", tmp_path / "second"
+    process = subprocess.Popen([*command, str(first), "--only", ",".join(names)], cwd=ROOT, stdout=subprocess.PIPE)
+
+    def seen() -> list[tuple[str, str]]:
+        return [(s["name"], s["status"]) for p in first.glob("*.json") for s in json.loads(p.read_text())["steps"]]
+
+    end = time.monotonic() + 60
+    while len(seen()) < 2 and time.monotonic() < end:
+        time.sleep(0.02)
+    process.kill()
+    process.communicate()
+    assert seen()[0] == ("machine", "ok") and seen()[1] in (("kernels", "running"), ("kernels", "skipped"))
+    (left,) = first.glob("*.json")
+    before = json.loads(left.read_text())
+    assert "running" in render({**before, "steps": [*before["steps"][:1], entry("kernels", "running")]})
+    resumed = [*command, str(second), "--only", ",".join(names), "--resume", str(left)]
+    done = subprocess.run(resumed, cwd=ROOT, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0 and "==> machine" not in done.stdout and "==> copies" in done.stdout, done.stderr
+    (path,) = second.glob("*.json")
+    after = json.loads(path.read_text())
+    assert [(s["name"], s["status"]) for s in after["steps"]] == [
+        ("machine", "ok"), ("kernels", "skipped"), ("copies", "ok"),
+    ]  # fmt: skip
+    assert after["steps"][0] == before["steps"][0] and after["steps"][2]["result"]["copy"]["gb_per_s"] > 0
+    mixed = [*command[:-2], "--out", str(second), "--resume", str(left)]  # without --quick
+    refused = subprocess.run(mixed, cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert refused.returncode == 2 and "quick True" in refused.stderr
 
 
 def test_bench_check_environment_asks_for_queues_before_cuda_starts() -> None:
     assert check.environment(steps.STEPS[0])["CUDA_DEVICE_MAX_CONNECTIONS"] == "32"
     by_name = {step.name: check.environment(step) for step in steps.STEPS}
     assert by_name["throughput"]["CUDA_MODULE_LOADING"] == "EAGER"
+    assert by_name["sanitize"]["CUDA_MODULE_LOADING"] == "LAZY", "memcheck instruments all that is loaded"
     assert by_name["tests"].get("CUDA_MODULE_LOADING") == os.environ.get("CUDA_MODULE_LOADING")
 
 
@@ -150,8 +220,17 @@ def test_bench_check_sanitizer_is_run_and_timed(monkeypatch: pytest.MonkeyPatch,
     assert sanitizer.check(plan, "cuda", 5)["status"] == "unsupported"
     tool.write_text(f"#!/bin/sh\necho '{sanitizer.DONE}'; echo 'ERROR SUMMARY: 0 errors' \"$@\"\n")
     tool.chmod(0o755)
+    sanitizer.options.cache_clear()
     found = sanitizer.check(plan, "cuda", 5)
     assert found["status"] == "clean" and "--tool memcheck" in found["says"] and "small_case cuda 1" in found["says"]
+    assert "--report-api-errors" not in found["says"], "this version's help does not know it"
+    knows = "--report-api-errors arg, --kernel-name arg"
+    tool.write_text(f"#!/bin/sh\necho '{sanitizer.DONE}'; echo 'ERROR SUMMARY: 0 errors' \"$@\" '{knows}'\n")
+    sanitizer.options.cache_clear()
+    said = sanitizer.check(plan, "cuda", 5)["says"]
+    assert "--report-api-errors no --kernel-name kns=low_latency_ --kernel-name kns=throughput_" in said
+    kernels = set(_native.kernel_arguments())
+    assert all(name.startswith(sanitizer.OURS) for name in kernels)
     tool.write_text("#!/bin/sh\nexec sleep 30\n")
     assert sanitizer.check(plan, "cuda", 0.3)["status"] == "out_of_time"
 
@@ -234,6 +313,6 @@ def test_bench_check_renders_every_section() -> None:
     text = render(
         {"started": "t", "device": "cuda", "seconds": 9.0, "quick": False, "steps": entries, "targets": [missed]}
     )
-    assert [s.name for s in steps.STEPS] == list(results), "every step has a section"
+    assert {s.name for s in steps.STEPS} == results.keys(), "every step has a section"
     for word in ("61.2", "1.50", "82% of copy", "3300", "PeerTimeout", "90%", "12.5 us", "0.250 ms", "MISSED", "0.70"):
         assert word in text, word

@@ -63,7 +63,7 @@ def test_broken_off_locals_of_a_traceback() -> None:
 def interrupt(buffer: Buffer, call: Callable[[], Any]) -> None:
     """Ctrl-C at the moment when everything has been queued."""
 
-    def end(held: object = None) -> None:
+    def end(held: object = None, sent_on: int | None = None) -> None:
         raise KeyboardInterrupt
 
     device: Any = buffer._device

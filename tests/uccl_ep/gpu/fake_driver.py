@@ -89,6 +89,7 @@ class FakeDriver:
         self._flush = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int, ctypes.c_int)(self._flush_writes)
         self._set_context = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)(self._set_current)
         self.used: list[tuple[int, int]] = []  # (address of a tensor, key of the stream it was kept for)
+        self.shared: set[int] = set()  # addresses of memory for NICs and peers
         self._functions: list[str] = []
         self._kept: list[tuple[torch.Tensor, FakeStream]] = []
         self._allocated: dict[int, Any] = {}
@@ -131,11 +132,13 @@ class FakeDriver:
 
     # ---- memory ----------------------------------------------------------------------------------------------------
 
-    def allocate(self, num_bytes: int) -> int:
+    def allocate(self, num_bytes: int, shared: bool = False) -> int:
         self._forbid("allocating memory")
         segment = _native.Segment.create("fake-gpu", num_bytes)
         with self._lock:
             self._allocated[segment.address] = segment
+            if shared:
+                self.shared.add(segment.address)
         self.executor.memory(segment.address, num_bytes, "device")
         return int(segment.address)
 
@@ -222,6 +225,10 @@ class FakeDriver:
     def current_stream(self) -> FakeStream:
         current: FakeStream = getattr(self._local, "stream", self._default)
         return current
+
+    def here(self) -> tuple[FakeStream, int, bool]:
+        stream = self.current_stream()
+        return stream, self.stream_key(stream), self.capturing(stream)
 
     @contextmanager
     def on(self, stream: FakeStream) -> Iterator[None]:
@@ -318,4 +325,4 @@ class FakeDriver:
 def fake_builder(arch: str) -> list[Any]:
     """One program with every kernel, for KernelLibrary."""
     program = SimpleNamespace(kernels=tuple(_native.kernel_arguments()))
-    return [SimpleNamespace(program=program, arch=arch, code=SimpleNamespace(binary=b""), cached=True)]
+    return [SimpleNamespace(program=program, arch=arch, code=SimpleNamespace(binary=b"", usage=()), cached=True)]

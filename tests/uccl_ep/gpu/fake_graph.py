@@ -7,6 +7,7 @@ recorded is a race.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -134,8 +135,13 @@ class Retainer(TorchDispatchMode):  # type: ignore[misc]
         return result
 
     def let_go(self) -> None:
-        """The stream has come by."""
-        self._results.clear()
+        """The stream has come by: what nobody refers to any more may be reused. The rest may be given to a kernel and
+        then dropped, and is looked at again the next time."""
+        results, self._results = self._results, []
+        while results:
+            result = results.pop()
+            if sys.getrefcount(result) > 2:  # this name and the argument
+                self._results.append(result)
 
 
 def _again(func: Any, args: Any, kwargs: Any, result: Any) -> None:

@@ -30,6 +30,7 @@ class Runtime:
         self.machine, self.is_hip = machine, machine.is_hip
         self.queues: dict[int, list[Any]] = {}
         self.pinned: dict[int, int] = {}
+        self.recorded: set[int] = set()  # streams that are being recorded
         self.ordinal = threading.local()
         self.strangers: set[tuple[int, int]] = set()  # GPUs that cannot use each other's memory
         self.attributes = {100: 0, 117: 1, 118: 100}  # as an H100 answers
@@ -100,6 +101,11 @@ class Runtime:
     def free(self, address: int) -> None:
         self.machine.note("free", address)
         del self.machine.memory[address]
+
+    def streamIsCapturing(self, stream: int) -> bool:
+        self._not_on_rocm()
+        self.machine.note("streamIsCapturing", stream, unsafe=False)
+        return stream in self.recorded
 
     def memsetAsync(self, address: int, value: int, num_bytes: int, stream: int) -> None:
         self.machine.note("memsetAsync", address, value, num_bytes, stream)
@@ -239,7 +245,6 @@ class TorchCuda:
     def __init__(self) -> None:
         self.default = Stream(0)
         self.current = threading.local()
-        self.recorded: set[int] = set()  # streams that are being recorded
         self.ordinal, self.visible, self.capability = 0, True, (9, 0)
 
     def install(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -252,7 +257,6 @@ class TorchCuda:
             "get_device_capability": lambda *_: self.capability,
             "current_stream": lambda *_: self.here(),
             "stream": self.stream,
-            "is_current_stream_capturing": lambda: self.here().cuda_stream in self.recorded,
             "ExternalStream": Stream,
             "Event": Event,
         }.items():
@@ -311,6 +315,15 @@ class HipTable:
 
     def hipStreamCreateWithPriority(self, stream: Any, flags: Any, priority: Any) -> int:
         stream._obj.value = self.runtime._create_stream(flags.value, priority.value)
+        return 0
+
+    def hipExtMallocWithFlags(self, address: Any, num_bytes: Any, flags: Any) -> int:
+        self.runtime.machine.note("hipExtMallocWithFlags", num_bytes.value, flags.value)
+        address._obj.value = self.runtime.machine.new_memory(num_bytes.value)
+        return 0
+
+    def hipStreamIsCapturing(self, stream: Any, status: Any) -> int:
+        status._obj.value = int((stream.value or 0) in self.runtime.recorded)
         return 0
 
     def hipModuleOccupancyMaxActiveBlocksPerMultiprocessor(self, blocks: Any, f: Any, block: Any, shared: Any) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import warnings
 from typing import Any
 
 import pytest
@@ -23,6 +24,7 @@ from tests.uccl_ep.ranks import (
     throughput,
 )
 from uccl_ep import Buffer, EventHandle, EventOverlap, InvalidArgument, PeerLost, PeerTimeout, ThreadGroup, reference
+from uccl_ep.low_latency import overlap
 from uccl_ep.reference import Fp8Format, RandomCase, ThroughputInput
 
 WORLDS = [
@@ -339,3 +341,58 @@ def test_gpu_calls_capture_is_an_event_of_the_callers_stream(variables: Any, mon
 
     run_gpu_ranks(driver, 1, body)
     assert EventHandle().query()  # without a Buffer on a GPU: the calling thread
+
+
+def test_gpu_calls_a_hook_on_another_stream_keeps_memory_for_it(
+    variables: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Memory was taken on the sending half's stream: torch's allocator is told of the other one, and of no other."""
+    driver = install(monkeypatch, FakeDriver())
+    c = case(98, "uniform", num_ranks=1, num_experts=2, hidden=128, max_tokens=4)
+
+    def body(group: ThreadGroup) -> None:
+        with low_latency(group, c.shape) as buffer:
+            for other in (driver.new_stream(), driver.current_stream()):
+                driver.used.clear()
+                got = buffer.low_latency_dispatch(c.x[0], c.topk_idx[0], 4, 2, use_fp8=False, return_recv_hook=True)
+                assert not driver.used  # what this stream frees is used by this stream next
+                with driver.on(other):
+                    got[4]()
+                    driver.settle()
+                tensors = {c.x[0].data_ptr(), got[0].data_ptr(), got[1].data_ptr(), *(h.data_ptr() for h in got[2][:2])}
+                mine = other is driver.current_stream()
+                assert not driver.used if mine else tensors <= {address for address, _ in driver.used}
+                assert {key for _, key in driver.used} <= {other.key}
+                assert_low_latency(got[:3], reference_of(c)[0])
+
+    run_gpu_ranks(driver, 1, body)
+
+
+@pytest.mark.parametrize("loading, warned", [(None, True), ("LAZY", True), ("EAGER", False)])
+def test_gpu_calls_overlap_with_signals_warns_where_kernels_are_loaded_late(
+    variables: Any, monkeypatch: pytest.MonkeyPatch, loading: str | None, warned: bool
+) -> None:
+    driver = install(monkeypatch, FakeDriver())
+    monkeypatch.delenv("CUDA_MODULE_LOADING", raising=False)
+    if loading is not None:
+        monkeypatch.setenv("CUDA_MODULE_LOADING", loading)
+    overlap._warn_once.cache_clear()
+    c = case(99, "uniform", num_ranks=1, num_experts=2, hidden=128, max_tokens=4)
+    wanted = combined_of([c])[0]
+
+    def body(group: ThreadGroup) -> None:
+        with low_latency(group, c.shape) as buffer:
+            got = buffer.low_latency_dispatch(c.x[0], c.topk_idx[0], 4, 2, use_fp8=False)
+            there = {"src_signals": torch.ones(2, dtype=torch.int32), "src_signal_expect_value": 1}
+            for signals in ({}, there, there):  # without signals nothing is waited for
+                arguments = (expert_rows(0, c.shape), c.topk_idx[0], c.topk_weights[0], got[2])
+                out, _, _ = buffer.low_latency_combine(*arguments, overlap=True, **signals)  # type: ignore[arg-type]
+                driver.settle()
+                assert same(out, wanted[0])
+
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        run_gpu_ranks(driver, 1, body)
+    told = [str(w.message) for w in seen if "overlap" in str(w.message)]
+    assert len(told) == int(warned), told
+    assert all("CUDA_MODULE_LOADING=EAGER and CUDA_DEVICE_MAX_CONNECTIONS=32" in text for text in told)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import re
 import shutil
+import struct
 import sys
 import threading
 import time
@@ -155,6 +156,16 @@ def simple(tmp_path: Path, text: str) -> Path:
     (tmp_path / "kernels").mkdir()
     (tmp_path / "kernels" / "k.h").write_text(text)
     return tmp_path
+
+
+@pytest.mark.compile
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90a"])
+def test_compiler_cubins_are_whole(nvrtc: RuntimeCompiler, arch: str) -> None:
+    """CuPy leaves the last byte out; the table that an ELF's header names ends with it."""
+    binary = nvrtc.compile('extern "C" __global__ void k(int* p) { *p = 1; }', "k", arch, include_root()).binary
+    programs, sections = struct.unpack_from("<2Q", binary, 32)
+    program_bytes, num_programs, section_bytes, num_sections = struct.unpack_from("<4H", binary, 54)
+    assert max(programs + program_bytes * num_programs, sections + section_bytes * num_sections) == len(binary)
 
 
 @pytest.mark.compile

@@ -75,8 +75,12 @@ def test_cupy_driver_facts_on_rocm(monkeypatch: pytest.MonkeyPatch) -> None:
     function = driver.function(driver.load(b"code object"), "rank_barrier")
     assert driver.resident_blocks(function, 512, 6000) == 4  # by AMD's own function: CuPy answers hipErrorUnknown
     assert driver.stream_key(driver.new_stream()) != 0 and stub.machine.named("streamCreate")[-1] == (1, -1)
-    driver.launch(function, 3, 512, 0, driver.new_stream(), bytes(24))
+    stream = driver.new_stream()
+    driver.launch(function, 3, 512, 0, stream, bytes(24))
     assert len(stub.machine.named("launchKernel")) == 1
+    assert not driver.capturing(stream)
+    stub.runtime.recorded.add(driver.stream_key(stream))
+    assert driver.capturing(stream)
     driver.allow_shared(function, 60000)
     assert not stub.machine.named("funcSetAttribute")
     assert architectures() == ["gfx942"]
@@ -192,8 +196,14 @@ def test_cupy_driver_current_stream_and_events(stub: Stub) -> None:
     assert not driver.query(event)
     driver.synchronize(event)
     assert driver.query(event)
-    stub.torch.recorded.add(driver.stream_key(stream))
+    stub.runtime.recorded.add(driver.stream_key(stream))
     assert driver.capturing(stream) and not driver.capturing(driver.current_stream())
+    assert driver.here() == (driver.current_stream(), 0, False)
+    with driver.on(stream):
+        assert driver.here() == (stream, driver.stream_key(stream), True)
+    stub.machine.failing["streamIsCapturing"] = "cudaErrorStreamCaptureImplicit: operation would make the legacy stream"
+    with pytest.raises(UcclEpError, match="looking at a stream failed"):
+        driver.here()
     failed = Event()
     failed.error = "CUDA error: an illegal memory access was encountered"
     with pytest.raises(UcclEpError, match=r"waiting for the GPU failed.*start again"):
@@ -318,6 +328,6 @@ def test_cupy_driver_stubs_have_the_bindings_names_and_arguments(name: str) -> N
 
 def test_cupy_driver_uses_what_torch_has() -> None:
     for name in ("is_available", "init", "current_device", "device_count", "get_device_name", "get_device_capability",
-                 "current_stream", "stream", "is_current_stream_capturing", "ExternalStream", "Event"):  # fmt: skip
+                 "current_stream", "stream", "ExternalStream", "Event"):  # fmt: skip
         assert hasattr(torch.cuda, name), name
     assert list(inspect.signature(torch.cuda.ExternalStream.__new__).parameters)[1:3] == ["stream_ptr", "device"]

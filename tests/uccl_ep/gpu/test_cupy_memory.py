@@ -177,6 +177,34 @@ def test_cupy_memory_export_and_open_by_fabric(stub: Stub, monkeypatch: pytest.M
         without.open(handle)
 
 
+def test_cupy_memory_opened_by_two_ranks_of_a_process_is_closed_by_both(stub: Stub) -> None:
+    """The vendor gives both the same address, and wants to be told twice."""
+    memory = opened(stub)
+    handle = memory.export(memory.allocate(1))
+    first, second = memory.open(handle), memory.open(handle)
+    assert first == second
+    memory.close(first)
+    memory.close(second)
+    assert stub.machine.named("ipcCloseMemHandle") == [(first,), (first,)]
+    with pytest.raises(KeyError):
+        memory.close(first)
+
+
+def test_cupy_memory_that_nics_and_peers_write_is_uncached_on_amd(monkeypatch: pytest.MonkeyPatch) -> None:
+    stub = Stub(monkeypatch, is_hip=True)
+    memory = CupyMemory(HipRuntime(stub.runtime, stub.hip), HipDriver(stub.driver, stub.hip), 1, None)
+    address = memory.allocate(5, shared=True)
+    assert stub.machine.named("hipExtMallocWithFlags") == [(GRANULE_BYTES, 3)] and not stub.machine.named("malloc")
+    assert bytes_at(address, GRANULE_BYTES) == bytes(GRANULE_BYTES)
+    memory.allocate(5)  # what kernels of this GPU alone use may lie in its caches
+    assert len(stub.machine.named("malloc")) == 1 == len(stub.machine.named("hipExtMallocWithFlags"))
+    memory.free(address)
+    assert address not in stub.machine.memory
+    stub.hip.failing["hipExtMallocWithFlags"] = 2
+    with pytest.raises(UcclEpError, match="allocating 2 MiB on the GPU failed"):
+        memory.allocate(1, shared=True)
+
+
 def test_cupy_memory_refuses_what_is_no_handle(stub: Stub) -> None:
     memory = opened(stub)
     good = memory.export(memory.allocate(1))

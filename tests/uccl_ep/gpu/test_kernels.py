@@ -8,6 +8,8 @@ import re
 import shutil
 import subprocess
 import threading
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +19,7 @@ from uccl_ep import _native
 from uccl_ep.errors import UcclEpError
 from uccl_ep.gpu import kernels as kernels_module
 from uccl_ep.gpu.build import Built, native_shared_bytes
-from uccl_ep.gpu.compiler import Code, Program, find_programs, include_root
+from uccl_ep.gpu.compiler import Code, Program, Usage, find_programs, include_root
 from uccl_ep.gpu.driver import Facts
 from uccl_ep.gpu.kernels import MAX_BLOCK_LANES, PLAIN_SHARED_BYTES, KernelLibrary, library
 
@@ -97,6 +99,26 @@ def test_kernels_allow_much_shared_memory_once(monkeypatch: pytest.MonkeyPatch, 
     KernelLibrary(driver, build_names)  # type: ignore[arg-type]
     allowed = [call[2] for call in driver.calls if call[0] == "allow"]
     assert allowed == ([] if most <= PLAIN_SHARED_BYTES else len(driver.functions) * [min(most, 65536)])
+
+
+def test_kernels_static_shared_memory_counts_towards_both_limits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Either alone is below what a block has without asking; the limit of a block holds for both together."""
+    native = kernels_module._native
+    monkeypatch.setattr(native, "shared_bytes", lambda name, args, warps: 30_000 * warps * 32 // MAX_BLOCK_LANES)
+
+    def with_static(static: int) -> Callable[[str], list[Built]]:
+        def build(arch: str) -> list[Built]:
+            return [
+                replace(b, code=replace(b.code, usage=tuple(Usage(k, 90, static, 0) for k in b.program.kernels)))
+                for b in build_names(arch)
+            ]
+
+        return build
+
+    for static, wanted in ((0, []), (PLAIN_SHARED_BYTES - 30_000, []), (32_900, [30_000]), (40_000, [25_536])):
+        driver = RecordingDriver()
+        KernelLibrary(driver, with_static(static))  # type: ignore[arg-type]
+        assert [call[2] for call in driver.calls if call[0] == "allow"] == len(driver.functions) * wanted
 
 
 def test_kernels_must_fit_the_native_module() -> None:

@@ -29,7 +29,7 @@ class Driver:
     def __init__(self, refusal: str) -> None:
         self._refusal = refusal  # why there is no dma-buf; empty: the driver says that there is
 
-    def allocate(self, num_bytes: int) -> int:
+    def allocate(self, num_bytes: int, shared: bool = False) -> int:
         """No memory is needed."""
         return 0
 

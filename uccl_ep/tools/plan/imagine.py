@@ -58,7 +58,7 @@ class Job:
 class PresumedDriver:
     """A GPU's driver that is believed to export its memory, since it cannot be asked before the job."""
 
-    def allocate(self, num_bytes: int) -> int:
+    def allocate(self, num_bytes: int, shared: bool = False) -> int:
         """No memory is needed."""
         return 0
 
