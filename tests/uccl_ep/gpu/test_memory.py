@@ -16,7 +16,7 @@ import torch
 from tests.uccl_ep.gpu.fake_driver import FakeDriver
 from tests.uccl_ep.gpu.worlds import install, run_gpu_ranks
 from tests.uccl_ep.ranks import MIB, assert_low_latency, case, low_latency, reference_of, throughput
-from uccl_ep import Buffer, InvalidArgument, ThreadGroup, TransportError, UcclEpError, _native
+from uccl_ep import Buffer, InvalidArgument, PeerLost, PeerTimeout, ThreadGroup, TransportError, UcclEpError, _native
 from uccl_ep.gpu.memory import GpuRegions, Parked, Shared, refuse_unmapped, sweep
 from uccl_ep.group.handshake import Endpoints
 from uccl_ep.layout.regions import Placement
@@ -141,7 +141,7 @@ def test_gpu_memory_that_nics_write_by_its_addresses(
 def test_gpu_memory_is_flushed_by_the_driver_before_flags_are_raised(
     variables: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    variables(RANKS_PER_NODE=1, TRANSPORT="tcp", TIMEOUT_S=20)
+    variables(RANKS_PER_NODE=1, TRANSPORT="tcp", TIMEOUT_S=5)
     driver = install(monkeypatch, FakeDriver(num_sms=8))
     monkeypatch.setattr(session, "choose_placement", on_device(frozenset(range(2)), "driver"))
     c = case(9, num_ranks=2, num_experts=6, num_topk=2, hidden=512, max_tokens=12)
@@ -156,15 +156,16 @@ def test_gpu_memory_is_flushed_by_the_driver_before_flags_are_raised(
             assert driver.flushes and set(driver.flushes) == {(77, 0, 200)}
             group.barrier()
             driver.flush_error = 719
-            with pytest.raises(TransportError) as caught:
+            # A rank whose proxy fails before it has sent leaves the other one waiting.
+            with pytest.raises((TransportError, PeerTimeout, PeerLost)) as caught:
                 for _ in range(3):
                     buffer.low_latency_dispatch(c.x[rank], c.topk_idx[rank], 12, 6, use_fp8=False)
                     driver.settle()
             group.barrier()
             return str(caught.value)
 
-    for error in run_gpu_ranks(driver, 2, body):
-        assert "could not make visible what NICs have written: its error 719" in error
+    said = run_gpu_ranks(driver, 2, body)
+    assert any("could not make visible what NICs have written: its error 719" in error for error in said), said
     assert driver.held() == NOTHING
 
 
