@@ -28,9 +28,11 @@ from uccl_ep.reference import TRAFFIC, calc_diff
 
 
 @contextmanager
-def buffer_for(group: Any, platform: Platform, steps: Sequence[Step], ranks_per_node: int) -> Iterator[Buffer]:
-    """A Buffer on the platform with room for the steps."""
-    nvl, rdma = play.budgets(steps, group.size(), ranks_per_node, slack=4)
+def buffer_for(
+    group: Any, platform: Platform, steps: Sequence[Step], ranks_per_node: int, slack: int = 4
+) -> Iterator[Buffer]:
+    """A Buffer on the platform with room for the steps; see play.budgets."""
+    nvl, rdma = play.budgets(steps, group.size(), ranks_per_node, slack)
     buffer = Buffer(group, nvl, rdma, low_latency_mode=rdma > 0, explicitly_destroy=True, device=platform.device)
     try:
         yield buffer
