@@ -21,10 +21,9 @@ DEV bool sync_grid(u32* counter, const WaitContext& context) {
   if (tid() == 0) {
     const u32 share = bid() == 0 ? kTop - (nbid() - 1) : 1;
     const u32 before = add_acq_rel_gpu(counter, share);  // release: pairs with the acquire below, in other blocks
-    arrived = wait_until(
-        context, WaitSite{WaitPhase::kBarrier, context.rank, kNoChannel, nbid()},
-        [&] { return static_cast<u64>(ld_acquire_gpu(counter)); },
-        [&](u64 now) { return ((now ^ before) & kTop) != 0; });
+    arrived =
+        wait_until(context, WaitSite{WaitPhase::kBarrier, context.rank, kNoChannel, nbid()},
+                   DeviceWord{static_cast<const u32*>(counter)}, [&](u64 now) { return ((now ^ before) & kTop) != 0; });
   }
   return sync_block_and(arrived);
 }

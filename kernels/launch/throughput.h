@@ -37,7 +37,8 @@ class ThroughputCalls {
   // As of LowLatencyCalls.
   static constexpr u64 kWorkspaceBytes = sizeof(IdentityState) + kNumDirections * sizeof(SettledGeometry) + sizeof(u64);
 
-  ThroughputCalls(const RankContext& rank, const ThroughputLayout& layout, u8* workspace);
+  ThroughputCalls(const RankContext& rank, const ThroughputLayout& layout, u8* workspace,
+                  const DeviceShape& device = {});
 
   IdentityState& identities() const { return *identities_; }
   SettledGeometry& settled(Direction d) const { return settled_[static_cast<u32>(d)]; }
@@ -57,14 +58,15 @@ class ThroughputCalls {
   // `own`: x, hidden, weights, recv_src_idx, biases, outputs, arenas, x_offset, x_in_arena. `workspace`:
   // combine_bytes() of this launch alone, 16-byte aligned.
   Launch<CombineArgs> combine(const CombineArgs& own, const RowShape& shape, const StreamGeometry& geometry,
-                              const RoutingTables& routing, u8* workspace, u32 warps = kBlockWarps) const;
-  u64 combine_bytes(u32 channels, u32 hidden, u32 warps = kBlockWarps) const;
+                              const RoutingTables& routing, u8* workspace) const;
+  u64 combine_bytes(u32 channels, u32 hidden) const;
 
  private:
   ThroughputCall call(const RowShape& shape, const StreamGeometry& geometry, const RoutingTables& routing) const;
-  u64 scratch_bytes(u32 channels, u32 hidden, u32 warps) const;
+  u64 scratch_bytes(u32 channels, u32 hidden) const;
 
   RankContext rank_;
+  DeviceShape device_;
   ThroughputLayout layout_;
   IdentityState* identities_;
   SettledGeometry* settled_;

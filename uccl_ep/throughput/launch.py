@@ -78,7 +78,9 @@ class Throughput:
         self._recorded = False  # calls of this rank are in graphs, which run without passing here
 
     def _launches(self) -> _native.ThroughputCalls:
-        return _native.ThroughputCalls(self._session.context, self._session.plan.throughput, self._workspace)
+        return _native.ThroughputCalls(
+            self._session.context, self._session.plan.throughput, self._workspace, self._device.shape
+        )
 
     def note_masked(self, rank: int, masked: bool) -> None:
         """The caller has masked a rank, or taken the mask away."""
