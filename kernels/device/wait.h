@@ -176,6 +176,17 @@ DEV bool wait_until(const WaitContext& context, const WaitSite& site, Load load,
   }
 }
 
+// Spins until done(load()), however long that takes, and looks at no word of the host: for what another block of the launch
+// always says, since it has the deadline. One lane.
+template <class Load, class Done>
+DEV void wait_for_block(Load load, Done done) {
+  if (done(load())) return;
+  do pause();
+  while (!done(peek_at(load, 0)));
+  acquire_after_peek(load, 0);
+  end_spin();
+}
+
 }  // namespace uccl::simt
 
 namespace uccl {
@@ -188,6 +199,7 @@ using simt::kNoPeer;
 using simt::record_fault;
 using simt::SpinClock;
 using simt::SystemWord;
+using simt::wait_for_block;
 using simt::wait_until;
 using simt::WaitContext;
 using simt::WaitSite;

@@ -72,6 +72,7 @@ struct CombineSender {
   u32 staging, next;  // its staging rows: how many it has, and which of them is next
   RowCut cut;  // of rows that are stored by several warps; the warp of piece 0 does whatever else there is to do
   u64 total_bytes;  // of the rows that all warps send
+  bool takes_remote, takes_local;  // rows by whether their owners are of this node
 };
 
 static_assert(LowLatencyLayout::row_in_slot(static_cast<u32>(CombineFormat::kBf16)) == sizeof(LogfmtHeader));
@@ -154,18 +155,19 @@ DEV bool send_row(const CombineSendArgs& a, const Turn& turn, u64 at, u32 piece,
   if (owner >= a.rank.topology.num_ranks || number >= static_cast<u64>(layout.max_tokens) * layout.max_topk)
     return bad_handle(a, turn, layout.max_tokens * layout.max_topk, number);
   if (masked(a.rank, owner)) return true;
+  const bool local = a.rank.topology.is_local(owner);
+  if (!(local ? sender->takes_local : sender->takes_remote)) return true;
   if (owner == a.rank.topology.rank && a.own_stay) {
     if (piece == 0) leave_row(a, turn, at, number);
     return true;
   }
-  if (a.call.reduces && !a.rank.topology.is_local(owner)) {
+  if (a.call.reduces && !local) {
     give_to_host(a, turn, at, owner, number, *sender, piece);
     return true;
   }
   const u64 slot = layout.combine_slot(turn.epoch, number);
   const u64 target = slot + LowLatencyLayout::row_in_slot(a.format);
   const u16* row = a.x + at * a.row_stride;
-  const bool local = a.rank.topology.is_local(owner);
   if (local && !is_encoded(a) && mark_row(a, owner, at, slot, piece)) return true;
   if (!local && piece != 0) return true;  // what one command sends one warp writes
   const bool in_place = !local && a.zero_copy_offset != 0 && !is_encoded(a);
@@ -297,9 +299,10 @@ DEV u32 rows_of_expert(const CombineSendArgs& a, u32 e) {
   return static_cast<u32>(last >> 32) + static_cast<u32>(last);
 }
 
+DEV RowCut whole_row(const CombineSendArgs& a) { return RowCut{1, a.call.layout.hidden}; }
 // How the rows that this rank stores at others of its node are cut. A logfmt row is encoded from its beginning on.
 DEV RowCut cut_stored_row(const CombineSendArgs& a, u64 rows, u32 warps) {
-  if (static_cast<CombineFormat>(a.format) == CombineFormat::kLogfmt) return RowCut{1, a.call.layout.hidden};
+  if (static_cast<CombineFormat>(a.format) == CombineFormat::kLogfmt) return whole_row(a);
   return cut_row(a.call, rows, warps, kPieceBytes / sizeof(u16));
 }
 
@@ -308,12 +311,15 @@ DEV bool send_all_rows(const CombineSendArgs& a, const Turn& turn) {
   const TopologyView& topology = a.rank.topology;
   const u32 experts = a.call.num_local_experts;
   const u64 stride = static_cast<u64>(topology.num_ranks) * a.call.layout.max_tokens;
-  // A staging row has one user: with fewer of them than warps some warps send nothing.
+  // A staging row has one user: with fewer of them than warps some warps take no row that is staged; with far fewer the
+  // others take those that are not.
   const bool stages =
       a.call.layout.staging_rows != 0 && a.call.reduces == 0 && (a.zero_copy_offset == 0 || is_encoded(a));
   const u32 staging = stages ? a.call.layout.staging_rows : 0;
-  const u32 warps = stages && grid_warps() > staging ? staging : grid_warps();
-  if (grid_warp() >= warps) return true;
+  const bool apart = stages && grid_warps() >= 2 * staging, keeps = apart && grid_warp() >= staging;
+  const u32 warp = keeps ? grid_warp() - staging : grid_warp();
+  const u32 warps = keeps ? grid_warps() - staging : stages && grid_warps() > staging ? staging : grid_warps();
+  if (warp >= warps) return true;
   bool good = true;
   const auto count = [&](u32 e) {
     const u32 n = rows_of_expert(a, e);
@@ -322,9 +328,11 @@ DEV bool send_all_rows(const CombineSendArgs& a, const Turn& turn) {
   };
   const u64 rows = rows_of_experts(experts, count);
   if (simt::ballot(!good) != 0) return false;
-  CombineSender sender{staging / warps, 0, cut_stored_row(a, rows, warps), 2ull * a.call.layout.hidden * rows};
+  CombineSender sender{
+      keeps ? 0 : staging / warps,        0,      apart && !keeps ? whole_row(a) : cut_stored_row(a, rows, warps),
+      2ull * a.call.layout.hidden * rows, !keeps, keeps || !apart};
   u64 known = ~0ull;
-  return deal_rows(experts, sender.cut.pieces, warps, count, [&](u32 e, u32 i, u32 piece) {
+  return deal_rows(experts, sender.cut.pieces, warp, warps, count, [&](u32 e, u32 i, u32 piece) {
     return await_computed(a, turn, e, i, &known) && send_row(a, turn, e * stride + i, piece, &sender);
   });
 }

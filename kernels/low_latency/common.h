@@ -191,8 +191,8 @@ DEV KnownConsumed known_consumed(const RankContext& c, Phase phase, u32 reader, 
 // So a launch reads each word of other ranks and of the host once, however many blocks it has. False in every thread of
 // a block when block 0 was not answered, and so the launch has failed.
 //
-// Block 0 has the deadline and names whom it waits for. The others end with it: by its word, by the failed launch, or by
-// the rank's fault. An epoch has one launch of each kernel, unless that failed, and then its ticket says so for good.
+// Block 0 has the deadline and names whom it waits for. It ends the others' wait in any case, by its word or by the failed
+// launch. An epoch has one launch of each kernel, unless that failed, and then its ticket says so for good.
 template <class Ask>
 DEV bool ask_once(const LowLatencyCall& call, const Turn& turn, Ask ask) {
   if (simt::bid() == 0) {
@@ -207,12 +207,9 @@ DEV bool ask_once(const LowLatencyCall& call, const Turn& turn, Ask ask) {
   }
   bool ok = true;
   if (simt::tid() == 0) {
-    WaitContext patient = turn.wait;
-    patient.deadline_ns = ~0ull;
     const u64* const admitted = call.admitted;
-    ok = wait_until(patient, WaitSite{WaitPhase::kBarrier, turn.wait.rank, kNoChannel, turn.epoch},
-                    DeviceWord{admitted}, [&](u64 seen) { return seen == turn.epoch || launch_fails(call.ticket); });
-    ok = ok && !launch_failed(call.ticket);
+    wait_for_block(DeviceWord{admitted}, [&](u64 seen) { return seen == turn.epoch || launch_fails(call.ticket); });
+    ok = !launch_failed(call.ticket);
   }
   return simt::sync_block_and(ok);
 }
@@ -241,12 +238,12 @@ DEV RowCut cut_row(const LowLatencyCall& call, u64 rows, u32 warps, u32 grain) {
 // Four 16-byte units a lane.
 inline constexpr u32 kPieceBytes = 4 * 16 * (simt::kWarp == 1 ? 32 : simt::kWarp);
 
-// Deals the rows of all local experts, each in `pieces`, round the first `warps` of the grid: experts ascending, then rows.
-// Warp-collective. count(e) is called by one lane an expert; take(e, row, piece) says whether to go on. Returns whether
+// Deals the rows of all local experts, each in `pieces`, round `warps` warps, of which this one is number
+// `warp`: experts ascending, then rows. Warp-collective. count(e) is called by one lane an expert; take(e, row, piece) says whether to go on. Returns whether
 // all did.
 template <class Count, class Take>
-DEV bool deal_rows(u32 experts, u32 pieces, u32 warps, Count count, Take take) {
-  u32 u = grid_warp();  // this warp's next unit, among those of the experts from `base` on
+DEV bool deal_rows(u32 experts, u32 pieces, u32 warp, u32 warps, Count count, Take take) {
+  u32 u = warp;  // this warp's next unit, among those of the experts from `base` on
   for (u32 base = 0; base < experts; base += simt::kWarp) {
     const u32 e = base + simt::lane();
     const u32 up_to = simt::sum_up_to(e < experts ? count(e) : 0);
@@ -276,7 +273,8 @@ DEV bool sync_launch(const RankContext& c, const WaitContext& wait, const LowLat
   if (!ok && simt::lane() == 0) fail_launch(call.ticket);
   WaitContext patient = wait;
   patient.deadline_ns = c.timeout_ns > ~0ull - wait.deadline_ns ? ~0ull : wait.deadline_ns + c.timeout_ns;
-  if (!sync_grid(call.grid_barrier, patient) && simt::tid() == 0) fail_launch(call.ticket);
+  const auto gave_up = [&] { return launch_fails(call.ticket); };
+  if (!sync_grid(call.grid_barrier, patient, gave_up) && simt::tid() == 0) fail_launch(call.ticket);
   return simt::sync_block_and(!launch_failed(call.ticket));
 }
 
