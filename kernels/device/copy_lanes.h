@@ -15,13 +15,13 @@ DEV void copy_row(u8* dst, const u8* src, u64 bytes) {
   auto* const to = reinterpret_cast<u128*>(dst);
   const auto* const from = reinterpret_cast<const u128*>(src);
   const u64 units = bytes / sizeof(u128);
-  for (u64 first = lane(); first < units; first += 2 * kUnitsInFlight * kWarp) {
-    u128 unit[2 * kUnitsInFlight];
+  for (u64 first = lane(); first < units; first += kUnitsInFlight * kWarp) {
+    u128 unit[kUnitsInFlight];
     UCCL_UNROLL
-    for (u32 i = 0; i < 2 * kUnitsInFlight; ++i)
+    for (u32 i = 0; i < kUnitsInFlight; ++i)
       unit[i] = first + i * kWarp < units ? ld_nc(from + first + i * kWarp) : u128{0, 0};
     UCCL_UNROLL
-    for (u32 i = 0; i < 2 * kUnitsInFlight; ++i)
+    for (u32 i = 0; i < kUnitsInFlight; ++i)
       if (first + i * kWarp < units) st_na(to + first + i * kWarp, unit[i]);
   }
 }

@@ -13,7 +13,7 @@ namespace uccl {
 inline u64 shared_bytes(const LayoutArgs&, u32) { return 0; }
 inline u64 shared_bytes(const CountsArgs&, u32) { return sizeof(CountsShared); }
 inline u64 shared_bytes(const SettleArgs&, u32) { return sizeof(SettleShared); }
-inline u64 shared_bytes(const DispatchArgs&, u32) { return 0; }
+inline u64 shared_bytes(const DispatchArgs&, u32) { return sizeof(DispatchShared); }
 inline u64 shared_bytes(const CombineArgs&, u32 warps) { return CombineShared::bytes(warps); }
 
 // The tables of one routing, which a count exchange writes and every later call goes by; sizes as in CountsArgs.

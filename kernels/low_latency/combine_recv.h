@@ -197,9 +197,17 @@ DEV u32 bytes_before(const CombineReceiveArgs& a, u32 first) {
   return format == CombineFormat::kBf16 ? 2 * first : format == CombineFormat::kFp8 ? first : 0;
 }
 
-// One warp: the sum of a token's rows, channels [first, first + size); `rows` as gather_rows gave them.
-DEV void reduce_token(const CombineReceiveArgs& a, u16* out, const u16* const* rows, const float* weights, u32 count,
-                      u32 first, u32 size) {
+// What gather_rows gave.
+struct GatheredRows {
+  const u16* const* rows;
+  const float* weights;
+  u32 count;
+};
+// One warp: the sum of a token's rows, channels [first, first + size).
+DEV void reduce_token(const CombineReceiveArgs& a, u16* out, const GatheredRows& from, u32 first, u32 size) {
+  const u16* const* const rows = from.rows;
+  const float* const weights = from.weights;
+  const u32 count = from.count;
   const u32 hidden = a.call.layout.hidden;
   const CombineFormat format = static_cast<CombineFormat>(a.format);
   if (format == CombineFormat::kFp8)
@@ -229,7 +237,7 @@ KERNEL KERNEL_BOUNDS(kMaxBlockLanes) low_latency_combine_recv(CombineReceiveArgs
       break;
     }
     u16* const out = a.out + static_cast<u64>(token) * hidden;
-    reduce_token(a, out, rows, weights, count, cut.begin(piece), cut.size(piece, hidden));
+    reduce_token(a, out, GatheredRows{rows, weights, count}, cut.begin(piece), cut.size(piece, hidden));
     simt::sync_warp();
   }
   if (last_block(a.call.ticket, &shared.last)) end_receive(a.rank, a.call, Phase::kCombine, turn);

@@ -107,21 +107,26 @@ DEV bool mark_row(const CombineSendArgs& a, u32 holder, u64 at, u64 slot, u32 pi
   return stays;
 }
 
-// One warp leaves row `at` where it stays, or stores a piece of it, where the owner's landing rank in this node sums it.
-DEV void give_to_host(const CombineSendArgs& a, const Turn& turn, u64 at, u32 owner, u64 number,
-                      const CombineSender& sender, u32 piece) {
+// A piece of row `at` (of expert-major [L, P]), as cut by CombineSender::cut.
+struct RowPiece {
+  u64 at;
+  u32 piece;
+};
+// One warp leaves a row where it stays, or stores a piece of it, where the owner's landing rank in this node sums it.
+DEV void give_to_host(const CombineSendArgs& a, const Turn& turn, const RowPiece& row, u32 owner, u64 number,
+                      const CombineSender& sender) {
   const LowLatencyLayout& layout = a.call.layout;
   const TopologyView& topology = a.rank.topology;
   const u32 landing = topology.landing_rank(owner, topology.cell);
   const u64 bytes = 2ull * layout.hidden;
   const u64 slot = layout.landing_combine_slot(turn.epoch, topology.landing_slot(owner, topology.cell), number);
-  if (mark_row(a, landing, at, slot, piece)) return;
-  const u64 first = 2ull * sender.cut.begin(piece);
+  if (mark_row(a, landing, row.at, slot, row.piece)) return;
+  const u64 first = 2ull * sender.cut.begin(row.piece);
   copy_row_shared(data_of(a.rank, landing) + slot + sizeof(LogfmtHeader) + first,
-                  reinterpret_cast<const u8*>(a.x + at * a.row_stride) + first,
-                  2ull * sender.cut.size(piece, layout.hidden), sender.total_bytes);
+                  reinterpret_cast<const u8*>(a.x + row.at * a.row_stride) + first,
+                  2ull * sender.cut.size(row.piece, layout.hidden), sender.total_bytes);
   simt::sync_warp();
-  if (piece != 0 || simt::lane() != 0) return;
+  if (row.piece != 0 || simt::lane() != 0) return;
   add_stat(a.rank, landing, PeerStat::kRowsOut, 1);
   add_stat(a.rank, landing, PeerStat::kBytesOut, bytes);
 }
@@ -162,7 +167,7 @@ DEV bool send_row(const CombineSendArgs& a, const Turn& turn, u64 at, u32 piece,
     return true;
   }
   if (a.call.reduces && !local) {
-    give_to_host(a, turn, at, owner, number, *sender, piece);
+    give_to_host(a, turn, RowPiece{at, piece}, owner, number, *sender);
     return true;
   }
   const u64 slot = layout.combine_slot(turn.epoch, number);
