@@ -82,7 +82,7 @@ def inputs(rank: int, tokens: int) -> tuple[torch.Tensor, torch.Tensor, torch.Te
 
 
 def low_latency(driver: FakeDriver, counts: Counts, tokens: int = 128, calls: int = 3) -> list[KernelCounts]:
-    """Dispatch with FP8 rows, and combine; the launches of the last of `calls` rounds, the first that waits for reuse."""
+    """Dispatch of FP8 rows, and combine: the launches of the last of `calls` rounds; from the third on calls wait."""
     size = Buffer.get_low_latency_rdma_size_hint(tokens, HIDDEN, RANKS, EXPERTS)
     seen: list[KernelCounts] = []
 

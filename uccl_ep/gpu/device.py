@@ -166,8 +166,11 @@ class GpuDevice:
         return max(1, min(blocks // self._roles, _native.MAX_CHANNELS))
 
     def _limit(self, kernel: str, warps: int) -> int:
-        """Blocks of a kernel that can run at once beside those of the GPU's other ranks. Where it has others, no more
-        than an SM each: of what is left of an SM nobody knows whether another rank's kernel, of other needs, fits in."""
+        """Blocks of a kernel that can run at once beside those of the GPU's other ranks.
+
+        Where it has others, one an SM of this rank's share: nobody knows whether another rank's kernel, which has other
+        needs, fits into what is left of an SM.
+        """
         known = self._limits.get((kernel, warps))
         if known is None:
             known = self._kernels.resident_blocks(kernel, warps) // self.share.ranks
