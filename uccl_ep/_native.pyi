@@ -1068,6 +1068,25 @@ MAX_BLOCK_LANES: int = 512
 
 WARP: int = 32
 
+class DeviceShape:
+    """
+    A rank's share of the device that runs its launches: what shapes follow.
+    """
+
+    def __init__(self, num_sms: int, block_warps: int) -> None:
+        """Of a GPU."""
+
+    @staticmethod
+    def of_host() -> DeviceShape:
+        """Of a CPU."""
+
+    @property
+    def num_sms(self) -> int: ...
+
+    @property
+    def block_warps(self) -> int:
+        """Most warps of a block."""
+
 class Launch:
     """
     A kernel with its arguments, and what it asks of the device that runs it.
@@ -1104,7 +1123,7 @@ def barrier_launch(rank: RankContext, round: int) -> Launch:
 class LowLatencyCalls:
     """The low-latency calls of one rank as launches."""
 
-    def __init__(self, rank: RankContext, layout: LowLatencyLayout, num_experts: int, workspace: uccl_ep.device.protocol.Memory | int | None | None) -> None:
+    def __init__(self, rank: RankContext, layout: LowLatencyLayout, num_experts: int, workspace: uccl_ep.device.protocol.Memory | int | None | None, device: DeviceShape) -> None:
         """`workspace`: of workspace_bytes, zeroed once, 8-byte aligned."""
 
     @staticmethod
@@ -1148,7 +1167,7 @@ def routing_tables(*, channels: int, num_tokens: int, num_local_experts: int, is
 class ThroughputCalls:
     """The throughput calls of one rank as launches."""
 
-    def __init__(self, rank: RankContext, layout: ThroughputLayout, workspace: uccl_ep.device.protocol.Memory | int | None | None) -> None:
+    def __init__(self, rank: RankContext, layout: ThroughputLayout, workspace: uccl_ep.device.protocol.Memory | int | None | None, device: DeviceShape) -> None:
         """`workspace`: of WORKSPACE_BYTES, zeroed once, 8-byte aligned."""
 
     def layout(self, *, topk_idx: uccl_ep.device.protocol.Memory | int | None | None, num_tokens: int, topk: int, num_experts: int, num_tokens_per_rank: uccl_ep.device.protocol.Memory | int | None | None, num_tokens_per_node: uccl_ep.device.protocol.Memory | int | None | None, num_tokens_per_expert: uccl_ep.device.protocol.Memory | int | None | None, is_token_in_rank: uccl_ep.device.protocol.Memory | int | None | None) -> Launch: ...

@@ -16,12 +16,11 @@ struct BarrierArgs {
 DEV void await_remote(const BarrierArgs& a, WaitContext wait) {
   const RankContext& c = a.rank;
   const WaitSite site{WaitPhase::kBarrier, kNoPeer, kNoChannel, a.round};
+  const u64* const came = word(own_control(c), ControlLayout::kBarrier);
   for (;;) {
     WaitContext bounded = wait;
     if (c.shrink) bounded.fault = nullptr;
-    const bool ok = wait_until(
-        bounded, site, [&] { return simt::ld_acquire_sys(word(own_control(c), ControlLayout::kBarrier)); },
-        [&](u64 seen) { return seen >= a.round; });
+    const bool ok = wait_until(bounded, site, SystemWord{came}, [&](u64 seen) { return seen >= a.round; });
     if (ok || !c.shrink || aborted(wait)) return;
     bool news = false;
     for (u32 r = 0; r < c.topology.num_ranks; ++r) {  // the proxy notes for reports: 1 due, 0 here
@@ -32,9 +31,7 @@ DEV void await_remote(const BarrierArgs& a, WaitContext wait) {
     }
     wait = begin_wait(wait, c.timeout_ns);
     if (!news) {
-      wait_until(
-          wait, site, [&] { return simt::ld_acquire_sys(word(own_control(c), ControlLayout::kBarrier)); },
-          [&](u64 seen) { return seen >= a.round; });
+      wait_until(wait, site, SystemWord{came}, [&](u64 seen) { return seen >= a.round; });
       return;
     }
   }
@@ -59,9 +56,8 @@ KERNEL rank_barrier(BarrierArgs a) {
     const u64* entered = word(a.rank.data[g], a.rank.signals.barrier());
     const WaitSite site{WaitPhase::kBarrier, t.mates[g], kNoChannel, a.round};
     bool absent;
-    const bool ok = wait_or_mask(
-        a.rank, wait, site, [&] { return simt::ld_acquire_sys(entered); }, [&](u64 seen) { return seen >= a.round; },
-        &absent);
+    const bool ok =
+        wait_or_mask(a.rank, wait, site, SystemWord{entered}, [&](u64 seen) { return seen >= a.round; }, &absent);
     if (ok && !absent) keeps_step(a.rank, wait, site, simt::ld_acquire_sys(entered), a.round + 1);
   }
   if (simt::tid() == 0 && t.num_nodes > 1) await_remote(a, wait);

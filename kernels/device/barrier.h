@@ -13,18 +13,23 @@ namespace uccl::simt {
 inline constexpr u32 kGridBarrierWords = 1;  // u32, zeroed before the first use
 
 // All lanes of all blocks. What any lane wrote before is visible to every lane after. False in every lane of a block
-// when that block gave up.
-DEV bool sync_grid(u32* counter, const WaitContext& context) {
+// when that block gave up. Block 0 has the deadline and looks at abort; the others wait for as long as gave_up() is false,
+// which looks at this device's memory alone and becomes true when block 0 has given up.
+template <class GaveUp>
+DEV bool sync_grid(u32* counter, const WaitContext& context, GaveUp gave_up) {
   constexpr u32 kTop = 0x80000000u;
   sync_block();  // this block's writes are before its arrival
   bool arrived = true;
   if (tid() == 0) {
     const u32 share = bid() == 0 ? kTop - (nbid() - 1) : 1;
     const u32 before = add_acq_rel_gpu(counter, share);  // release: pairs with the acquire below, in other blocks
-    arrived = wait_until(
-        context, WaitSite{WaitPhase::kBarrier, context.rank, kNoChannel, nbid()},
-        [&] { return static_cast<u64>(ld_acquire_gpu(counter)); },
-        [&](u64 now) { return ((now ^ before) & kTop) != 0; });
+    const DeviceWord all{static_cast<const u32*>(counter)};
+    const auto complete = [&](u64 now) { return ((now ^ before) & kTop) != 0; };
+    if (bid() == 0) {
+      arrived = wait_until(context, WaitSite{WaitPhase::kBarrier, context.rank, kNoChannel, nbid()}, all, complete);
+    } else {
+      wait_for_block(all, [&](u64 now) { return (arrived = complete(now)) || gave_up(); });
+    }
   }
   return sync_block_and(arrived);
 }

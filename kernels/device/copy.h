@@ -108,13 +108,13 @@ DEV void reduce_rows(u16* out, const u16* const* rows, const float* weights, u32
 #endif
 }
 
-// out = bf16(sum of e4m3 * scale_inv * weights[i]), as reduce_rows sums; what `quantize_row` gave lies in a row, and its
-// scales right behind it. `hidden` is a multiple of 128.
-DEV void reduce_rows_fp8(u16* out, const u8* const* rows, const float* weights, u32 count, u32 hidden) {
+// out = bf16(sum of e4m3 * scale_inv * weights[i]), as reduce_rows sums. What `quantize_row` gave lies in a row, and its
+// scales `scales_at` bytes behind the first of these channels. `hidden` is a multiple of 128.
+DEV void reduce_rows_fp8(u16* out, const u8* const* rows, const float* weights, u32 count, u32 hidden, u32 scales_at) {
 #ifdef UCCL_SIMT_HOST
-  if (lane() == 0) host::reduce_rows_fp8(host::Fp8ReduceArgs{out, rows, weights, count, hidden});
+  if (lane() == 0) host::reduce_rows_fp8(host::Fp8ReduceArgs{out, rows, weights, count, hidden, scales_at});
 #else
-  lanes::reduce_rows_fp8(lanes::Fp8ReduceArgs{out, rows, weights, count, hidden});
+  lanes::reduce_rows_fp8(lanes::Fp8ReduceArgs{out, rows, weights, count, hidden, scales_at});
 #endif
 }
 

@@ -6,20 +6,24 @@
 
 namespace uccl::simt::lanes {
 
+// Loads that a lane has in flight hide the latency of HBM. A compiler does not arrange for them: it keeps loads and stores
+// in the order of the source.
+inline constexpr u32 kUnitsInFlight = 4;
+inline constexpr u32 kRowsInFlight = 4;  // of a sum
+
 DEV void copy_row(u8* dst, const u8* src, u64 bytes) {
   auto* const to = reinterpret_cast<u128*>(dst);
   const auto* const from = reinterpret_cast<const u128*>(src);
   const u64 units = bytes / sizeof(u128);
-  u64 i = lane();
-  for (; i + 3 * kWarp < units; i += 4 * kWarp) {  // four loads in flight a lane hide the latency of HBM
-    const u128 a = ld_nc(from + i), b = ld_nc(from + i + kWarp);
-    const u128 c = ld_nc(from + i + 2 * kWarp), d = ld_nc(from + i + 3 * kWarp);
-    st_na(to + i, a);
-    st_na(to + i + kWarp, b);
-    st_na(to + i + 2 * kWarp, c);
-    st_na(to + i + 3 * kWarp, d);
+  for (u64 first = lane(); first < units; first += kUnitsInFlight * kWarp) {
+    u128 unit[kUnitsInFlight];
+    UCCL_UNROLL
+    for (u32 i = 0; i < kUnitsInFlight; ++i)
+      unit[i] = first + i * kWarp < units ? ld_nc(from + first + i * kWarp) : u128{0, 0};
+    UCCL_UNROLL
+    for (u32 i = 0; i < kUnitsInFlight; ++i)
+      if (first + i * kWarp < units) st_na(to + first + i * kWarp, unit[i]);
   }
-  for (; i < units; i += kWarp) st_na(to + i, ld_nc(from + i));
 }
 
 DEV void zero_row(u8* dst, u64 bytes) {
@@ -44,16 +48,32 @@ DEV u128 pack_bf16(const float* f) {
   return unit;
 }
 
-// A lane holds 8 channels, 16 neighbouring lanes a scale group. All lanes stay in the loop: group_max is warp-wide.
+// The warp takes a unit of `x` a lane, as often as it must: take(unit, whether there is such a unit, what it holds). All
+// lanes call take() side by side.
+template <class Take>
+DEV void for_each_unit(const u16* x, u32 units, Take take) {
+  for (u32 first = 0; first < units; first += kUnitsInFlight * kWarp) {
+    u128 raw[kUnitsInFlight];
+    UCCL_UNROLL
+    for (u32 i = 0; i < kUnitsInFlight; ++i) {
+      const u32 unit = first + i * kWarp + lane();
+      raw[i] = unit < units ? ld_nc(reinterpret_cast<const u128*>(x) + unit) : u128{0, 0};
+    }
+    UCCL_UNROLL
+    for (u32 i = 0; i < kUnitsInFlight; ++i) {
+      const u32 unit = first + i * kWarp + lane();
+      if (first + i * kWarp < units) take(unit, unit < units, raw[i]);
+    }
+  }
+}
+
+// A lane holds 8 channels, 16 neighbouring lanes a scale group: group_max is warp-wide.
 // `emit(group, scale_inv)` is called by the group's first lane.
 template <class Emit>
 DEV void quantize_groups(const u16* x, u8* out, u32 hidden, bool round_scale, Emit emit) {
-  const u32 units = hidden / 8;
-  for (u32 first = 0; first < units; first += kWarp) {
-    const u32 unit = first + lane();
-    const bool on = unit < units;
+  for_each_unit(x, hidden / 8, [&](u32 unit, bool on, u128 raw) {
     float f[8];
-    unpack_bf16(on ? ld_nc(reinterpret_cast<const u128*>(x) + unit) : u128{0, 0}, f);
+    unpack_bf16(raw, f);
     float amax = 0;
     UCCL_UNROLL
     for (u32 i = 0; i < 8; ++i) amax = fmax_(amax, fabs_(f[i]));
@@ -61,10 +81,10 @@ DEV void quantize_groups(const u16* x, u8* out, u32 hidden, bool round_scale, Em
     u64 bytes = 0;
     UCCL_UNROLL
     for (u32 i = 0; i < 4; ++i) bytes |= static_cast<u64>(e4m3x2(f[2 * i] * s.scale, f[2 * i + 1] * s.scale)) << 16 * i;
-    if (!on) continue;
+    if (!on) return;
     reinterpret_cast<u64*>(out)[unit] = bytes;
     if (unit % 16 == 0) emit(unit / 16, s.scale_inv);
-  }
+  });
 }
 
 DEV void quantize_row(const u16* x, u8* out, float* scale_inv, u32 hidden, bool round_scale) {
@@ -99,41 +119,62 @@ DEV void reduce_rows(const ReduceArgs& a) {
       UCCL_UNROLL
       for (u32 i = 0; i < 8; ++i) acc[i] += f[i];
     }
-    for (u32 r = 0; r < a.count; ++r) {
-      unpack_bf16(ld_nc(reinterpret_cast<const u128*>(a.rows[r]) + unit), f);
-      if (a.weights) {
-        const float w = a.weights[r];
-        UCCL_UNROLL
-        for (u32 i = 0; i < 8; ++i) acc[i] = fma_(f[i], w, acc[i]);
-      } else {
-        UCCL_UNROLL
-        for (u32 i = 0; i < 8; ++i) acc[i] += f[i];
+    for (u32 first = 0; first < a.count; first += kRowsInFlight) {
+      u128 raw[kRowsInFlight];
+      UCCL_UNROLL
+      for (u32 j = 0; j < kRowsInFlight; ++j)
+        raw[j] = first + j < a.count ? ld_nc(reinterpret_cast<const u128*>(a.rows[first + j]) + unit) : u128{0, 0};
+      UCCL_UNROLL
+      for (u32 j = 0; j < kRowsInFlight; ++j) {
+        if (first + j >= a.count) break;
+        unpack_bf16(raw[j], f);
+        if (a.weights) {
+          const float w = a.weights[first + j];
+          UCCL_UNROLL
+          for (u32 i = 0; i < 8; ++i) acc[i] = fma_(f[i], w, acc[i]);
+        } else {
+          UCCL_UNROLL
+          for (u32 i = 0; i < 8; ++i) acc[i] += f[i];
+        }
       }
     }
     st_na(reinterpret_cast<u128*>(a.out) + unit, pack_bf16(acc));
   }
 }
 
-// Rows of fp8: e4m3 [hidden], then a float for each 128 channels, by which they are multiplied.
+// Rows of fp8: e4m3 [hidden], and `scales_at` bytes from there a float for each 128 channels, by which they are
+// multiplied.
 struct Fp8ReduceArgs {
   u16* out;
   const u8* const* rows;
   const float* weights;
   u32 count;
   u32 hidden;
+  u32 scales_at;
 };
 
 DEV void reduce_rows_fp8(const Fp8ReduceArgs& a) {
   for (u32 unit = lane(); unit < a.hidden / 16; unit += kWarp) {
     float acc[16] = {0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0};
-    for (u32 r = 0; r < a.count; ++r) {
-      const u128 codes = ld_nc(reinterpret_cast<const u128*>(a.rows[r]) + unit);
-      const float scale_inv = reinterpret_cast<const float*>(a.rows[r] + a.hidden)[unit * 16 / kScaleGroup];
-      const float w = a.weights[r];
+    for (u32 first = 0; first < a.count; first += kRowsInFlight) {
+      u128 codes[kRowsInFlight];
+      float scales[kRowsInFlight];
       UCCL_UNROLL
-      for (u32 i = 0; i < 8; ++i) {
-        acc[i] = fma_(e4m3_to_f(static_cast<u8>(codes.lo >> 8 * i)) * scale_inv, w, acc[i]);
-        acc[8 + i] = fma_(e4m3_to_f(static_cast<u8>(codes.hi >> 8 * i)) * scale_inv, w, acc[8 + i]);
+      for (u32 j = 0; j < kRowsInFlight; ++j) {
+        const bool on = first + j < a.count;
+        codes[j] = on ? ld_nc(reinterpret_cast<const u128*>(a.rows[first + j]) + unit) : u128{0, 0};
+        scales[j] =
+            on ? reinterpret_cast<const float*>(a.rows[first + j] + a.scales_at)[unit * 16 / kScaleGroup] : 0.0f;
+      }
+      UCCL_UNROLL
+      for (u32 j = 0; j < kRowsInFlight; ++j) {
+        if (first + j >= a.count) break;
+        const float w = a.weights[first + j];
+        UCCL_UNROLL
+        for (u32 i = 0; i < 8; ++i) {
+          acc[i] = fma_(e4m3_to_f(static_cast<u8>(codes[j].lo >> 8 * i)) * scales[j], w, acc[i]);
+          acc[8 + i] = fma_(e4m3_to_f(static_cast<u8>(codes[j].hi >> 8 * i)) * scales[j], w, acc[8 + i]);
+        }
       }
     }
     st_na(reinterpret_cast<u128*>(a.out) + 2 * unit, pack_bf16(acc));

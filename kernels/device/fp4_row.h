@@ -17,15 +17,12 @@ struct Nvfp4RowArgs {
 
 namespace lanes {
 
-// A lane holds 8 channels, two neighbouring lanes a group. All lanes stay in the loop: group_max is warp-wide.
+// A lane holds 8 channels, two neighbouring lanes a group: group_max is warp-wide.
 DEV void quantize_row_nvfp4(const Nvfp4RowArgs& a) {
-  const u32 units = a.hidden / 8;
   const float inverse = 1.f / a.global;
-  for (u32 first = 0; first < units; first += kWarp) {
-    const u32 unit = first + lane();
-    const bool on = unit < units;
+  for_each_unit(a.x, a.hidden / 8, [&](u32 unit, bool on, u128 raw) {
     float f[8];
-    unpack_bf16(on ? ld_nc(reinterpret_cast<const u128*>(a.x) + unit) : u128{0, 0}, f);
+    unpack_bf16(raw, f);
     float amax = 0;
     UCCL_UNROLL
     for (u32 i = 0; i < 8; ++i) amax = fmax_(amax, fabs_(f[i]));
@@ -33,10 +30,10 @@ DEV void quantize_row_nvfp4(const Nvfp4RowArgs& a) {
     u32 codes = 0;
     UCCL_UNROLL
     for (u32 i = 0; i < 8; ++i) codes |= e2m1(f[i] * s.scale) << 4 * i;
-    if (!on) continue;
+    if (!on) return;
     reinterpret_cast<u32*>(a.out)[unit] = codes;
     if (unit % 2 == 0) a.scales[unit / 2] = static_cast<u8>(s.code);
-  }
+  });
 }
 
 }  // namespace lanes

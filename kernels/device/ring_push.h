@@ -44,8 +44,8 @@ DEV u64 push(const RingView& ring, const Command& command, const WaitContext& co
     u64 seen = 0;
     const bool room = wait_until(
         context, WaitSite{WaitPhase::kRing, command.peer, kNoChannel, needed},
-        [&] { return seen = ld_acquire_sys(ring.tail); },  // pairs with RingConsumer::publish_tail
-        [&](u64 tail) { return ticket - tail < ring.capacity; }, FaultKind::kRingFull);
+        SystemWord{ring.tail},  // pairs with RingConsumer::publish_tail
+        [&](u64 tail) { return ticket - (seen = tail) < ring.capacity; }, FaultKind::kRingFull);
     if (!room) return kNoTicket;
     st_relaxed_gpu(ring.cached_tail, seen);
   }
@@ -96,9 +96,8 @@ DEV u64 push_group(const RingView& ring, const Command& command, bool active, co
 // Waits until the command with this ticket, and every earlier one of the ring, is complete at its receiver. One lane.
 DEV bool wait_done(const RingView& ring, u64 ticket, const WaitContext& context, WaitSite site) {
   site.expected = ticket + 1;
-  return wait_until(
-      context, site, [&] { return ld_acquire_sys(ring.done); },  // pairs with RingConsumer::publish_done
-      [&](u64 done) { return done > ticket; });
+  return wait_until(context, site, SystemWord{ring.done},  // pairs with RingConsumer::publish_done
+                    [&](u64 done) { return done > ticket; });
 }
 
 }  // namespace uccl::simt

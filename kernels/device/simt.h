@@ -3,7 +3,7 @@
 // conditionals live here and in the back ends only.
 //
 // Ordering: release stores and acquire loads, no stand-alone fence, so that ThreadSanitizer can follow the host build.
-// `_sys` is visible to CPUs, NICs and peers; `_gpu` to every block of this device.
+// `_sys` is visible to CPUs, NICs and peers; `_gpu` to every block of this device; `_cta` to its own block.
 #pragma once
 #include "wire/types.h"
 
@@ -64,6 +64,15 @@ inline constexpr bool kLanesInParallel = true;
 DEV u64 read_once_policy() { return 0; }
 DEV u128 ld_once(const u128* p, u64) { return ld_nc(p); }
 #endif
+
+// The sum of `v` over the lanes of the warp up to this one.
+DEV u32 sum_up_to(u32 v) {
+  for (u32 d = 1; d < kWarp; d *= 2) {
+    const u32 below = shfl(v, (lane() + kWarp - d) % kWarp);
+    if (lane() >= d) v += below;
+  }
+  return v;
+}
 
 DEV float bf16_to_f(u16 v) { return bits_f(static_cast<u32>(v) << 16); }
 

@@ -119,8 +119,45 @@ struct SpinClock {
   }
 };
 
+// A word that is waited for. Calling it acquires what was written before the word; `peek` orders nothing, and costs a
+// GPU less: each of its acquires empties the L1 of the lane's processor.
+template <class T>
+struct SystemWord {
+  const T* at;
+  DEV_MEMBER u64 operator()() const { return ld_acquire_sys(at); }
+  DEV_MEMBER u64 peek() const { return ld_relaxed_sys(at); }
+};
+template <class T>
+SystemWord(const T*) -> SystemWord<T>;
+// The same for a word that only this device's blocks write.
+template <class T>
+struct DeviceWord {
+  const T* at;
+  DEV_MEMBER u64 operator()() const { return ld_acquire_gpu(at); }
+  DEV_MEMBER u64 peek() const { return ld_relaxed_gpu(at); }
+};
+template <class T>
+DeviceWord(const T*) -> DeviceWord<T>;
+
+// load.peek(), and the acquire after it; a load without peek() is called each time, and has then acquired.
+template <class Load>
+DEV auto peek_at(const Load& load, int) -> decltype(load.peek()) {
+  return load.peek();
+}
+template <class Load>
+DEV u64 peek_at(const Load& load, long) {
+  return load();
+}
+template <class Load>
+DEV auto acquire_after_peek(const Load& load, int) -> decltype(static_cast<void>(load.peek())) {
+  load();
+}
+template <class Load>
+DEV void acquire_after_peek(const Load&, long) {}
+
 // Spins until done(load()). For one lane, which then tells the others. False: deadline passed or the rank aborted.
-// `load` does the acquiring; what it pairs with is the caller's to say.
+// `load` does the acquiring; what it pairs with is the caller's to say. One that has peek() (SystemWord) acquires when it
+// first looks, and again when the wait is over.
 template <class Load, class Done>
 DEV bool wait_until(const WaitContext& context, const WaitSite& site, Load load, Done done,
                     FaultKind kind = FaultKind::kTimeout) {
@@ -129,8 +166,9 @@ DEV bool wait_until(const WaitContext& context, const WaitSite& site, Load load,
   SpinClock clock;
   for (;;) {
     pause();
-    seen = load();
+    seen = peek_at(load, 0);
     if (done(seen)) {
+      acquire_after_peek(load, 0);
       end_spin();
       return true;
     }
@@ -138,16 +176,30 @@ DEV bool wait_until(const WaitContext& context, const WaitSite& site, Load load,
   }
 }
 
+// Spins until done(load()), however long that takes, and looks at no word of the host: for what another block of the launch
+// always says, since it has the deadline. One lane.
+template <class Load, class Done>
+DEV void wait_for_block(Load load, Done done) {
+  if (done(load())) return;
+  do pause();
+  while (!done(peek_at(load, 0)));
+  acquire_after_peek(load, 0);
+  end_spin();
+}
+
 }  // namespace uccl::simt
 
 namespace uccl {
 using simt::aborted;
 using simt::begin_wait;
+using simt::DeviceWord;
 using simt::FaultDetail;
 using simt::kNoChannel;
 using simt::kNoPeer;
 using simt::record_fault;
 using simt::SpinClock;
+using simt::SystemWord;
+using simt::wait_for_block;
 using simt::wait_until;
 using simt::WaitContext;
 using simt::WaitSite;

@@ -143,6 +143,8 @@ template <class T>
 DEV void st_relaxed_gpu(T* p, std::type_identity_t<T> v) {
   __atomic_store_n(p, v, __ATOMIC_RELAXED);
 }
+DEV u32 ld_acquire_cta(const u32* p) { return __atomic_load_n(p, __ATOMIC_ACQUIRE); }
+DEV void st_release_cta(u32* p, u32 v) { __atomic_store_n(p, v, __ATOMIC_RELEASE); }
 // Two release stores: the lap parity in both words makes a reader between them wait (command.h).
 DEV void st_release_sys(u128* p, u64 lo, u64 hi) {
   __atomic_store_n(&p->hi, hi, __ATOMIC_RELEASE);

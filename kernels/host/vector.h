@@ -23,13 +23,15 @@ struct ReduceArgs {
   bool past_caches = false;  // out is not read soon (copy_out.h); 16-byte aligned then
 };
 
-// Rows of fp8: e4m3 [hidden], then a float for each 128 channels, by which they are multiplied.
+// Rows of fp8: e4m3 [hidden], and `scales_at` bytes from there a float for each 128 channels, by which they are
+// multiplied.
 struct Fp8ReduceArgs {
   u16* out;
   const u8* const* rows;
   const float* weights;
   u32 count;
   u32 hidden;  // a multiple of 128
+  u32 scales_at;
 };
 
 void quantize_row(const u16* x, u8* out, float* scale_inv, u32 hidden, bool round_scale);

@@ -74,7 +74,7 @@ VECTOR_FN void reduce_fp8_columns(const Fp8ReduceArgs& a, u32 first) {
   for (u32 r = 0; r < a.count; ++r) {
     const u8* const row = a.rows[r] + first;
     __builtin_prefetch(row + kAheadBytes);
-    const V::F scale = V::set(reinterpret_cast<const float*>(a.rows[r] + a.hidden)[first / kScaleGroup]);
+    const V::F scale = V::set(reinterpret_cast<const float*>(a.rows[r] + a.scales_at)[first / kScaleGroup]);
     const V::F w = V::set(a.weights[r]);
     for (u32 i = 0; i < kVectors; ++i) acc[i] = V::fma(V::mul(V::load_e4m3(row + i * V::kLanes), scale), w, acc[i]);
   }

@@ -32,7 +32,7 @@ void reduce_fp8(const Fp8ReduceArgs& a) {
   for (u32 c = 0; c < a.hidden; ++c) {
     float acc = 0.f;
     for (u32 r = 0; r < a.count; ++r) {
-      const float* const scales = reinterpret_cast<const float*>(a.rows[r] + a.hidden);
+      const float* const scales = reinterpret_cast<const float*>(a.rows[r] + a.scales_at);
       acc = fma_(e4m3_to_f(a.rows[r][c]) * scales[c / kScaleGroup], a.weights[r], acc);
     }
     a.out[c] = f_to_bf16(acc);

@@ -7,6 +7,14 @@ namespace uccl {
 // The warps of a block, where a call asks for no other number.
 inline constexpr u32 kBlockWarps = 4;
 
+// The device that runs a launch, as far as shapes follow it: this rank's share. A CPU has few blocks of few warps, however
+// many threads run them; its shapes do not follow the size of a call.
+struct DeviceShape {
+  u32 num_sms = 1;
+  u32 block_warps = kBlockWarps;
+  bool host = true;
+};
+
 // `exact`: the kernel needs so many blocks, all at once. Otherwise `blocks` are units of work, which go round as many
 // blocks as the device grants.
 struct Grid {

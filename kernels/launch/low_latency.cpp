@@ -8,19 +8,23 @@ namespace uccl {
 namespace {
 
 constexpr u32 kKernels = 5;
-constexpr u64 kBatchBytes = 256 << 10;  // rows that a warp of dispatch stages before it sends
+constexpr u64 kBatchBytes = 256 << 10;  // rows of dispatch that are sent together, by one warp
 constexpr u32 kMaxBatch = 32;           // and no more than it has lanes
+constexpr u32 kMaxBatches = kMaxTokensPerRank / kMaxBatch;  // that are counted piece by piece
+constexpr u32 kHostSendBlocks = 8;  // of a combine that nothing is computed beside, and of its sums
+constexpr u32 kMostPieces = 16;  // warps that one row keeps busy
 
 }  // namespace
 
 u64 LowLatencyCalls::workspace_bytes(u32 num_ranks) {
-  const u64 words = kKernels * (1 + kGridBarrierWords) + 2ull * num_ranks;
-  return LowLatencyState::bytes(num_ranks) + kMaxStagingRows * sizeof(u64) + align_up(words * sizeof(u32), 8);
+  const u64 words = kKernels * (1 + kGridBarrierWords) + 2ull * num_ranks + kMaxBatches;
+  return LowLatencyState::bytes(num_ranks) + (kMaxStagingRows + kKernels) * sizeof(u64) +
+         align_up(words * sizeof(u32), 8);
 }
 
 LowLatencyCalls::LowLatencyCalls(const RankContext& rank, const LowLatencyLayout& layout, u32 num_experts,
-                                 u8* workspace)
-    : rank_(rank) {
+                                 u8* workspace, const DeviceShape& device)
+    : rank_(rank), device_(device) {
   if (layout.staging_rows > kMaxStagingRows) throw std::invalid_argument("LowLatencyCalls: too many staging rows");
   const u32 ranks = rank.topology.num_ranks;
   call_.layout = layout;
@@ -28,41 +32,60 @@ LowLatencyCalls::LowLatencyCalls(const RankContext& rank, const LowLatencyLayout
   call_.num_local_experts = num_experts / ranks;
   staging_tickets_ = reinterpret_cast<u64*>(workspace);
   workspace += kMaxStagingRows * sizeof(u64);
+  call_.share_rows = !device.host;
+  call_.admitted = reinterpret_cast<u64*>(workspace);
+  workspace += kKernels * sizeof(u64);
   call_.state = reinterpret_cast<LowLatencyState*>(workspace);
   call_.ticket = reinterpret_cast<u32*>(workspace + LowLatencyState::bytes(ranks));
   call_.grid_barrier = call_.ticket + kKernels;
   num_writes_ = call_.grid_barrier + kKernels * kGridBarrierWords;
   num_sums_ = num_writes_ + ranks;
+  arrivals_ = num_sums_ + ranks;
+}
+
+Grid LowLatencyCalls::grid_of(u64 rows, u32 host_units) const {
+  if (device_.host) return up_to(host_units, device_.block_warps);
+  const u64 blocks = std::min<u64>(device_.num_sms, ceil_div(rows * kMostPieces, device_.block_warps));
+  return up_to(static_cast<u32>(blocks), device_.block_warps);
+}
+u64 LowLatencyCalls::most_received() const {
+  return u64{rank_.topology.num_ranks} * call_.layout.max_tokens * std::max(1u, call_.layout.max_topk);
 }
 
 template <class Args>
-Launch<Args> LowLatencyCalls::launch(const Args& own, u64* words, u32 kernel, u32 units) const {
-  Launch<Args> l{own, up_to(units)};
+Launch<Args> LowLatencyCalls::launch(const Args& own, u64* words, u32 kernel, const Grid& grid) const {
+  Launch<Args> l{own, grid};
   l.args.rank = rank_;
   l.args.call = call_;
   l.args.call.epoch = words;
   l.args.call.ticket += kernel;
+  l.args.call.admitted += kernel;
   l.args.call.grid_barrier += kernel * kGridBarrierWords;
   return l;
 }
 
 Launch<DispatchSendArgs> LowLatencyCalls::dispatch_send(u64* words, const DispatchSendArgs& own) const {
-  auto l = launch(own, words, 0, own.num_tokens);
+  auto l = launch(own, words, 0, grid_of(own.num_tokens, own.num_tokens));
   const u64 row = LowLatencyLayout::row_bytes(call_.layout.hidden, static_cast<RowFormat>(own.format));
   l.args.batch = static_cast<u32>(std::clamp<u64>(kBatchBytes / row, 1, kMaxBatch));
+  if (!device_.host) {
+    l.args.batch = std::max(l.args.batch, static_cast<u32>(ceil_div(own.num_tokens, kMaxBatches)));
+    l.args.arrivals = arrivals_;
+  }
   l.args.num_writes = num_writes_;
   return l;
 }
 
 Launch<DispatchReceiveArgs> LowLatencyCalls::dispatch_recv(u64* words, const DispatchReceiveArgs& own) const {
-  auto l = launch(own, words, 1, rank_.topology.num_ranks);
+  auto l = launch(own, words, 1, grid_of(most_received(), rank_.topology.num_ranks));
   l.args.counts = reinterpret_cast<u32*>(words + kCombineWords);
   return l;
 }
 
 Launch<CombineSendArgs> LowLatencyCalls::combine_send(u64* words, const CombineSendArgs& own, bool reduces,
                                                       bool node_reads, u32 blocks) const {
-  auto l = launch(own, words, 2, blocks == 0 ? kSendBlocks : blocks);
+  auto l = launch(own, words, 2, grid_of(most_received(), blocks == 0 ? kHostSendBlocks : blocks));
+  if (blocks != 0) l.grid.blocks = std::min(l.grid.blocks, blocks);
   CombineSendArgs& a = l.args;
   const bool plain = static_cast<CombineFormat>(a.format) == CombineFormat::kBf16;
   a.call.reduces = reduces;
@@ -81,7 +104,7 @@ Launch<CombineSendArgs> LowLatencyCalls::combine_send(u64* words, const CombineS
 }
 
 Launch<CombineReduceArgs> LowLatencyCalls::combine_reduce(u64* words, const CombineReduceArgs& own) const {
-  auto l = launch(own, words, 4, kSendBlocks);
+  auto l = launch(own, words, 4, grid_of(most_received(), kHostSendBlocks));
   l.args.call.reduces = 1;
   l.args.num_writes = num_sums_;
   return l;
@@ -89,7 +112,7 @@ Launch<CombineReduceArgs> LowLatencyCalls::combine_reduce(u64* words, const Comb
 
 Launch<CombineReceiveArgs> LowLatencyCalls::combine_recv(const CombineSendArgs& sent,
                                                          const CombineReceiveArgs& own) const {
-  auto l = launch(own, sent.call.epoch, 3, own.num_tokens);
+  auto l = launch(own, sent.call.epoch, 3, grid_of(own.num_tokens, own.num_tokens));
   CombineReceiveArgs& a = l.args;
   a.call.reduces = sent.call.reduces;
   a.format = sent.format;

@@ -20,7 +20,6 @@ inline u64 shared_bytes(const CombineReceiveArgs&, u32) { return sizeof(CombineR
 class LowLatencyCalls {
  public:
   static constexpr u32 kMaxStagingRows = 1024;
-  static constexpr u32 kSendBlocks = 8;  // of a combine that nothing is computed beside, and of its sums
   // The caller keeps so many u64 words for a call, from its sending half until its receiving half has run.
   static constexpr u64 kCombineWords = 2;
   u64 dispatch_words() const { return kCombineWords + ceil_div(call_.num_experts, 2); }
@@ -29,7 +28,8 @@ class LowLatencyCalls {
   static u64 workspace_bytes(u32 num_ranks);
 
   // Throws std::invalid_argument when `layout` has too many staging rows.
-  LowLatencyCalls(const RankContext& rank, const LowLatencyLayout& layout, u32 num_experts, u8* workspace);
+  LowLatencyCalls(const RankContext& rank, const LowLatencyLayout& layout, u32 num_experts, u8* workspace,
+                  const DeviceShape& device = {});
 
   LowLatencyState& state() const { return *call_.state; }
 
@@ -40,7 +40,7 @@ class LowLatencyCalls {
 
   // `own`: x, row_stride, zero_copy_offset and x_at, src_info, layout_range, format, signals; own_stay, which counts
   // where rows travel as they are; and with `reduces` num_tokens, topk, topk_idx, weights. `node_reads`: ranks of the
-  // node read each other's registered memory. `blocks`: 0 = kSendBlocks.
+  // node read each other's registered memory. `blocks`: 0 = all that the rank has.
   Launch<CombineSendArgs> combine_send(u64* words, const CombineSendArgs& own, bool reduces, bool node_reads,
                                        u32 blocks = 0) const;
   // Between the halves of a combine that reduces. `own`: wait_stats, registered.
@@ -50,12 +50,16 @@ class LowLatencyCalls {
 
  private:
   template <class Args>
-  Launch<Args> launch(const Args& own, u64* words, u32 kernel, u32 units) const;
+  Launch<Args> launch(const Args& own, u64* words, u32 kernel, const Grid& grid) const;
+  // For `rows` rows of a call; a host has `host_units`.
+  Grid grid_of(u64 rows, u32 host_units) const;
+  u64 most_received() const;  // rows
 
   RankContext rank_;
+  DeviceShape device_;
   LowLatencyCall call_{};  // of the first kernel
   u64* staging_tickets_;
-  u32 *num_writes_, *num_sums_;
+  u32 *num_writes_, *num_sums_, *arrivals_;
 };
 
 }  // namespace uccl

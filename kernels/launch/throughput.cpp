@@ -8,8 +8,9 @@ constexpr u32 kTokensOfWarp = 32;  // that a block of `layout`, one warp, takes 
 
 }  // namespace
 
-ThroughputCalls::ThroughputCalls(const RankContext& rank, const ThroughputLayout& layout, u8* workspace)
-    : rank_(rank), layout_(layout) {
+ThroughputCalls::ThroughputCalls(const RankContext& rank, const ThroughputLayout& layout, u8* workspace,
+                                 const DeviceShape& device)
+    : rank_(rank), device_(device), layout_(layout) {
   identities_ = reinterpret_cast<IdentityState*>(workspace);
   epoch_ = reinterpret_cast<u64*>(identities_ + 1);
   settled_ = reinterpret_cast<SettledGeometry*>(epoch_ + 1);
@@ -24,7 +25,7 @@ Launch<LayoutArgs> ThroughputCalls::layout(const LayoutArgs& own) const {
 
 Launch<CountsArgs> ThroughputCalls::counts(const CountsArgs& own, const RowShape& shape,
                                            const RoutingTables& routing) const {
-  Launch<CountsArgs> l{own, exactly(1)};
+  Launch<CountsArgs> l{own, exactly(1, device_.block_warps)};
   CountsArgs& a = l.args;
   a.rank = rank_;
   a.layout = layout_;
@@ -81,7 +82,7 @@ ThroughputCall ThroughputCalls::call(const RowShape& shape, const StreamGeometry
 Launch<DispatchArgs> ThroughputCalls::dispatch(const DispatchArgs& own, const RowShape& shape,
                                                const StreamGeometry& geometry, const RoutingTables& routing,
                                                bool identify) const {
-  Launch<DispatchArgs> l{own, exactly(2 * routing.channels)};  // senders and receivers
+  Launch<DispatchArgs> l{own, exactly(2 * routing.channels, device_.block_warps)};  // senders and receivers
   l.args.rank = rank_;
   l.args.call = call(shape, geometry, routing);
   l.args.call.identify = identify;
@@ -89,23 +90,23 @@ Launch<DispatchArgs> ThroughputCalls::dispatch(const DispatchArgs& own, const Ro
   return l;
 }
 
-u64 ThroughputCalls::scratch_bytes(u32 channels, u32 hidden, u32 warps) const {
-  return rank_.topology.num_nodes > 1 ? align_up(u64{channels} * warps * hidden * sizeof(u16), 16) : 0;
+u64 ThroughputCalls::scratch_bytes(u32 channels, u32 hidden) const {
+  return rank_.topology.num_nodes > 1 ? align_up(u64{channels} * device_.block_warps * hidden * sizeof(u16), 16) : 0;
 }
 
-u64 ThroughputCalls::combine_bytes(u32 channels, u32 hidden, u32 warps) const {
-  return scratch_bytes(channels, hidden, warps) + u64{channels} * rank_.topology.num_cells * sizeof(PartialState);
+u64 ThroughputCalls::combine_bytes(u32 channels, u32 hidden) const {
+  return scratch_bytes(channels, hidden) + u64{channels} * rank_.topology.num_cells * sizeof(PartialState);
 }
 
 Launch<CombineArgs> ThroughputCalls::combine(const CombineArgs& own, const RowShape& shape,
                                              const StreamGeometry& geometry, const RoutingTables& routing,
-                                             u8* workspace, u32 warps) const {
+                                             u8* workspace) const {
   const u32 roles = rank_.topology.num_nodes > 1 ? 3 : 2;  // contributors, mergers, and who sums for other nodes
-  Launch<CombineArgs> l{own, exactly(roles * routing.channels, warps)};
+  Launch<CombineArgs> l{own, exactly(roles * routing.channels, device_.block_warps)};
   l.args.rank = rank_;
   l.args.call = call(shape, geometry, routing);
   l.args.scratch = reinterpret_cast<u16*>(workspace);
-  l.args.partials = reinterpret_cast<PartialState*>(workspace + scratch_bytes(routing.channels, own.hidden, warps));
+  l.args.partials = reinterpret_cast<PartialState*>(workspace + scratch_bytes(routing.channels, own.hidden));
   return l;
 }
 

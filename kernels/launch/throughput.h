@@ -13,7 +13,7 @@ namespace uccl {
 inline u64 shared_bytes(const LayoutArgs&, u32) { return 0; }
 inline u64 shared_bytes(const CountsArgs&, u32) { return sizeof(CountsShared); }
 inline u64 shared_bytes(const SettleArgs&, u32) { return sizeof(SettleShared); }
-inline u64 shared_bytes(const DispatchArgs&, u32) { return 0; }
+inline u64 shared_bytes(const DispatchArgs&, u32) { return sizeof(DispatchShared); }
 inline u64 shared_bytes(const CombineArgs&, u32 warps) { return CombineShared::bytes(warps); }
 
 // The tables of one routing, which a count exchange writes and every later call goes by; sizes as in CountsArgs.
@@ -37,7 +37,8 @@ class ThroughputCalls {
   // As of LowLatencyCalls.
   static constexpr u64 kWorkspaceBytes = sizeof(IdentityState) + kNumDirections * sizeof(SettledGeometry) + sizeof(u64);
 
-  ThroughputCalls(const RankContext& rank, const ThroughputLayout& layout, u8* workspace);
+  ThroughputCalls(const RankContext& rank, const ThroughputLayout& layout, u8* workspace,
+                  const DeviceShape& device = {});
 
   IdentityState& identities() const { return *identities_; }
   SettledGeometry& settled(Direction d) const { return settled_[static_cast<u32>(d)]; }
@@ -57,14 +58,15 @@ class ThroughputCalls {
   // `own`: x, hidden, weights, recv_src_idx, biases, outputs, arenas, x_offset, x_in_arena. `workspace`:
   // combine_bytes() of this launch alone, 16-byte aligned.
   Launch<CombineArgs> combine(const CombineArgs& own, const RowShape& shape, const StreamGeometry& geometry,
-                              const RoutingTables& routing, u8* workspace, u32 warps = kBlockWarps) const;
-  u64 combine_bytes(u32 channels, u32 hidden, u32 warps = kBlockWarps) const;
+                              const RoutingTables& routing, u8* workspace) const;
+  u64 combine_bytes(u32 channels, u32 hidden) const;
 
  private:
   ThroughputCall call(const RowShape& shape, const StreamGeometry& geometry, const RoutingTables& routing) const;
-  u64 scratch_bytes(u32 channels, u32 hidden, u32 warps) const;
+  u64 scratch_bytes(u32 channels, u32 hidden) const;
 
   RankContext rank_;
+  DeviceShape device_;
   ThroughputLayout layout_;
   IdentityState* identities_;
   SettledGeometry* settled_;

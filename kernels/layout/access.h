@@ -130,9 +130,11 @@ DEV bool warp_agree(bool v) {
 inline constexpr u32 kLaunchFailed = 1u << 16;  // above every count of blocks; at most one a warp is added
 DEV void fail_launch(u32* ticket) { simt::add_acq_rel_gpu(ticket, kLaunchFailed); }  // pairs with launch_failed
 DEV bool launch_failed(const u32* ticket) { return simt::ld_acquire_gpu(ticket) >= kLaunchFailed; }
+DEV bool launch_fails(const u32* ticket) { return simt::ld_relaxed_gpu(ticket) >= kLaunchFailed; }  // as a poll asks
 
 // The whole block: false when this rank has failed before, so that what earlier kernels should have left is not read.
-DEV bool may_start(const WaitContext& wait) { return simt::sync_block_and(!aborted(wait)); }
+// One thread asks: the word is the host's.
+DEV bool may_start(const WaitContext& wait) { return simt::sync_block_and(simt::tid() != 0 || !aborted(wait)); }
 
 // True in every thread of the block that is the last of the grid to come here; everything that any block wrote before
 // is then visible to it. `ticket` returns to 0 for the next launch. Never true in a launch that failed.

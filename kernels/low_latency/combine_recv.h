@@ -25,14 +25,14 @@ struct CombineReceiveArgs {
 struct CombineReceiveShared {
   const u16* rows[kMaxBlockWarps][kMaxTopk];
   float weights[kMaxBlockWarps][kMaxTopk];
-  u32 ok, last;
+  u32 last;
 };
 
-// Lane 0 of a warp: everything that this rank has put into its rings is complete at its receivers.
+// A thread a ring: everything that this rank has put into its rings is complete at its receivers.
 DEV bool await_rings(const CombineReceiveArgs& a, const Turn& turn) {
   WaitContext wait = turn.wait;
   if (a.rank.shrink) wait.fault = nullptr;  // nothing of a peer that is gone will be read any more
-  for (u32 i = simt::warp(); i < a.rank.num_rings; i += simt::num_warps()) {
+  for (u32 i = simt::tid(); i < a.rank.num_rings; i += simt::ntid()) {
     const RingView& ring = a.rank.rings[i];
     const u64 head = simt::ld_relaxed_gpu(ring.head);
     if (head == 0 || wait_done(ring, head - 1, wait, WaitSite{WaitPhase::kStagingReuse, kNoPeer, ~0u, 0})) continue;
@@ -64,13 +64,13 @@ DEV Awaited awaited(const CombineReceiveArgs& a, const Turn& turn, u32 r) {
                  announced_by(a.rank, control, phase, turn.number, r)};
 }
 
-// Lane 0 of a warp, where sums of a node come from its landing ranks only: what the other ranks of other nodes are
+// A thread a rank, where sums of a node come from its landing ranks only: what the other ranks of other nodes are
 // called with comes by itself. Before sums are waited for, which a landing rank in another call does not send. Ranks
 // that this one stands for are left out: their weights say it, and have been compared by the sum.
 DEV bool compare_calls(const CombineReceiveArgs& a, const Turn& turn) {
   const TopologyView& topology = a.rank.topology;
   u8* const control = own_control(a.rank);
-  for (u32 r = simt::warp(); r < topology.num_ranks; r += simt::num_warps()) {
+  for (u32 r = simt::tid(); r < topology.num_ranks; r += simt::ntid()) {
     if (topology.is_local(r) || topology.is_absent(r) || topology.landing_rank(r, topology.cell) == topology.rank)
       continue;
     const u64* const flag = word(control, a.rank.control_layout.flag(Phase::kWeights, r));
@@ -83,29 +83,19 @@ DEV bool compare_calls(const CombineReceiveArgs& a, const Turn& turn) {
   return true;
 }
 
-// Whole block: everything that any rank sent for this epoch is here, or that rank is masked. One block of the launch
-// compares calls: a difference ends the call of all.
-DEV bool await_combine(const CombineReceiveArgs& a, const Turn& turn, u32* shared_ok) {
-  if (simt::tid() == 0) simt::st_release_gpu(shared_ok, 1u);
-  simt::sync_block();
+// Whole block, in ask_once: everything that any rank sent for this epoch is here, or that rank is masked; a thread a
+// rank.
+DEV bool await_combine(const CombineReceiveArgs& a, const Turn& turn) {
   const bool network_reads = a.zero_copy && a.rank.topology.num_nodes > 1 && !a.call.reduces;
-  if (network_reads && simt::bid() == 0 && simt::lane() == 0 && !await_rings(a, turn))
-    simt::st_release_gpu(shared_ok, 0u);
-  if (a.call.reduces && simt::bid() == 0 && simt::lane() == 0 && !compare_calls(a, turn))
-    simt::st_release_gpu(shared_ok, 0u);
-  if (simt::lane() == 0)
-    for (u32 r = simt::warp(); r < a.rank.topology.num_ranks; r += simt::num_warps()) {
-      const Awaited from = awaited(a, turn, r);
-      if (from.flag == nullptr) continue;
-      if (!wait_and_count(a.rank, turn.wait, from.site, from.flag, a.wait_stats) ||
-          !(simt::bid() != 0 || masked(a.rank, r) ||
-            in_same_call(a.rank, turn, Phase::kCombine, from.site, from.announced)))
-        simt::st_release_gpu(shared_ok, 0u);
-    }
-  simt::sync_block();
-  const bool ok = simt::ld_acquire_gpu(shared_ok) != 0;
-  if (!ok && simt::tid() == 0) fail_launch(a.call.ticket);
-  return ok;
+  bool good = !network_reads || await_rings(a, turn);
+  if (a.call.reduces) good = compare_calls(a, turn) && good;
+  for (u32 r = simt::tid(); r < a.rank.topology.num_ranks; r += simt::ntid()) {
+    const Awaited from = awaited(a, turn, r);
+    if (from.flag == nullptr) continue;
+    good = wait_and_count(a.rank, turn.wait, from.site, from.flag, a.wait_stats) &&
+           (masked(a.rank, r) || in_same_call(a.rank, turn, Phase::kCombine, from.site, from.announced)) && good;
+  }
+  return good;
 }
 
 // One lane: expert `e` takes part, and its rows are there.
@@ -141,9 +131,10 @@ DEV const u16* find_row(const CombineReceiveArgs& a, u32 rank, const u8* slot) {
 }
 
 // One warp: the rows of a token that take part, compacted in ascending k. A repeated expert was sent once. kNoRows: a
-// slot says what no rank writes there, and the call has failed.
+// slot says what no rank writes there, and the call has failed. `skipped`: bytes of each row before what is wanted of it.
 inline constexpr u32 kNoRows = ~0u;
-DEV u32 gather_rows(const CombineReceiveArgs& a, const Turn& turn, u32 token, const u16** rows, float* weights) {
+DEV u32 gather_rows(const CombineReceiveArgs& a, const Turn& turn, u32 token, u32 skipped, const u16** rows,
+                    float* weights) {
   const u64 first = static_cast<u64>(token) * a.topk;
   const i64* const ids = a.topk_idx + first;
   u32 count = 0;
@@ -163,9 +154,10 @@ DEV u32 gather_rows(const CombineReceiveArgs& a, const Turn& turn, u32 token, co
       const u32 at = count + simt::popcount(taking & simt::lane_mask_lt());
       const u8* const slot = own_data(a.rank) + a.call.layout.combine_slot(turn.epoch, first + sent);
       const u32 rank = static_cast<u32>(ids[k]) / a.call.num_local_experts;
-      rows[at] = find_row(a, rank, slot);
+      const u16* const row = find_row(a, rank, slot);
+      rows[at] = reinterpret_cast<const u16*>(reinterpret_cast<const u8*>(row) + skipped);
       weights[at] = weight;
-      if (rows[at] == nullptr)
+      if (row == nullptr)
         found = bad_arrival(turn.wait, WaitSite{WaitPhase::kCombineReceive, rank, kNoChannel, 0},
                             *reinterpret_cast<const u64*>(slot));
     }
@@ -175,11 +167,11 @@ DEV u32 gather_rows(const CombineReceiveArgs& a, const Turn& turn, u32 token, co
   return simt::ballot(!found) == 0 ? count : kNoRows;
 }
 
-// One warp, whose shares of a unit have kChunk channels each.
+// One warp, whose shares of a unit have kChunk channels each: channels [first, first + size), in whole units.
 template <u32 kChunk>
-DEV void reduce_logfmt(u16* out, const u16* const* rows, const float* weights, u32 count, u32 hidden) {
+DEV void reduce_logfmt(u16* out, const u16* const* rows, const float* weights, u32 count, u32 first, u32 size) {
   constexpr u32 kUnit = kChunk * simt::kWarp * kLogfmtShares;
-  for (u32 u = 0; u < hidden / kUnit; ++u)
+  for (u32 u = first / kUnit; u < (first + size) / kUnit; ++u)
     for (u32 s = 0; s < kLogfmtShares; ++s) {
       float acc[kChunk];
       UCCL_UNROLL
@@ -190,38 +182,63 @@ DEV void reduce_logfmt(u16* out, const u16* const* rows, const float* weights, u
     }
 }
 
-// One warp: the sum of a token's rows.
-DEV void reduce_token(const CombineReceiveArgs& a, u16* out, const u16* const* rows, const float* weights, u32 count) {
+// How the rows of a token are cut for several warps. A lane has as many loads side by side as there are rows.
+DEV RowCut cut_token(const CombineReceiveArgs& a) {
+  const CombineFormat format = static_cast<CombineFormat>(a.format);
+  const u32 hidden = a.call.layout.hidden, lanes = simt::kWarp == 1 ? 32 : simt::kWarp;
+  const u32 grain =
+      format == CombineFormat::kLogfmt ? logfmt_unit(hidden) : 16 * lanes / (format == CombineFormat::kFp8 ? 1 : 2);
+  return cut_row(a.call, a.num_tokens, grid_warps(), grain);
+}
+
+// Bytes of a row before its channel `first`. A logfmt row is looked at from its beginning.
+DEV u32 bytes_before(const CombineReceiveArgs& a, u32 first) {
+  const CombineFormat format = static_cast<CombineFormat>(a.format);
+  return format == CombineFormat::kBf16 ? 2 * first : format == CombineFormat::kFp8 ? first : 0;
+}
+
+// What gather_rows gave.
+struct GatheredRows {
+  const u16* const* rows;
+  const float* weights;
+  u32 count;
+};
+// One warp: the sum of a token's rows, channels [first, first + size).
+DEV void reduce_token(const CombineReceiveArgs& a, u16* out, const GatheredRows& from, u32 first, u32 size) {
+  const u16* const* const rows = from.rows;
+  const float* const weights = from.weights;
+  const u32 count = from.count;
   const u32 hidden = a.call.layout.hidden;
   const CombineFormat format = static_cast<CombineFormat>(a.format);
   if (format == CombineFormat::kFp8)
-    reduce_rows_fp8(out, reinterpret_cast<const u8* const*>(rows), weights, count, hidden);
+    reduce_rows_fp8(out + first, reinterpret_cast<const u8* const*>(rows), weights, count, size,
+                    hidden - first + first / kScaleChannels * static_cast<u32>(sizeof(float)));
   else if (format == CombineFormat::kBf16)
-    reduce_rows(out, rows, weights, count, hidden);
+    reduce_rows(out + first, rows, weights, count, size);
   else if (logfmt_unit(hidden) == 1024)
-    reduce_logfmt<logfmt_chunk(1024)>(out, rows, weights, count, hidden);
+    reduce_logfmt<logfmt_chunk(1024)>(out, rows, weights, count, first, size);
   else
-    reduce_logfmt<logfmt_chunk(512)>(out, rows, weights, count, hidden);
+    reduce_logfmt<logfmt_chunk(512)>(out, rows, weights, count, first, size);
 }
 
 KERNEL KERNEL_BOUNDS(kMaxBlockLanes) low_latency_combine_recv(CombineReceiveArgs a) {
   CombineReceiveShared& shared = simt::smem<CombineReceiveShared>();
   const Turn turn = begin_receive(a.rank, a.call, Phase::kCombine);
-  if (await_combine(a, turn, &shared.ok)) {
-    const u32 warps = static_cast<u32>(simt::nbid() * simt::num_warps());
-    const u32 hidden = a.call.layout.hidden;
-    const u16** rows = shared.rows[simt::warp()];
-    float* weights = shared.weights[simt::warp()];
-    for (u32 t = static_cast<u32>(simt::bid() * simt::num_warps() + simt::warp()); t < a.num_tokens; t += warps) {
-      const u32 count = gather_rows(a, turn, t, rows, weights);
-      if (count == kNoRows) {
-        if (simt::lane() == 0) fail_launch(a.call.ticket);
-        break;
-      }
-      u16* const out = a.out + static_cast<u64>(t) * hidden;
-      reduce_token(a, out, rows, weights, count);
-      simt::sync_warp();
+  if (!ask_once(a.call, turn, [&] { return await_combine(a, turn); })) return;
+  const u32 hidden = a.call.layout.hidden;
+  const u16** rows = shared.rows[simt::warp()];
+  float* weights = shared.weights[simt::warp()];
+  const RowCut cut = cut_token(a);
+  for (u32 u = grid_warp(); u < a.num_tokens * cut.pieces; u += grid_warps()) {
+    const u32 token = u / cut.pieces, piece = u % cut.pieces;
+    const u32 count = gather_rows(a, turn, token, bytes_before(a, cut.begin(piece)), rows, weights);
+    if (count == kNoRows) {
+      if (simt::lane() == 0) fail_launch(a.call.ticket);
+      break;
     }
+    u16* const out = a.out + static_cast<u64>(token) * hidden;
+    reduce_token(a, out, GatheredRows{rows, weights, count}, cut.begin(piece), cut.size(piece, hidden));
+    simt::sync_warp();
   }
   if (last_block(a.call.ticket, &shared.last)) end_receive(a.rank, a.call, Phase::kCombine, turn);
 }

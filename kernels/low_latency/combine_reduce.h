@@ -22,7 +22,7 @@ struct CombineReduceArgs {
 struct CombineReduceShared {
   const u16* rows[kMaxBlockWarps][kMaxTopk];
   float weights[kMaxBlockWarps][kMaxTopk];
-  u32 ok, last;
+  u32 last;
 };
 
 DEV bool stands_for(const TopologyView& topology, u32 source) {
@@ -30,21 +30,12 @@ DEV bool stands_for(const TopologyView& topology, u32 source) {
          topology.landing_rank(source, topology.cell) == topology.rank;
 }
 
-// Whole block: every rank of the node has stored its rows. Pairs with the release at the end of a sending half.
-DEV bool await_contributors(const CombineReduceArgs& a, const Turn& turn, u32* shared_ok) {
-  if (simt::tid() == 0) simt::st_release_gpu(shared_ok, 1u);
-  simt::sync_block();
-  if (simt::lane() == 0)
-    for (u32 i = simt::warp(); i < a.rank.topology.local_size; i += simt::num_warps()) {
-      const u32 r = a.rank.topology.mates[i];
-      const u64* flag = word(own_data(a.rank), a.rank.signals.flag(Phase::kCombine, r));
-      const WaitSite site{WaitPhase::kCombineReduce, r, ~0u, turn.epoch};
-      if (!wait_and_count(a.rank, turn.wait, site, flag, a.wait_stats) ||
-          !(simt::bid() != 0 || masked(a.rank, r) || in_same_call(a.rank, turn, Phase::kCombine, site, nullptr)))
-        simt::st_release_gpu(shared_ok, 0u);
-    }
-  simt::sync_block();
-  return simt::ld_acquire_gpu(shared_ok) != 0;
+// One thread: rank `r` of the node has stored its rows. Pairs with the release at the end of a sending half.
+DEV bool await_contributor(const CombineReduceArgs& a, const Turn& turn, u32 r) {
+  const u64* flag = word(own_data(a.rank), a.rank.signals.flag(Phase::kCombine, r));
+  const WaitSite site{WaitPhase::kCombineReduce, r, ~0u, turn.epoch};
+  return wait_and_count(a.rank, turn.wait, site, flag, a.wait_stats) &&
+         (masked(a.rank, r) || in_same_call(a.rank, turn, Phase::kCombine, site, nullptr));
 }
 
 // What a source says of its tokens; of no more than there is room for, whatever its block says.
@@ -82,19 +73,25 @@ DEV bool check_weights(const CombineReduceArgs& a, const Turn& turn, u32 source)
          fits(MismatchField::kMaxTokens, a.call.layout.max_tokens, simt::ld_relaxed_sys(&header.num_tokens));
 }
 
-// One warp: what the source says of its tokens is here. Every warp waits; one of the launch counts how long, and one
-// compares calls: a difference ends the call of all.
+// One thread: what the source says of its tokens is here.
 DEV bool await_weights(const CombineReduceArgs& a, const Turn& turn, u32 source) {
-  bool ok = true;
-  if (simt::lane() == 0) {
-    const u64* flag = word(own_control(a.rank), a.rank.control_layout.flag(Phase::kWeights, source));
-    const WaitSite site{WaitPhase::kCombineWeights, source, ~0u, turn.number};
-    bool absent;
-    ok = simt::warp() == 0 ? wait_and_count(a.rank, turn.wait, site, flag, a.wait_stats)
-                           : wait_for_flag(a.rank, turn.wait, site, flag, turn.number, &absent);
-    if (ok && simt::bid() == 0 && simt::warp() == 0) ok = check_weights(a, turn, source);
+  const u64* flag = word(own_control(a.rank), a.rank.control_layout.flag(Phase::kWeights, source));
+  const WaitSite site{WaitPhase::kCombineWeights, source, ~0u, turn.number};
+  return wait_and_count(a.rank, turn.wait, site, flag, a.wait_stats) && check_weights(a, turn, source);
+}
+
+// Whole block, in ask_once: all that is to be summed is here; a thread a rank.
+DEV bool await_all(const CombineReduceArgs& a, const Turn& turn) {
+  const TopologyView& topology = a.rank.topology;
+  bool good = true;
+  for (u32 r = simt::tid(); r < topology.num_ranks; r += simt::ntid()) {
+    if (topology.is_absent(r)) continue;
+    if (topology.is_local(r))
+      good = await_contributor(a, turn, r) && good;
+    else if (stands_for(topology, r))
+      good = await_weights(a, turn, r) && good;
   }
-  return warp_agree(ok);
+  return good;
 }
 
 // One lane: a row of local rank `rank`'s, in the slot or where the slot says that it stays; null: it says neither.
@@ -166,12 +163,10 @@ DEV bool send_sum(const CombineReduceArgs& a, const Turn& turn, u32 source, u64 
 
 // Sums of all sources that this rank stands for, tokens dealt round all warps of the grid.
 DEV bool send_sums(const CombineReduceArgs& a, const Turn& turn, CombineReduceShared& shared) {
-  const u32 warps = static_cast<u32>(simt::nbid() * simt::num_warps());
-  const u32 warp = static_cast<u32>(simt::bid() * simt::num_warps() + simt::warp());
+  const u32 warp = grid_warp(), warps = grid_warps();
   u32 dealt = 0;
   for (u32 s = 0; s < a.rank.topology.num_ranks; ++s) {
     if (!stands_for(a.rank.topology, s)) continue;
-    if (!await_weights(a, turn, s)) return false;
     const u32 hosted = a.rank.topology.landing_slot(s, a.rank.topology.cell);
     const WeightedIds of = weights_of(a, turn.epoch, hosted);
     const u8* slots = own_data(a.rank) + a.call.layout.landing_combine_slot(turn.epoch, hosted, 0);
@@ -193,8 +188,8 @@ KERNEL KERNEL_BOUNDS(kMaxBlockLanes) low_latency_combine_reduce(CombineReduceArg
   CombineReduceShared& shared = simt::smem<CombineReduceShared>();
   const TopologyView& topology = a.rank.topology;
   const Turn turn = begin_receive(a.rank, a.call, Phase::kCombine);
-  const bool ok = await_contributors(a, turn, &shared.ok) && send_sums(a, turn, shared);
-  if (!ok && simt::lane() == 0) fail_launch(a.call.ticket);
+  if (!ask_once(a.call, turn, [&] { return await_all(a, turn); })) return;
+  if (!send_sums(a, turn, shared) && simt::lane() == 0) fail_launch(a.call.ticket);
   if (!last_block(a.call.ticket, &shared.last)) return;
   for (u32 s = simt::warp(); simt::lane() == 0 && s < topology.num_ranks; s += simt::num_warps()) {
     if (!stands_for(topology, s)) continue;

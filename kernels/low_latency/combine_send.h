@@ -53,7 +53,7 @@ enum class NodeRows : u32 {
   kStay,  // their slots say where in registered memory the row is: x is not written before its set is used again
 };
 struct CombineSendShared {
-  u32 ok, last;
+  u32 last;
 };
 
 // One warp: a staging row that the network has finished with, among this warp's own.
@@ -69,60 +69,80 @@ DEV bool take_staging(const CombineSendArgs& a, const Turn& turn, u32 row, u32 p
 
 // What a warp sends with.
 struct CombineSender {
-  u32 staging, num_staging, next;  // its staging rows: the first, how many, and which is next
+  u32 staging, next;  // its staging rows: how many it has, and which of them is next
+  RowCut cut;  // of rows that are stored by several warps; the warp of piece 0 does whatever else there is to do
   u64 total_bytes;  // of the rows that all warps send
+  bool takes_remote, takes_local;  // rows by whether their owners are of this node
 };
 
 static_assert(LowLatencyLayout::row_in_slot(static_cast<u32>(CombineFormat::kBf16)) == sizeof(LogfmtHeader));
 DEV bool is_encoded(const CombineSendArgs& a) { return static_cast<CombineFormat>(a.format) != CombineFormat::kBf16; }
 
-// One warp: the row as it travels, written to `out`; returns its bytes. `total_bytes`: of what lies around it there.
-DEV u64 write_combine_row(const CombineSendArgs& a, const u16* row, u8* out, u64 total_bytes) {
+// One warp: channels [first, first + count) of the row as it travels, written to where it belongs in `out`; returns the
+// whole row's bytes. `total_bytes`: of what lies around it there. A logfmt row is written whole.
+DEV u64 write_combine_row(const CombineSendArgs& a, const u16* row, u8* out, u32 first, u32 count, u64 total_bytes) {
   const u32 hidden = a.call.layout.hidden;
   const CombineFormat format = static_cast<CombineFormat>(a.format);
   u64 bytes = 2ull * hidden;
   if (format == CombineFormat::kFp8) {
     bytes = LowLatencyLayout::row_bytes(hidden, RowFormat::kFp8);
-    quantize_row(row, out, reinterpret_cast<float*>(out + hidden), hidden, false);
+    quantize_row(row + first, out + first, reinterpret_cast<float*>(out + hidden) + first / kScaleChannels, count,
+                 false);
   } else if (format == CombineFormat::kLogfmt) {
     bytes = align_up(logfmt_encode(row, out, hidden), 16);
   } else {
-    copy_row_shared(out, reinterpret_cast<const u8*>(row), bytes, total_bytes);
+    copy_row_shared(out + 2ull * first, reinterpret_cast<const u8*>(row + first), 2ull * count, total_bytes);
   }
   simt::sync_warp();
   return bytes;
 }
 
 // One warp: what the slot of a row for a rank of this node says of it, at `holder`. True: the row stays.
-DEV bool mark_row(const CombineSendArgs& a, u32 holder, u64 at, u64 slot) {
+DEV bool mark_row(const CombineSendArgs& a, u32 holder, u64 at, u64 slot, u32 piece) {
   const NodeRows way = static_cast<NodeRows>(a.node_rows);
   if (way == NodeRows::kCopied) return false;
   const bool stays = way == NodeRows::kStay;
-  if (simt::lane() == 0)
+  if (piece == 0 && simt::lane() == 0)
     *reinterpret_cast<u64*>(data_of(a.rank, holder) + slot) = stays ? kRowStays | (a.x_at + at * a.row_stride * 2) : 0;
   return stays;
 }
 
-// One warp leaves row `at` where it stays, or stores it, where the owner's landing rank in this node sums it.
-DEV void give_to_host(const CombineSendArgs& a, const Turn& turn, u64 at, u32 owner, u64 number, u64 total_bytes) {
+// A piece of row `at` (of expert-major [L, P]), as cut by CombineSender::cut.
+struct RowPiece {
+  u64 at;
+  u32 piece;
+};
+// One warp leaves a row where it stays, or stores a piece of it, where the owner's landing rank in this node sums it.
+DEV void give_to_host(const CombineSendArgs& a, const Turn& turn, const RowPiece& row, u32 owner, u64 number,
+                      const CombineSender& sender) {
   const LowLatencyLayout& layout = a.call.layout;
   const TopologyView& topology = a.rank.topology;
   const u32 landing = topology.landing_rank(owner, topology.cell);
   const u64 bytes = 2ull * layout.hidden;
   const u64 slot = layout.landing_combine_slot(turn.epoch, topology.landing_slot(owner, topology.cell), number);
-  if (mark_row(a, landing, at, slot)) return;
-  const u8* const row = reinterpret_cast<const u8*>(a.x + at * a.row_stride);
-  copy_row_shared(data_of(a.rank, landing) + slot + sizeof(LogfmtHeader), row, bytes, total_bytes);
+  if (mark_row(a, landing, row.at, slot, row.piece)) return;
+  const u64 first = 2ull * sender.cut.begin(row.piece);
+  copy_row_shared(data_of(a.rank, landing) + slot + sizeof(LogfmtHeader) + first,
+                  reinterpret_cast<const u8*>(a.x + row.at * a.row_stride) + first,
+                  2ull * sender.cut.size(row.piece, layout.hidden), sender.total_bytes);
   simt::sync_warp();
-  if (simt::lane() != 0) return;
+  if (row.piece != 0 || simt::lane() != 0) return;
   add_stat(a.rank, landing, PeerStat::kRowsOut, 1);
   add_stat(a.rank, landing, PeerStat::kBytesOut, bytes);
 }
 
-// One warp: the caller's handle says what no dispatch has left in it.
+// int32 words of one plane of src_info.
+DEV u64 plane_of(const CombineSendArgs& a) {
+  return a.call.num_local_experts * static_cast<u64>(a.rank.topology.num_ranks) * a.call.layout.max_tokens;
+}
+
+// The caller's handle says what no dispatch has left in it.
+DEV WaitSite own_site(const CombineSendArgs& a, u64 most) {
+  return WaitSite{WaitPhase::kCombineSend, a.rank.topology.rank, kNoChannel, most};
+}
+// One warp.
 DEV bool bad_handle(const CombineSendArgs& a, const Turn& turn, u64 most, u64 seen) {
-  if (simt::lane() == 0)
-    bad_arrival(turn.wait, WaitSite{WaitPhase::kCombineSend, a.rank.topology.rank, kNoChannel, most}, seen);
+  if (simt::lane() == 0) bad_arrival(turn.wait, own_site(a, most), seen);
   return false;
 }
 
@@ -131,34 +151,39 @@ DEV void leave_row(const CombineSendArgs& a, const Turn& turn, u64 at, u64 slot)
   if (simt::lane() == 0) *reinterpret_cast<u64*>(own_data(a.rank) + a.call.layout.combine_slot(turn.epoch, slot)) = at;
 }
 
-// One warp sends row `at` (of expert-major [L, P]) to its owner.
-DEV bool send_row(const CombineSendArgs& a, const Turn& turn, u64 at, u64 plane, CombineSender* sender) {
+// One warp sends row `at` (of expert-major [L, P]) to its owner, or a piece of it.
+DEV bool send_row(const CombineSendArgs& a, const Turn& turn, u64 at, u32 piece, CombineSender* sender) {
+  const u64 plane = plane_of(a);
   const u32 owner = static_cast<u32>(a.src_info[2 * plane + at]);
   const LowLatencyLayout& layout = a.call.layout;
   const u64 number = static_cast<u32>(a.src_info[plane + at]);
   if (owner >= a.rank.topology.num_ranks || number >= static_cast<u64>(layout.max_tokens) * layout.max_topk)
     return bad_handle(a, turn, layout.max_tokens * layout.max_topk, number);
   if (masked(a.rank, owner)) return true;
+  const bool local = a.rank.topology.is_local(owner);
+  if (!(local ? sender->takes_local : sender->takes_remote)) return true;
   if (owner == a.rank.topology.rank && a.own_stay) {
-    leave_row(a, turn, at, number);
+    if (piece == 0) leave_row(a, turn, at, number);
     return true;
   }
-  if (a.call.reduces && !a.rank.topology.is_local(owner)) {
-    give_to_host(a, turn, at, owner, number, sender->total_bytes);
+  if (a.call.reduces && !local) {
+    give_to_host(a, turn, RowPiece{at, piece}, owner, number, *sender);
     return true;
   }
   const u64 slot = layout.combine_slot(turn.epoch, number);
   const u64 target = slot + LowLatencyLayout::row_in_slot(a.format);
   const u16* row = a.x + at * a.row_stride;
-  const bool local = a.rank.topology.is_local(owner);
-  if (local && !is_encoded(a) && mark_row(a, owner, at, slot)) return true;
+  if (local && !is_encoded(a) && mark_row(a, owner, at, slot, piece)) return true;
+  if (!local && piece != 0) return true;  // what one command sends one warp writes
   const bool in_place = !local && a.zero_copy_offset != 0 && !is_encoded(a);
-  const u32 mine = sender->staging + sender->next;
+  const u32 mine = grid_warp() * sender->staging + sender->next;
   if (!local && !in_place && !take_staging(a, turn, mine, owner)) return false;
   u64 bytes = 2ull * layout.hidden;
   if (!in_place) {  // in one place, for the sake of registers; the network reads what is staged soon
     u8* const out = local ? data_of(a.rank, owner) + target : own_data(a.rank) + layout.staging(mine);
-    bytes = write_combine_row(a, row, out, local ? sender->total_bytes : 0);
+    const u32 first = local ? sender->cut.begin(piece) : 0;
+    const u32 count = local ? sender->cut.size(piece, layout.hidden) : layout.hidden;
+    bytes = write_combine_row(a, row, out, first, count, local ? sender->total_bytes : 0);
   }
   if (!local) {
     Command m;
@@ -175,9 +200,9 @@ DEV bool send_row(const CombineSendArgs& a, const Turn& turn, u64 at, u64 plane,
         a.staging_ticket[mine] = static_cast<u64>(owner % a.rank.num_rings) << 56 | ((ticket + 1) & low_bits(56));
     }
     if (!warp_agree(ticket != kNoTicket)) return false;
-    sender->next = (sender->next + 1) % sender->num_staging;
+    if (!in_place) sender->next = (sender->next + 1) % sender->staging;
   }
-  if (simt::lane() == 0) {
+  if (piece == 0 && simt::lane() == 0) {
     add_stat(a.rank, owner, PeerStat::kRowsOut, 1);
     add_stat(a.rank, owner, PeerStat::kBytesOut, bytes);
   }
@@ -193,8 +218,8 @@ DEV u32 rows_of_owner(const CombineSendArgs& a, u32 owner) {
 }
 
 DEV CallIdentity combine_identity(const CombineSendArgs& a) {
-  const u64 plane = a.call.num_local_experts * static_cast<u64>(a.rank.topology.num_ranks) * a.call.layout.max_tokens;
-  return identity_of(a.rank, a.call, CallKind::kLowLatencyCombine, a.format, static_cast<u32>(a.src_info[3 * plane]));
+  return identity_of(a.rank, a.call, CallKind::kLowLatencyCombine, a.format,
+                     static_cast<u32>(a.src_info[3 * plane_of(a)]));
 }
 
 // One warp tells a remote owner how many rows it was sent.
@@ -267,10 +292,9 @@ DEV bool await_computed(const CombineSendArgs& a, const Turn& turn, u32 e, u32 i
   bool ok = true;
   if (simt::lane() == 0) {
     // Pairs with the release of whoever computes, which may be the host. Signed: memory never set is not "reached".
-    ok = wait_until(
-        turn.wait, WaitSite{WaitPhase::kComputeSignal, kNoPeer, e, a.signal_value},
-        [&] { return static_cast<u64>(simt::ld_acquire_sys(&a.signals[at])); },
-        [&](u64 seen) { return static_cast<i32>(seen) >= static_cast<i32>(a.signal_value); });
+    ok = wait_until(turn.wait, WaitSite{WaitPhase::kComputeSignal, kNoPeer, e, a.signal_value},
+                    SystemWord{&a.signals[at]},
+                    [&](u64 seen) { return static_cast<i32>(seen) >= static_cast<i32>(a.signal_value); });
   }
   return warp_agree(ok);
 }
@@ -280,52 +304,60 @@ DEV u32 rows_of_expert(const CombineSendArgs& a, u32 e) {
   return static_cast<u32>(last >> 32) + static_cast<u32>(last);
 }
 
-DEV void send_all_rows(const CombineSendArgs& a, const Turn& turn, u32 warp, u32 warps) {
+DEV RowCut whole_row(const CombineSendArgs& a) { return RowCut{1, a.call.layout.hidden}; }
+// How the rows that this rank stores at others of its node are cut. A logfmt row is encoded from its beginning on.
+DEV RowCut cut_stored_row(const CombineSendArgs& a, u64 rows, u32 warps) {
+  if (static_cast<CombineFormat>(a.format) == CombineFormat::kLogfmt) return whole_row(a);
+  return cut_row(a.call, rows, warps, kPieceBytes / sizeof(u16));
+}
+
+// False: the call has failed.
+DEV bool send_all_rows(const CombineSendArgs& a, const Turn& turn) {
   const TopologyView& topology = a.rank.topology;
+  const u32 experts = a.call.num_local_experts;
   const u64 stride = static_cast<u64>(topology.num_ranks) * a.call.layout.max_tokens;
-  const u64 plane = a.call.num_local_experts * stride;
-  // With fewer staging rows than warps some warps send nothing: a staging row has one user.
-  const u32 rows = a.call.layout.staging_rows;
-  if (rows != 0 && warps > rows) warps = rows;
-  if (warp >= warps) return;
-  const u32 share = rows / warps;
-  CombineSender sender{warp * share, share, 0, 0};
-  for (u32 e = 0; e < a.call.num_local_experts; ++e)
-    sender.total_bytes += 2ull * a.call.layout.hidden * rows_of_expert(a, e);
-  u32 dealt = 0;
-  u64 known = ~0ull;
-  for (u32 e = 0; e < a.call.num_local_experts; ++e) {
+  // A staging row has one user: with fewer of them than warps some warps take no row that is staged; with far fewer the
+  // others take those that are not.
+  const bool stages =
+      a.call.layout.staging_rows != 0 && a.call.reduces == 0 && (a.zero_copy_offset == 0 || is_encoded(a));
+  const u32 staging = stages ? a.call.layout.staging_rows : 0;
+  const bool apart = stages && grid_warps() >= 2 * staging, keeps = apart && grid_warp() >= staging;
+  const u32 warp = keeps ? grid_warp() - staging : grid_warp();
+  const u32 warps = keeps ? grid_warps() - staging : stages && grid_warps() > staging ? staging : grid_warps();
+  if (warp >= warps) return true;
+  bool good = true;
+  const auto count = [&](u32 e) {
     const u32 n = rows_of_expert(a, e);
-    if (n > stride) {
-      bad_handle(a, turn, stride, n);
-      if (simt::lane() == 0) fail_launch(a.call.ticket);
-      return;
-    }
-    for (u32 i = (warp + warps - dealt % warps) % warps; i < n; i += warps)
-      if (!await_computed(a, turn, e, i, &known) || !send_row(a, turn, e * stride + i, plane, &sender)) {
-        if (simt::lane() == 0) fail_launch(a.call.ticket);
-        return;
-      }
-    dealt += n;
-  }
+    if (n > stride) good = bad_arrival(turn.wait, own_site(a, stride), n);
+    return n;
+  };
+  const u64 rows = rows_of_experts(experts, count);
+  if (simt::ballot(!good) != 0) return false;
+  CombineSender sender{
+      keeps ? 0 : staging / warps,        0,      apart && !keeps ? whole_row(a) : cut_stored_row(a, rows, warps),
+      2ull * a.call.layout.hidden * rows, !keeps, keeps || !apart};
+  u64 known = ~0ull;
+  return deal_rows(experts, sender.cut.pieces, warp, warps, count, [&](u32 e, u32 i, u32 piece) {
+    return await_computed(a, turn, e, i, &known) && send_row(a, turn, e * stride + i, piece, &sender);
+  });
 }
 
 KERNEL KERNEL_BOUNDS(kMaxBlockLanes) low_latency_combine_send(CombineSendArgs a) {
   CombineSendShared& shared = simt::smem<CombineSendShared>();
   const TopologyView& topology = a.rank.topology;
   const Turn turn = begin_send(a.rank, a.call, Phase::kCombine);
-  if (!may_start(turn.wait)) return;
-  announce_consumed(a.rank, turn, a.call);
-  if (a.call.reduces && simt::bid() == 0) send_weights(a, turn);
-  if (wait_for_reuse(a.rank, turn, a.call, Phase::kCombine, &shared.ok)) {
-    const u32 warps = static_cast<u32>(simt::nbid() * simt::num_warps());
-    const u32 warp = static_cast<u32>(simt::bid() * simt::num_warps() + simt::warp());
-    for (u32 r = warp; r < topology.num_ranks; r += warps)
-      if (!topology.is_local(r) && !masked(a.rank, r))
-        a.call.reduces ? send_identity(a, turn, r) : send_combine_count(a, turn, r);
-    send_all_rows(a, turn, warp, warps);
-    for (u32 r = warp; r < topology.num_ranks; r += warps) count_rows_that_stay(a, r);
-  }
+  const bool starts = ask_once(a.call, turn, [&] {
+    if (!may_start(turn.wait)) return false;
+    announce_consumed(a.rank, turn, a.call);
+    if (a.call.reduces) send_weights(a, turn);
+    return wait_for_reuse(a.rank, turn, Phase::kCombine);
+  });
+  if (!starts) return;
+  for (u32 r = grid_warp(); r < topology.num_ranks; r += grid_warps())
+    if (!topology.is_local(r) && !masked(a.rank, r))
+      a.call.reduces ? send_identity(a, turn, r) : send_combine_count(a, turn, r);
+  if (!send_all_rows(a, turn) && simt::lane() == 0) fail_launch(a.call.ticket);
+  for (u32 r = grid_warp(); r < topology.num_ranks; r += grid_warps()) count_rows_that_stay(a, r);
   if (!last_block(a.call.ticket, &shared.last)) return;
   if (simt::tid() == 0) *own_identity(a.rank, Phase::kCombine, turn.epoch) = combine_identity(a);
   simt::sync_block();

@@ -61,8 +61,9 @@ struct LowLatencyCall {
   u32 num_local_experts;
   u32* ticket;  // zero between launches
   u32* grid_barrier;  // kGridBarrierWords, zero between launches
+  u64* admitted;  // epoch of the last launch that block 0 has let go on (ask_once)
   u32 reduces;  // a combine: rows of other nodes' tokens are summed in this node first (combine_reduce.h)
-  u32 unused;
+  u32 share_rows;  // 1: several warps take a row together where there are fewer rows than warps (RowCut)
 };
 
 // What a launch knows from its start on, the same in every block.
@@ -157,13 +158,112 @@ DEV Turn begin_receive(const RankContext& c, const LowLatencyCall& call, Phase p
               0};
 }
 
-// Finished epoch of `phase` that `reader` has made known here.
-DEV u64 known_consumed(const RankContext& c, Phase phase, u32 reader) {
-  if (c.topology.is_local(reader)) return simt::ld_acquire_sys(word(own_data(c), c.signals.consumed(phase, reader)));
-  const u64 direct = simt::ld_acquire_sys(word(own_control(c), c.control_layout.consumed(phase, reader)));
+// The finished epoch of a phase that a reader has made known here. One of another node says it to whoever it sends
+// something, and that landing rank has a second word, which is looked at where the first one does not suffice.
+struct KnownConsumed {
+  const u64 *direct, *hosted;  // hosted null: there is no second word
+  u64 wanted;
+  DEV_MEMBER u64 operator()() const {
+    return larger(SystemWord{direct}(), [&] { return SystemWord{hosted}(); });
+  }
+  DEV_MEMBER u64 peek() const {
+    return larger(SystemWord{direct}.peek(), [&] { return SystemWord{hosted}.peek(); });
+  }
+
+ private:
+  template <class Second>
+  DEV_MEMBER u64 larger(u64 first, Second second) const {
+    if (first >= wanted || hosted == nullptr) return first;
+    const u64 other = second();
+    return first > other ? first : other;
+  }
+};
+DEV KnownConsumed known_consumed(const RankContext& c, Phase phase, u32 reader, u64 wanted) {
+  if (c.topology.is_local(reader))
+    return KnownConsumed{word(own_data(c), c.signals.consumed(phase, reader)), nullptr, wanted};
+  const u64 at = c.control_layout.consumed(phase, reader);
   const u32 landing = c.topology.landing_rank(reader, c.topology.cell);
-  const u64 hosted = simt::ld_acquire_sys(word(control_of(c, landing), c.control_layout.consumed(phase, reader)));
-  return direct > hosted ? direct : hosted;
+  return KnownConsumed{word(own_control(c), at),
+                       landing == c.topology.rank ? nullptr : word(control_of(c, landing), at), wanted};
+}
+
+// Block 0 asks, by ask(), which each of its threads answers; every other block goes by its word in this device's memory.
+// So a launch reads each word of other ranks and of the host once, however many blocks it has. False in every thread of
+// a block when block 0 was not answered, and so the launch has failed.
+//
+// Block 0 has the deadline and names whom it waits for. It ends the others' wait in any case, by its word or by the failed
+// launch. An epoch has one launch of each kernel, unless that failed, and then its ticket says so for good.
+template <class Ask>
+DEV bool ask_once(const LowLatencyCall& call, const Turn& turn, Ask ask) {
+  if (simt::bid() == 0) {
+    const bool ok = simt::sync_block_and(ask());
+    if (simt::tid() == 0) {
+      if (!ok)
+        fail_launch(call.ticket);
+      else if (simt::nbid() != 1)
+        simt::st_release_gpu(call.admitted, turn.epoch);  // pairs with the acquire below
+    }
+    return ok;
+  }
+  bool ok = true;
+  if (simt::tid() == 0) {
+    const u64* const admitted = call.admitted;
+    wait_for_block(DeviceWord{admitted}, [&](u64 seen) { return seen == turn.epoch || launch_fails(call.ticket); });
+    ok = !launch_failed(call.ticket);
+  }
+  return simt::sync_block_and(ok);
+}
+
+// This warp among all of the grid. Neighbours are in different blocks, so that few units of work go to many processors.
+DEV u32 grid_warp() { return simt::warp() * static_cast<u32>(simt::nbid()) + static_cast<u32>(simt::bid()); }
+DEV u32 grid_warps() { return static_cast<u32>(simt::nbid()) * simt::num_warps(); }
+
+// How a row is cut for several warps: `pieces` of `channels` each, the last one the rest.
+struct RowCut {
+  u32 pieces, channels;
+  DEV_MEMBER u32 begin(u32 piece) const { return piece * channels; }
+  DEV_MEMBER u32 size(u32 piece, u32 hidden) const {
+    return hidden - piece * channels < channels ? hidden - piece * channels : channels;
+  }
+};
+// So that `rows` rows occupy all warps, in multiples of `grain` channels, below which a lane would have too little to do
+// at once.
+DEV RowCut cut_row(const LowLatencyCall& call, u64 rows, u32 warps, u32 grain) {
+  const u32 hidden = call.layout.hidden;
+  if (call.share_rows == 0 || rows == 0 || rows * 2 > warps) return RowCut{1, hidden};
+  const u32 grains = static_cast<u32>(ceil_div(hidden, grain)), most = warps / static_cast<u32>(rows);
+  const u32 channels = static_cast<u32>(ceil_div(grains, most < grains ? most : grains)) * grain;
+  return RowCut{static_cast<u32>(ceil_div(hidden, channels)), channels};
+}
+// Four 16-byte units a lane.
+inline constexpr u32 kPieceBytes = 4 * 16 * (simt::kWarp == 1 ? 32 : simt::kWarp);
+
+// Deals the rows of all local experts, each in `pieces`, round `warps` warps, of which this one is number
+// `warp`: experts ascending, then rows. Warp-collective. count(e) is called by one lane an expert; take(e, row, piece) says whether to go on. Returns whether
+// all did.
+template <class Count, class Take>
+DEV bool deal_rows(u32 experts, u32 pieces, u32 warp, u32 warps, Count count, Take take) {
+  u32 u = warp;  // this warp's next unit, among those of the experts from `base` on
+  for (u32 base = 0; base < experts; base += simt::kWarp) {
+    const u32 e = base + simt::lane();
+    const u32 up_to = simt::sum_up_to(e < experts ? count(e) : 0);
+    const u32 units = simt::shfl(up_to, simt::kWarp - 1) * pieces;
+    for (; u < units; u += warps) {
+      const u32 row = u / pieces;
+      const u32 before = simt::popcount(simt::ballot(up_to <= row));  // experts, of this warp's lanes
+      const u32 first = before == 0 ? 0 : simt::shfl(up_to, before - 1);
+      if (!take(base + before, row - first, u - row * pieces)) return false;
+    }
+    u -= units;
+  }
+  return true;
+}
+// The rows of all local experts.
+template <class Count>
+DEV u64 rows_of_experts(u32 experts, Count count) {
+  u32 rows = 0;
+  for (u32 e = simt::lane(); e < experts; e += simt::kWarp) rows += count(e);
+  return simt::warp_sum(rows);
 }
 
 // The whole grid: false in every thread of a block that gave up, or when any warp of any block had `ok` false. It has
@@ -173,37 +273,32 @@ DEV bool sync_launch(const RankContext& c, const WaitContext& wait, const LowLat
   if (!ok && simt::lane() == 0) fail_launch(call.ticket);
   WaitContext patient = wait;
   patient.deadline_ns = c.timeout_ns > ~0ull - wait.deadline_ns ? ~0ull : wait.deadline_ns + c.timeout_ns;
-  if (!sync_grid(call.grid_barrier, patient) && simt::tid() == 0) fail_launch(call.ticket);
+  const auto gave_up = [&] { return launch_fails(call.ticket); };
+  if (!sync_grid(call.grid_barrier, patient, gave_up) && simt::tid() == 0) fail_launch(call.ticket);
   return simt::sync_block_and(!launch_failed(call.ticket));
 }
 
-// Waits until every rank has finished epoch - 2 of `phase`. Whole block; false when it failed, and so has the launch.
-DEV bool wait_for_reuse(const RankContext& c, const Turn& turn, const LowLatencyCall& call, Phase phase,
-                        u32* shared_ok) {
+// Waits until every rank has finished epoch - 2 of `phase`; a thread a rank. Whole block, in ask_once.
+DEV bool wait_for_reuse(const RankContext& c, const Turn& turn, Phase phase) {
   const u64 epoch = turn.epoch;
   if (epoch <= 2) return true;
   // Other ranks wait for what this half is about to send, and some of them began to wait before it did. So it gives up a
   // rank that does not come a little earlier than they would: otherwise they would give up this rank instead.
   WaitContext patience = turn.wait;
   if (c.shrink && patience.deadline_ns != ~0ull) patience.deadline_ns -= c.timeout_ns / kSendersGiveUpEarly;
-  if (simt::tid() == 0) simt::st_release_gpu(shared_ok, 1u);
-  simt::sync_block();
-  if (simt::lane() == 0)
-    for (u32 r = simt::warp(); r < c.topology.num_ranks; r += simt::num_warps()) {
-      if (r == c.topology.rank || masked(c, r)) continue;
-      const WaitPhase name = phase == Phase::kDispatch ? WaitPhase::kDispatchSend : WaitPhase::kCombineSend;
-      bool absent;
-      const bool ok = wait_or_mask(
-          c, patience, WaitSite{name, r, ~0u, epoch - 2}, [&] { return known_consumed(c, phase, r); },
-          [&](u64 seen) { return seen >= epoch - 2; }, &absent);
-      // What this rank has not sent yet nobody can have read; other blocks may have sent the whole of this call.
-      if (!ok || !keeps_step(c, turn.wait, WaitSite{name, r, ~0u, 0}, known_consumed(c, phase, r), epoch))
-        simt::st_release_gpu(shared_ok, 0u);
-    }
-  simt::sync_block();
-  const bool ok = simt::ld_acquire_gpu(shared_ok) != 0;
-  if (!ok && simt::tid() == 0) fail_launch(call.ticket);
-  return ok;
+  bool good = true;
+  for (u32 r = simt::tid(); r < c.topology.num_ranks; r += simt::ntid()) {
+    if (r == c.topology.rank || masked(c, r)) continue;
+    const WaitPhase name = phase == Phase::kDispatch ? WaitPhase::kDispatchSend : WaitPhase::kCombineSend;
+    bool absent;
+    u64 consumed = 0;
+    const bool ok = wait_or_mask(
+        c, patience, WaitSite{name, r, ~0u, epoch - 2}, known_consumed(c, phase, r, epoch - 2),
+        [&](u64 seen) { return (consumed = seen) >= epoch - 2; }, &absent);
+    // What this rank has not sent yet nobody can have read.
+    good = good && ok && keeps_step(c, turn.wait, WaitSite{name, r, ~0u, 0}, consumed, epoch - 1);
+  }
+  return good;
 }
 
 // The last block of a receiving half: counts the call as read and tells the ranks of this node how far that brings it.
@@ -272,20 +367,20 @@ DEV void announce_consumed(const RankContext& c, const Turn& turn, const LowLate
 // nothing.
 DEV bool wait_for_flag(const RankContext& c, const WaitContext& wait, const WaitSite& site, const u64* flag, u64 epoch,
                        bool* absent) {
-  const bool ok = wait_or_mask(
-      c, wait, site, [&] { return simt::ld_acquire_sys(flag); }, [&](u64 seen) { return seen >= epoch; }, absent);
+  u64 last = 0;
+  const bool ok =
+      wait_or_mask(c, wait, site, SystemWord{flag}, [&](u64 seen) { return (last = seen) >= epoch; }, absent);
   if (!ok || *absent) return ok;
-  return keeps_step(c, wait, site, simt::ld_acquire_sys(flag), epoch + 1);  // its call after next needs this one read
+  return keeps_step(c, wait, site, last, epoch + 1);  // its call after next needs this one read
 }
 
-// As wait_for_flag, until the flag is `site.expected`. How long that took is added to the peer's sums, once a launch,
-// and to `wait_stats` (null: there are none). One lane.
+// As wait_for_flag, until the flag is `site.expected`. How long that took is added to the peer's sums and to `wait_stats`
+// (null: there are none). One lane, once a launch.
 DEV bool wait_and_count(const RankContext& c, const WaitContext& wait, const WaitSite& site, const u64* flag,
                         i64* wait_stats) {
   const u64 begin = simt::now_ns();
   bool absent;
   const bool ok = wait_for_flag(c, wait, site, flag, site.expected, &absent);
-  if (simt::bid() != 0) return ok;
   const u64 waited = simt::now_ns() - begin;
   add_stat(c, site.peer, PeerStat::kWaitNs, waited);
   if (wait_stats != nullptr && site.peer != c.topology.rank)

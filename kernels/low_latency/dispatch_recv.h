@@ -118,9 +118,9 @@ DEV u64 plane_of(const DispatchReceiveArgs& a) {
 
 // Phase 1: rows of each (source, local expert). Units of one source and kMatchWidth experts go round the warps. A token
 // names an expert once: its source left repetitions out of the routing block.
-DEV bool count_rows(const DispatchReceiveArgs& a, const Turn& turn, u32 warp, u32 warps) {
+DEV bool count_rows(const DispatchReceiveArgs& a, const Turn& turn) {
   const u32 experts = a.call.num_local_experts, groups = static_cast<u32>(ceil_div(experts, kMatchWidth));
-  for (u32 u = warp; u < a.rank.topology.num_ranks * groups; u += warps) {
+  for (u32 u = grid_warp(); u < a.rank.topology.num_ranks * groups; u += grid_warps()) {
     const u32 source = u / groups, group = u % groups;
     bool absent;
     if (!await_source(a, turn, source, &absent)) return false;
@@ -158,11 +158,11 @@ DEV u32 place_block(const DispatchReceiveArgs& a, u32 source, u32 e, u32* begin)
 }
 
 // Phase 2: begin of every block, and which row of the source each output row is.
-DEV void place_rows(const DispatchReceiveArgs& a, const Turn& turn, u32 warp, u32 warps) {
+DEV void place_rows(const DispatchReceiveArgs& a, const Turn& turn) {
   const u32 experts = a.call.num_local_experts, groups = static_cast<u32>(ceil_div(experts, kMatchWidth));
   const u32 ranks = a.rank.topology.num_ranks;
   const u64 stride = static_cast<u64>(ranks) * a.call.layout.max_tokens, plane = experts * stride;
-  for (u32 u = warp; u < ranks * groups; u += warps) {
+  for (u32 u = grid_warp(); u < ranks * groups; u += grid_warps()) {
     const u32 source = u / groups, group = u % groups;
     u32 begin[kMatchesPerLane] = {}, n = 0;
     for (u32 i = 0; i < kMatchesPerLane; ++i)
@@ -182,8 +182,8 @@ DEV void place_rows(const DispatchReceiveArgs& a, const Turn& turn, u32 warp, u3
   }
 }
 
-// Phase 3: copies, one warp a row, rows dealt round all warps of the grid.
-DEV void copy_rows(const DispatchReceiveArgs& a, const Turn& turn, u32 warp, u32 warps) {
+// Phase 3: copies, one warp a row or a piece of it, dealt round all warps of the grid.
+DEV void copy_rows(const DispatchReceiveArgs& a, const Turn& turn) {
   const u32 experts = a.call.num_local_experts, hidden = a.call.layout.hidden;
   const u64 stride = static_cast<u64>(a.rank.topology.num_ranks) * a.call.layout.max_tokens;
   const u64 plane = experts * stride;
@@ -194,34 +194,32 @@ DEV void copy_rows(const DispatchReceiveArgs& a, const Turn& turn, u32 warp, u32
   const bool swizzled = format == RowFormat::kNvfp4;
   u32* const scales = reinterpret_cast<u32*>(a.recv_scales);
   const u64 tile = words * (swizzled ? Nvfp4Scales::tiles(stride) * Nvfp4Scales::kTileRows : stride);  // of an expert
-  u64 total = 0;
-  for (u32 e = 0; e < experts; ++e) total += static_cast<u64>(a.recv_count[e]) * payload;
-  u32 dealt = 0;
-  for (u32 e = 0; e < experts; ++e) {
-    const u32 n = static_cast<u32>(a.recv_count[e]);
-    for (u32 i = (warp + warps - dealt % warps) % warps; i < n; i += warps) {
-      const u64 at = e * stride + i;
-      const u8* from = rows_of(a, turn.epoch, static_cast<u32>(a.src_info[2 * plane + at])) + a.src_info[at] * row;
-      copy_row_out(a.recv_x + at * payload, from, payload, total);
-      for (u32 w = static_cast<u32>(simt::lane()); w < words; w += simt::kWarp)
-        scales[e * tile + (swizzled ? Nvfp4Scales::at(i, w, words) : w * stride + i)] =
-            reinterpret_cast<const u32*>(from + payload)[w];
-    }
-    dealt += n;
-  }
+  const auto count = [&](u32 e) { return static_cast<u32>(a.recv_count[e]); };
+  const u64 num_rows = rows_of_experts(experts, count), total = num_rows * payload;
+  const u32 grain = kPieceBytes / static_cast<u32>(LowLatencyLayout::payload_bytes(1, format));
+  const RowCut cut = cut_row(a.call, num_rows, grid_warps(), grain);
+  deal_rows(experts, cut.pieces, grid_warp(), grid_warps(), count, [&](u32 e, u32 i, u32 piece) {
+    const u64 at = e * stride + i;
+    const u8* from = rows_of(a, turn.epoch, static_cast<u32>(a.src_info[2 * plane + at])) + a.src_info[at] * row;
+    const u64 begin = LowLatencyLayout::payload_bytes(cut.begin(piece), format);
+    copy_row_out(a.recv_x + at * payload + begin, from + begin,
+                 LowLatencyLayout::payload_bytes(cut.size(piece, hidden), format), total);
+    for (u32 w = static_cast<u32>(simt::lane()); piece == 0 && w < words; w += simt::kWarp)
+      scales[e * tile + (swizzled ? Nvfp4Scales::at(i, w, words) : w * stride + i)] =
+          reinterpret_cast<const u32*>(from + payload)[w];
+    return true;
+  });
 }
 
 KERNEL KERNEL_BOUNDS(kMaxBlockLanes) low_latency_dispatch_recv(DispatchReceiveArgs a) {
   DispatchReceiveShared& shared = simt::smem<DispatchReceiveShared>();
   const Turn turn = begin_receive(a.rank, a.call, Phase::kDispatch);
-  const u32 warps = static_cast<u32>(simt::nbid() * simt::num_warps());
-  const u32 warp = static_cast<u32>(simt::bid() * simt::num_warps() + simt::warp());
-  bool ok = sync_launch(a.rank, turn.wait, a.call, count_rows(a, turn, warp, warps));
-  if (ok) place_rows(a, turn, warp, warps);
+  bool ok = sync_launch(a.rank, turn.wait, a.call, count_rows(a, turn));
+  if (ok) place_rows(a, turn);
   ok = sync_launch(a.rank, turn.wait, a.call, ok);
   if (ok) {
-    copy_rows(a, turn, warp, warps);
-    if (warp == 0)
+    copy_rows(a, turn);
+    if (grid_warp() == grid_warps() - 1)  // which has the least rows
       for (u32 s = static_cast<u32>(simt::lane()); s < a.rank.topology.num_ranks; s += simt::kWarp) {
         u64 rows = 0;
         for (u32 e = 0; e < a.call.num_local_experts; ++e) rows += a.counts[s * a.call.num_local_experts + e];

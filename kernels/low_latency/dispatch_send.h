@@ -21,11 +21,14 @@ struct DispatchSendArgs {
   u32 num_tokens, topk;
   u32 format;             // RowFormat
   u32 round_scale;        // scales rounded up to powers of two
-  u32 batch;              // tokens that a warp stages before it sends; at most one per lane
+  u32 batch;              // tokens whose runs are looked for together; at most one per lane
   u32 unused;
+  // With share_rows [batches], zero between launches: pieces of a batch's rows that are staged. Else a warp stages a
+  // batch alone.
+  u32* arrivals;
 };
 struct DispatchSendShared {
-  u32 ok, last;
+  u32 last;
 };
 
 DEV bool goes_to_cell(const DispatchSendArgs& a, u32 token, u32 cell) {
@@ -38,22 +41,27 @@ DEV bool goes_to_cell(const DispatchSendArgs& a, u32 token, u32 cell) {
   return false;
 }
 
-// One warp: bf16 row -> staged row of the wanted format.
-DEV void stage_row(const DispatchSendArgs& a, u32 token, u8* out) {
+// Pieces that a row is staged in: whole words of scales in each format.
+inline constexpr u32 kStagedChannels = kPieceBytes / sizeof(u16);
+static_assert(kStagedChannels % (4 * kScaleChannels) == 0);
+
+// One warp: channels [first, first + count) of a bf16 row, into its staged row, which has the wanted format.
+DEV void stage_channels(const DispatchSendArgs& a, u32 token, u32 first, u32 count, u8* staged) {
   const u32 hidden = a.call.layout.hidden;
-  const u16* x = a.x + static_cast<u64>(token) * hidden;
+  const u16* x = a.x + static_cast<u64>(token) * hidden + first;
   const RowFormat format = static_cast<RowFormat>(a.format);
+  u8* const out = staged + LowLatencyLayout::payload_bytes(first, format);
   if (format == RowFormat::kBf16) {
-    copy_row_shared(out, reinterpret_cast<const u8*>(x), 2ull * hidden);
+    copy_row_shared(out, reinterpret_cast<const u8*>(x), 2ull * count);
     return;
   }
-  u8* scales = out + LowLatencyLayout::payload_bytes(hidden, format);
+  u8* scales = staged + LowLatencyLayout::payload_bytes(hidden, format) + LowLatencyLayout::scale_bytes(first, format);
   if (format == RowFormat::kNvfp4)
-    quantize_row_nvfp4(Nvfp4RowArgs{x, out, scales, hidden, *a.global_scale});
+    quantize_row_nvfp4(Nvfp4RowArgs{x, out, scales, count, *a.global_scale});
   else if (format == RowFormat::kFp8)
-    quantize_row(x, out, reinterpret_cast<float*>(scales), hidden, a.round_scale != 0);
+    quantize_row(x, out, reinterpret_cast<float*>(scales), count, a.round_scale != 0);
   else
-    quantize_row_ue8m0(x, out, reinterpret_cast<u32*>(scales), hidden);
+    quantize_row_ue8m0(x, out, reinterpret_cast<u32*>(scales), count);
 }
 
 // One warp: sends the staged rows [first, first + count) that a cell of another node needs, one write per run.
@@ -85,7 +93,51 @@ DEV void send_runs(const DispatchSendArgs& a, const Turn& turn, u32 first, u32 c
   simt::add_gpu(&a.num_writes[cell], simt::popcount(starts));
 }
 
-// The whole block 0 writes the routing block, 2 bytes an id. An expert that a token names again is left out, so that
+// One warp: sends the staged rows [first, first + count) to every cell of other nodes that needs some.
+DEV void send_batch(const DispatchSendArgs& a, const Turn& turn, u32 first, u32 count) {
+  const TopologyView& topology = a.rank.topology;
+  for (u32 n = 0; n < topology.num_cells; ++n)
+    if (topology.is_remote(n) && !masked(a.rank, topology.landing_rank(topology.rank, n)))
+      send_runs(a, turn, first, count, n);
+}
+
+// A warp a batch: few warps, each with much to do.
+DEV void stage_batches(const DispatchSendArgs& a, const Turn& turn, u8* rows, u64 row) {
+  for (u32 first = grid_warp() * a.batch; first < a.num_tokens; first += grid_warps() * a.batch) {
+    const u32 count = a.num_tokens - first < a.batch ? a.num_tokens - first : a.batch;
+    for (u32 i = 0; i < count; ++i) stage_channels(a, first + i, 0, a.call.layout.hidden, rows + (first + i) * row);
+    simt::sync_warp();
+    send_batch(a, turn, first, count);
+  }
+}
+
+// One warp: the piece of a batch that it has just staged is the last of `pieces`; all of them are then visible to it.
+DEV bool is_last_piece(u32* arrivals, u32 pieces) {
+  bool last = false;
+  if (simt::lane() == 0) {
+    last = simt::add_acq_rel_gpu(arrivals, 1u) + 1 == pieces;  // pairs with that of the batch's other warps
+    if (last) simt::st_relaxed_gpu(arrivals, 0u);
+  }
+  return warp_agree(last);
+}
+
+// A warp a row, or a piece of it: many warps. Runs of rows are as long as if a warp had staged the batch, since whoever
+// comes last sends them: with a run a row, a token more would be a write more.
+DEV void stage_pieces(const DispatchSendArgs& a, const Turn& turn, u8* rows, u64 row) {
+  const u32 hidden = a.call.layout.hidden;
+  const RowCut cut = cut_row(a.call, a.num_tokens, grid_warps(), kStagedChannels);
+  for (u32 u = grid_warp(); u < a.num_tokens * cut.pieces; u += grid_warps()) {
+    const u32 token = u / cut.pieces, piece = u % cut.pieces;
+    stage_channels(a, token, cut.begin(piece), cut.size(piece, hidden), rows + token * row);
+    simt::sync_warp();
+    if (a.rank.topology.num_nodes == 1) continue;
+    const u32 first = token - token % a.batch;
+    const u32 count = a.num_tokens - first < a.batch ? a.num_tokens - first : a.batch;
+    if (is_last_piece(&a.arrivals[token / a.batch], count * cut.pieces)) send_batch(a, turn, first, count);
+  }
+}
+
+// The whole of the last block, which has the least else to do, writes the routing block, 2 bytes an id. An expert that a token names again is left out, so that
 // receivers find each of its rows once.
 DEV void stage_routing(const DispatchSendArgs& a, u64 epoch) {
   u8* block = own_data(a.rank) + a.call.layout.staged_routing(epoch);
@@ -130,23 +182,19 @@ DEV void finish_dispatch(const DispatchSendArgs& a, const Turn& turn) {
 KERNEL KERNEL_BOUNDS(kMaxBlockLanes) low_latency_dispatch_send(DispatchSendArgs a) {
   DispatchSendShared& shared = simt::smem<DispatchSendShared>();
   const Turn turn = begin_send(a.rank, a.call, Phase::kDispatch);
-  if (!may_start(turn.wait)) return;
-  announce_consumed(a.rank, turn, a.call);
-  if (wait_for_reuse(a.rank, turn, a.call, Phase::kDispatch, &shared.ok)) {
-    if (simt::bid() == 0) stage_routing(a, turn.epoch);
-    const u64 row = LowLatencyLayout::row_bytes(a.call.layout.hidden, static_cast<RowFormat>(a.format));
-    u8* rows = own_data(a.rank) + a.call.layout.staged_rows(turn.epoch);
-    const u32 warps = static_cast<u32>(simt::nbid() * simt::num_warps());
-    const u32 me = static_cast<u32>(simt::bid() * simt::num_warps() + simt::warp());
-    for (u32 first = me * a.batch; first < a.num_tokens; first += warps * a.batch) {
-      const u32 count = a.num_tokens - first < a.batch ? a.num_tokens - first : a.batch;
-      for (u32 i = 0; i < count; ++i) stage_row(a, first + i, rows + (first + i) * row);
-      simt::sync_warp();
-      for (u32 n = 0; n < a.rank.topology.num_cells; ++n)
-        if (a.rank.topology.is_remote(n) && !masked(a.rank, a.rank.topology.landing_rank(a.rank.topology.rank, n)))
-          send_runs(a, turn, first, count, n);
-    }
-  }
+  const bool starts = ask_once(a.call, turn, [&] {
+    if (!may_start(turn.wait)) return false;
+    announce_consumed(a.rank, turn, a.call);
+    return wait_for_reuse(a.rank, turn, Phase::kDispatch);
+  });
+  if (!starts) return;
+  if (simt::bid() == simt::nbid() - 1) stage_routing(a, turn.epoch);
+  const u64 row = LowLatencyLayout::row_bytes(a.call.layout.hidden, static_cast<RowFormat>(a.format));
+  u8* rows = own_data(a.rank) + a.call.layout.staged_rows(turn.epoch);
+  if (a.call.share_rows != 0)
+    stage_pieces(a, turn, rows, row);
+  else
+    stage_batches(a, turn, rows, row);
   if (last_block(a.call.ticket, &shared.last)) finish_dispatch(a, turn);
 }
 

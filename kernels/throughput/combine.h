@@ -70,9 +70,7 @@ DEV Step look_at_partials(const CombineArgs& a, const WaitContext& wait, u32 cha
     const u32 peer = site.peer;
     const u64 begin = simt::now_ns();
     bool absent;
-    if (!wait_or_mask(
-            a.rank, wait, site, [&] { return there = simt::ld_acquire_sys(tail); },
-            [&](u64 seen) { return seen > head; }, &absent))
+    if (!wait_or_mask(a.rank, wait, site, SystemWord{tail}, [&](u64 seen) { return (there = seen) > head; }, &absent))
       return Step::kFailed;
     if (!absent && !tail_fits(wait, site, a.call.geometry, head, there)) return Step::kFailed;
     if (channel == 0) add_stat(a.rank, peer, PeerStat::kWaitNs, simt::now_ns() - begin);
@@ -160,7 +158,7 @@ DEV bool check_partials(const CombineArgs& a, const WaitContext& wait, u32 chann
 
 // One warp: a row that cannot be was found; no more is planned.
 DEV void give_up(MergeShared& m) {
-  if (simt::lane() == 0) simt::st_release_gpu(&m.bad, 1u);
+  if (simt::lane() == 0) simt::st_release_cta(&m.bad, 1u);
 }
 
 // One warp: the places of a token's rows. False: one is nowhere, and the call has failed.
@@ -234,7 +232,7 @@ DEV void combine_own(const CombineArgs& a, const WaitContext& wait, CombineShare
     for (u32 i = simt::warp(); i < s.merge.count; i += simt::num_warps())
       reduce_own(a, wait, s, channel, s.merge.plan[i]);
     simt::sync_block();
-    if (simt::ld_acquire_gpu(&s.merge.bad) != 0) return;
+    if (simt::ld_acquire_cta(&s.merge.bad) != 0) return;
     if (simt::tid() == 0 && !rows_stayed(a, wait, s.merge, channel)) s.merge.ok = 0;
     simt::sync_block();
     release_contributions(s.merge);
@@ -350,7 +348,7 @@ DEV bool combine_for(const CombineArgs& a, const WaitContext& wait, CombineShare
       reduce_partial(a, wait, s, channel, s.merge.plan[i]);
     done += s.merge.count;
     simt::sync_block();
-    if (simt::ld_acquire_gpu(&s.merge.bad) != 0) return false;
+    if (simt::ld_acquire_cta(&s.merge.bad) != 0) return false;
     if (simt::tid() == 0 &&
         !(rows_stayed(a, wait, s.merge, channel) && (done < p.rows || all_taken(a, wait, s.merge, channel))))
       s.merge.ok = 0;

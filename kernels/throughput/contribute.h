@@ -64,7 +64,7 @@ DEV void contribute(const CombineArgs& a, const WaitContext& wait, u32 channel, 
     bool room = true;
     if (simt::lane() == 0) {
       bool absent;
-      const auto head = [&] { return simt::ld_acquire_sys(s.heads); };
+      const SystemWord head{static_cast<const u64*>(s.heads)};
       site.expected = number;
       room = wait_for_slot(a.rank, wait, site, g, head, &absent) && !absent;
     }
@@ -102,8 +102,8 @@ DEV void await_read(const CombineArgs& a, const WaitContext& wait, u32 channel, 
   const WaitSite site{WaitPhase::kCombineSend, combine_peer(a.rank, source), channel, simt::ld_relaxed_sys(s.tail)};
   bool absent;  // then nobody reads them
   const bool ok = wait_or_mask(
-      a.rank, wait, site, [&] { return simt::ld_acquire_sys(s.heads); },
-      [&](u64 seen) { return seen >= site.expected; }, &absent);
+      a.rank, wait, site, SystemWord{static_cast<const u64*>(s.heads)}, [&](u64 seen) { return seen >= site.expected; },
+      &absent);
   if (ok && !absent) keeps_step(a.rank, wait, site, simt::ld_acquire_sys(s.heads), site.expected);
 }
 

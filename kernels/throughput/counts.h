@@ -200,8 +200,7 @@ DEV bool await_counts(const CountsArgs& a, const WaitContext& wait, u64 epoch, u
   const u64* flag = arrival_flag(a.rank, Phase::kCounts, source);
   const u64 begin = simt::now_ns();
   const WaitSite site{WaitPhase::kCounts, source, kNoChannel, epoch};
-  const auto load = [&] { return simt::ld_acquire_sys(flag); };
-  if (!wait_or_mask(a.rank, wait, site, load, [&](u64 v) { return v >= epoch; }, absent)) return false;
+  if (!wait_or_mask(a.rank, wait, site, SystemWord{flag}, [&](u64 v) { return v >= epoch; }, absent)) return false;
   if (*absent) return true;
   add_stat(a.rank, source, PeerStat::kWaitNs, simt::now_ns() - begin);
   const CountsHeader& h = *counts_of(a, epoch, source);
@@ -276,15 +275,6 @@ DEV void read_nothing(const CountsArgs& a, u32 source) {
     for (u32 r = 0; r < a.rank.topology.num_ranks; ++r) a.rank_prefix[source * a.rank.topology.num_ranks + r] = 0;
 }
 
-// One warp: the sum of `v` over the lanes up to this one.
-DEV u32 sum_up_to(u32 v) {
-  for (u32 d = 1; d < simt::kWarp; d *= 2) {
-    const u32 below = simt::shfl(v, (simt::lane() + simt::kWarp - d) % simt::kWarp);
-    if (simt::lane() >= d) v += below;
-  }
-  return v;
-}
-
 // The whole block: sums over sources. False in threads that found what cannot be.
 DEV bool sum_counts(const CountsArgs& a, const WaitContext& wait, const CountsShared& shared, u64 epoch) {
   bool good = true;
@@ -294,7 +284,7 @@ DEV bool sum_counts(const CountsArgs& a, const WaitContext& wait, const CountsSh
     u32 sum = 0;
     for (u32 base = 0; base < topology.num_ranks * channels; base += simt::kWarp) {
       const u32 i = base + simt::lane(), here = i < topology.num_ranks * channels;
-      const u32 rows = here ? a.recv_tokens[i] : 0, up_to = sum + sum_up_to(rows);
+      const u32 rows = here ? a.recv_tokens[i] : 0, up_to = sum + simt::sum_up_to(rows);
       if (here) a.recv_begin[i] = up_to - rows;
       if (here && topology.num_nodes > 1 && i % channels == channels - 1) a.rank_prefix[i / channels] = up_to;
       sum = simt::shfl(up_to, simt::kWarp - 1);
@@ -325,7 +315,7 @@ KERNEL KERNEL_BOUNDS(kMaxBlockLanes) throughput_counts(CountsArgs a) {
   CountsShared& shared = simt::smem<CountsShared>();
   const WaitContext wait = wait_context(a.rank);
   const u64 epoch = simt::ld_relaxed_gpu(a.epoch) + 1;
-  if (simt::tid() == 0) simt::st_release_gpu(&shared.failed, 0u);
+  if (simt::tid() == 0) simt::st_release_cta(&shared.failed, 0u);
   leave_out_masked(a);
   const LayoutCheck check = layout_check(a);
   begin_check(check);
@@ -344,15 +334,15 @@ KERNEL KERNEL_BOUNDS(kMaxBlockLanes) throughput_counts(CountsArgs a) {
   for (u32 s = simt::tid(); s < a.rank.topology.num_ranks; s += simt::ntid()) {
     bool absent = false;
     if (!await_counts(a, wait, epoch, s, &absent))
-      simt::st_release_gpu(&shared.failed, 1u);
+      simt::st_release_cta(&shared.failed, 1u);
     else if (absent)
       read_nothing(a, s);
     else if (!read_counts(a, wait, epoch, s))
-      simt::st_release_gpu(&shared.failed, 1u);
+      simt::st_release_cta(&shared.failed, 1u);
     shared.left_out[s] = absent;
   }
   simt::sync_block();
-  if (simt::ld_acquire_gpu(&shared.failed) != 0) return;
+  if (simt::ld_acquire_cta(&shared.failed) != 0) return;
   if (!simt::sync_block_and(sum_counts(a, wait, shared, epoch))) return;
   if (simt::tid() == 0) *a.number = static_cast<u32>(epoch);
   if (simt::tid() == 0) simt::st_relaxed_gpu(a.epoch, epoch);  // every thread read it before the last sync_block

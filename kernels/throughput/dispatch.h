@@ -23,6 +23,9 @@ struct DispatchArgs {
   u32 capacity;              // rows of the outputs
   u32 pad_tail;              // rows beyond recv_total get index -1
 };
+struct DispatchShared {
+  u32 total;  // *recv_total, which one thread of a block reads: it may lie in the host's memory
+};
 
 // One warp: a header's token into its place in a chunk.
 DEV void write_row(const DispatchArgs& a, const RowHeader& header, u8* row) {
@@ -298,8 +301,8 @@ DEV void receive_stream(const DispatchArgs& a, const WaitContext& wait, u32 chan
 }
 
 // Rows beyond the real count, shared out over the reading blocks.
-DEV void pad_tail(const DispatchArgs& a, u32 channel) {
-  const u64 first = static_cast<u64>(*a.recv_total) * a.call.shape.topk;
+DEV void pad_tail(const DispatchArgs& a, u32 channel, u32 total) {
+  const u64 first = static_cast<u64>(total) * a.call.shape.topk;
   const u64 end = static_cast<u64>(a.capacity) * a.call.shape.topk;
   for (u64 i = first + channel * simt::ntid() + simt::tid(); i < end; i += a.call.geometry.num_channels * simt::ntid())
     a.recv_topk_idx[i] = -1;
@@ -312,10 +315,10 @@ DEV void send_streams(const DispatchArgs& a, const WaitContext& wait, u32 channe
 }
 
 // The whole block.
-DEV void receive_streams(const DispatchArgs& a, const WaitContext& wait, u32 channel) {
+DEV void receive_streams(const DispatchArgs& a, const WaitContext& wait, u32 channel, u32 total) {
   // Ascending on every rank: the smallest unfinished source of a class always has all its readers, so none starves.
   for (u32 s = simt::warp(); s < a.rank.topology.num_ranks; s += simt::num_warps()) receive_stream(a, wait, channel, s);
-  if (a.pad_tail) pad_tail(a, channel);
+  if (a.pad_tail) pad_tail(a, channel, total);
 }
 
 // The whole block: this call's, before anything else of the launch. A block that writes goes on meanwhile.
@@ -329,19 +332,22 @@ DEV bool identify_again(const DispatchArgs& a, u32 channel) {
 KERNEL KERNEL_BOUNDS(kMaxBlockLanes) throughput_dispatch(DispatchArgs a) {
   const WaitContext wait = wait_context(a.rank);
   const u32 channel = simt::bid() / 2;
-  if (!may_start(wait)) return;
-  if (*a.recv_total > a.capacity) {
+  DispatchShared& shared = simt::smem<DispatchShared>();
+  if (simt::tid() == 0) shared.total = *a.recv_total;
+  if (!may_start(wait)) return;  // and the block has met
+  const u32 total = shared.total;
+  if (total > a.capacity) {
     if (simt::tid() == 0 && simt::bid() == 0)
       record_fault(wait,
                    WaitSite{WaitPhase::kDispatchReceive, a.rank.topology.rank,
                             static_cast<u32>(MismatchField::kReceivedRows), a.capacity},
-                   FaultKind::kMismatch, *a.recv_total);
+                   FaultKind::kMismatch, total);
     return;
   }
   if (simt::bid() % 2 == 0)
     send_streams(a, wait, channel);
   else if (!a.call.identify || identify_again(a, channel))
-    receive_streams(a, wait, channel);
+    receive_streams(a, wait, channel, total);
   if (a.call.identify) end_identified(a.call);
 }
 

@@ -46,8 +46,7 @@ DEV bool compare_identities(const RankContext& c, const WaitContext& wait, WaitP
                                   : word(own_control(c), c.control_layout.flag(Phase::kIdentity, r));
     bool absent;
     if (!wait_or_mask(
-            c, wait, WaitSite{phase, r, 0, epoch}, [&] { return simt::ld_acquire_sys(flag); },
-            [&](u64 seen) { return seen >= epoch; }, &absent))
+            c, wait, WaitSite{phase, r, 0, epoch}, SystemWord{flag}, [&](u64 seen) { return seen >= epoch; }, &absent))
       return false;
     if (absent) continue;
     const u8* const theirs = local ? data_of(c, r) + c.signals.identity(Phase::kIdentity, epoch)
@@ -84,9 +83,8 @@ DEV bool await_identified(const RankContext& c, const ThroughputCall& call, cons
     const u64 epoch = simt::ld_relaxed_gpu(&call.identities->calls) + 1;
     WaitContext patient = wait;
     patient.deadline_ns = ~0ull;
-    ok = wait_until(
-        patient, WaitSite{WaitPhase::kCombineReceive, c.topology.rank, kNoChannel, epoch},
-        [&] { return simt::ld_acquire_gpu(compared); }, [&](u64 seen) { return seen >= epoch; });
+    ok = wait_until(patient, WaitSite{WaitPhase::kCombineReceive, c.topology.rank, kNoChannel, epoch},
+                    DeviceWord{compared}, [&](u64 seen) { return seen >= epoch; });
   }
   return simt::sync_block_and(ok);
 }

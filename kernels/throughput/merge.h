@@ -159,9 +159,7 @@ DEV Step look_ahead(const RankContext& c, const WaitContext& wait, const Through
       const u64 begin = simt::now_ns();
       // Nobody contributes any more to a source that is masked meanwhile.
       const auto left_out = [&] { return c.shrink && masked(c, m.source); };
-      if (!wait_or_mask(
-              c, wait, site, [&] { return simt::ld_acquire_sys(tail); },
-              [&](u64 seen) { return seen > head || left_out(); }, &absent))
+      if (!wait_or_mask(c, wait, site, SystemWord{tail}, [&](u64 seen) { return seen > head || left_out(); }, &absent))
         return Step::kFailed;
       if (channel == 0) add_stat(c, peer, PeerStat::kWaitNs, simt::now_ns() - begin);
       if (left_out()) {

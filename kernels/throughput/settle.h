@@ -57,7 +57,7 @@ DEV bool drain_combine(const SettleArgs& a, const WaitContext& wait, u32 source,
   const u64 tail = simt::ld_relaxed_sys(word(data, signals.stream_tail(Direction::kCombine, source, channel)));
   const u64* head = word(data, signals.stream_head(Direction::kCombine, source, channel, 0));
   WaitSite read{WaitPhase::kCombineSend, combine_peer(a.rank, source), channel, tail};
-  if (!drain_stream(a.rank, wait, read, [&] { return simt::ld_acquire_sys(head); })) return false;
+  if (!drain_stream(a.rank, wait, read, SystemWord{head})) return false;
   if (t.is_local(source) || t.landing_rank(source, t.cell) != t.rank) return true;
   const u64 sent = simt::ld_relaxed_sys(word(data, signals.sent(Direction::kCombine, source, channel)));
   WaitSite arrived{WaitPhase::kCombineSend, source, channel, sent};
@@ -70,16 +70,16 @@ KERNEL KERNEL_BOUNDS(kMaxBlockLanes) throughput_settle(SettleArgs a) {
   SettledGeometry& last = a.last[a.direction];
   const u32 channels = last.num_channels;  // 0: nothing to drain
   if (channels == a.num_channels && last.row_bytes == a.row_bytes) return;
-  if (simt::tid() == 0) simt::st_release_gpu(&shared.failed, 0u);
+  if (simt::tid() == 0) simt::st_release_cta(&shared.failed, 0u);
   simt::sync_block();
   const bool dispatch = static_cast<Direction>(a.direction) == Direction::kDispatch;
   const u32 streams = dispatch ? a.rank.topology.num_cells : a.rank.topology.num_ranks;
   for (u32 i = simt::tid(); i < streams * channels; i += simt::ntid())
     if (!(dispatch ? drain_dispatch(a, wait, i / channels, i % channels)
                    : drain_combine(a, wait, i / channels, i % channels)))
-      simt::st_release_gpu(&shared.failed, 1u);
+      simt::st_release_cta(&shared.failed, 1u);
   simt::sync_block();
-  if (simt::tid() == 0 && simt::ld_acquire_gpu(&shared.failed) == 0)
+  if (simt::tid() == 0 && simt::ld_acquire_cta(&shared.failed) == 0)
     last = SettledGeometry{a.num_channels, a.row_bytes};
 }
 

@@ -86,6 +86,15 @@ struct AnyLaunch {
 };
 
 void register_launch(nb::module_& m) {
+  nb::class_<DeviceShape>(m, "DeviceShape", "A rank's share of the device that runs its launches: what shapes follow.")
+      .def(
+          "__init__",
+          [](DeviceShape* self, u32 num_sms, u32 block_warps) { new (self) DeviceShape{num_sms, block_warps, false}; },
+          nb::arg("num_sms"), nb::arg("block_warps"), "Of a GPU.")
+      .def_static(
+          "of_host", [] { return DeviceShape{}; }, "Of a CPU.")
+      .def_ro("num_sms", &DeviceShape::num_sms)
+      .def_ro("block_warps", &DeviceShape::block_warps, "Most warps of a block.");
   nb::class_<AnyLaunch>(m, "Launch", "A kernel with its arguments, and what it asks of the device that runs it.")
       .def_prop_ro(
           "kernel", [](const AnyLaunch& l) { return nb::str(l.kernel->name); }, "The kernel's name.")
@@ -187,8 +196,10 @@ void register_low_latency(nb::module_& m) {
   c.def(
        "__init__",
        [](LowLatencyCalls* self, const RankContext& rank, const LowLatencyLayout& layout, u32 num_experts,
-          Address workspace) { new (self) LowLatencyCalls(rank, layout, num_experts, workspace.as<u8>()); },
-       nb::arg("rank"), nb::arg("layout"), nb::arg("num_experts"), nb::arg("workspace"),
+          Address workspace, const DeviceShape& device) {
+         new (self) LowLatencyCalls(rank, layout, num_experts, workspace.as<u8>(), device);
+       },
+       nb::arg("rank"), nb::arg("layout"), nb::arg("num_experts"), nb::arg("workspace"), nb::arg("device"),
        "`workspace`: of workspace_bytes, zeroed once, 8-byte aligned.")
       .def_static("workspace_bytes", &LowLatencyCalls::workspace_bytes, nb::arg("num_ranks"),
                   "Bytes that kernels count in from call to call.")
@@ -317,10 +328,9 @@ void register_throughput(nb::module_& m) {
   nb::class_<ThroughputCalls> c(m, "ThroughputCalls", "The throughput calls of one rank as launches.");
   c.def(
        "__init__",
-       [](ThroughputCalls* self, const RankContext& rank, const ThroughputLayout& layout, Address workspace) {
-         new (self) ThroughputCalls(rank, layout, workspace.as<u8>());
-       },
-       nb::arg("rank"), nb::arg("layout"), nb::arg("workspace"),
+       [](ThroughputCalls* self, const RankContext& rank, const ThroughputLayout& layout, Address workspace,
+          const DeviceShape& device) { new (self) ThroughputCalls(rank, layout, workspace.as<u8>(), device); },
+       nb::arg("rank"), nb::arg("layout"), nb::arg("workspace"), nb::arg("device"),
        "`workspace`: of WORKSPACE_BYTES, zeroed once, 8-byte aligned.")
       .def("layout", layout, nb::kw_only(), nb::arg("topk_idx"), nb::arg("num_tokens"), nb::arg("topk"),
            nb::arg("num_experts"), nb::arg("num_tokens_per_rank"), nb::arg("num_tokens_per_node"),
@@ -346,10 +356,7 @@ void register_throughput(nb::module_& m) {
            nb::arg("workspace"), nb::arg("hidden"), nb::arg("x"), nb::arg("topk_weights"), nb::arg("recv_src_idx"),
            nb::arg("bias0"), nb::arg("bias1"), nb::arg("out"), nb::arg("out_weights"), nb::arg("arenas"),
            nb::arg("x_in_arena"), nb::arg("x_offset"), "`workspace`: of combine_bytes, for this call alone.")
-      .def(
-          "combine_bytes",
-          [](const ThroughputCalls& calls, u32 channels, u32 hidden) { return calls.combine_bytes(channels, hidden); },
-          nb::arg("channels"), nb::arg("hidden"));
+      .def("combine_bytes", &ThroughputCalls::combine_bytes, nb::arg("channels"), nb::arg("hidden"));
   c.attr("WORKSPACE_BYTES") = ThroughputCalls::kWorkspaceBytes;
   m.attr("LAYOUT_REFUSAL_WORDS") = sizeof(LayoutRefusal) / sizeof(u32);
   m.attr("MAX_PARTIALS") = kMaxPartials;

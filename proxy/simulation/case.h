@@ -3,6 +3,7 @@
 #include <string>
 #include <vector>
 
+#include "kernels/launch/launch.h"
 #include "kernels/layout/low_latency.h"
 #include "transport/simulated/plan.h"
 
@@ -81,6 +82,7 @@ struct Case {
   std::vector<Leaving> leavings;
   std::bitset<NetworkSettings::kBuckets> calm;  // writes that are left in peace (shorten.h)
 
+  DeviceShape device() const { return {grid, warps, seed % 2 == 0}; }  // launches of every other case are a GPU's
   bool lethal() const;
   bool absences() const { return world.shrink && (lethal() || !leavings.empty()); }  // somebody may be left out
 };

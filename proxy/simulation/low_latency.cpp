@@ -20,7 +20,8 @@ LowLatencyRank::LowLatencyRank(Driver& driver, World& world, Attendance& attenda
 }
 
 LowLatencyCalls LowLatencyRank::calls() {
-  return {world_.context(rank_), world_.low_latency, case_.num_experts, reinterpret_cast<u8*>(workspace_.data())};
+  return {world_.context(rank_), world_.low_latency, case_.num_experts, reinterpret_cast<u8*>(workspace_.data()),
+          case_.device()};
 }
 
 template <class Args>

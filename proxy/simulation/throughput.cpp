@@ -17,7 +17,7 @@ ThroughputRank::ThroughputRank(Driver& driver, World& world, Attendance& attenda
 }
 
 ThroughputCalls ThroughputRank::calls() {
-  return {world_.context(rank_), world_.throughput, reinterpret_cast<u8*>(workspace_.data())};
+  return {world_.context(rank_), world_.throughput, reinterpret_cast<u8*>(workspace_.data()), case_.device()};
 }
 
 template <class Args>
@@ -142,10 +142,10 @@ u64 ThroughputRank::combine(u64 round) {
   a.arenas = case_.rows_stay ? world_.memories(rank_) : nullptr;
   a.x_offset = reinterpret_cast<u64>(rows.x.data());
   a.x_in_arena = case_.rows_stay;
-  const u64 words = ceil_div(calls().combine_bytes(routing_.tables.channels, a.hidden, case_.warps), sizeof(u64));
+  const u64 words = ceil_div(calls().combine_bytes(routing_.tables.channels, a.hidden), sizeof(u64));
   const RowShape shape = combine_shape(plan);
   const auto l = calls().combine(a, shape, cut(shape, Direction::kCombine), routing_.tables,
-                                 reinterpret_cast<u8*>(combine_workspace_.poison(words)), case_.warps);
+                                 reinterpret_cast<u8*>(combine_workspace_.poison(words)));
   launch(Kernel::kCombine, throughput_combine, l.args, l.grid.blocks);
   attendance_.did(rank_, round, Deed::kCombine);
   return oracle_.check_combined(round, rank_, out_, out_weights_, attendance_.seen_by(rank_, round, Deed::kCombine));

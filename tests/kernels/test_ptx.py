@@ -21,7 +21,7 @@ AMD = ("gfx942", "gfx950")
 COMMAND = "st.release.sys.global.b128"
 _ORDERED = ("st.release", "st.relaxed", "ld.acquire", "ld.relaxed")
 # Every instruction with a scope that a kernel may have. CPUs, NICs and peers see `sys`; `gpu` is for words that only
-# this device's blocks read (and needs no .global, since some of those are in shared memory).
+# this device's blocks read; `cta` for those of one block's lanes (without .global, since they are in shared memory).
 SEEN_ELSEWHERE = {
     COMMAND,
     *(f"{op}.sys.global.u{width}" for op in _ORDERED for width in (32, 64)),
@@ -31,13 +31,17 @@ SEEN_ELSEWHERE = {
 ON_THIS_DEVICE = re.compile(
     r"(ld\.(acquire|relaxed)|st\.(release|relaxed)|atom\.add\.(relaxed|acq_rel))\.gpu(\.global)?\.u(32|64)"
 )
+IN_ONE_BLOCK = re.compile(r"(ld\.acquire|st\.release)\.cta\.u32")
 # What *_gpu functions are called with, and why no CPU ever reads it while a kernel runs.
 GPU_SCOPE_WORDS = {
     r"ring\.(head|cached_tail)": "producers only",
     r"counter": "the grid barrier's",
+    r"at": "a DeviceWord's, of which each use is looked at",
+    r"static_cast<const u32\*>\(counter\)": "the grid barrier's",
+    r"(call\.)?admitted": "blocks of one launch",
+    r"arrivals": "blocks of one launch",
     r"compared": "blocks of one launch",
     r"ticket": "blocks of one launch",
-    r"(&shared\.failed|shared_ok|&(s\.merge|m)\.bad)": "shared memory of one block",
     r"&a\.num_writes\[\w+\]": "blocks of one launch",
     r"&(c\.findings->)?first\.part|&c\.by_\w+\(\)\[\w+\]": "the block of one launch; the host gets a copy (check.h)",
     r"(a|call)\.epoch( \+ 1)?": "kernels of one rank",
@@ -45,6 +49,10 @@ GPU_SCOPE_WORDS = {
     r"(&)?c\.peer_stats\[.*": "the host reads sums after the kernel",
     r"&a\.num_tokens_per_\w+\[\w+\]": "the host reads counts after the kernel",
     r"(&)?a\.(geometry|settled|last)[\w.\[\]]*": "kernels of one rank",
+}
+# Likewise of *_cta functions, and why no other block reads it.
+CTA_SCOPE_WORDS = {
+    r"(&shared\.failed|&(s\.merge|m)\.bad)": "shared memory of one block",
 }
 PUSHES = ("low_latency_dispatch_send", "low_latency_combine_send", "throughput_dispatch", "throughput_combine")
 ONE_PUSH = """#include "kernels/device/ring_push.h"
@@ -93,7 +101,8 @@ def test_ptx_orders_and_scopes_are_the_intended_ones(
     for name, instructions in found.items():
         scoped = Counter(i.name for i in instructions if i.orders)
         counted[name, arch] = scoped
-        strange = {i for i in scoped if i not in SEEN_ELSEWHERE and not ON_THIS_DEVICE.fullmatch(i)}
+        narrow = (ON_THIS_DEVICE, IN_ONE_BLOCK)
+        strange = {i for i in scoped if i not in SEEN_ELSEWHERE and not any(n.fullmatch(i) for n in narrow)}
         assert not strange, f"{name}, {arch}: {strange}"
         names = {i.name for i in instructions}
         fences = {n for n in names if n.startswith(("fence", "membar"))}
@@ -132,18 +141,20 @@ def test_ptx_commands_are_one_16_byte_release_to_the_system(arch: str) -> None:
 
 def test_ptx_words_that_cpus_read_have_system_scope() -> None:
     """PTX does not say whose word an address is; the sources do."""
-    call = re.compile(
-        r"(?<!DEV u32 )(?<!DEV u64 )(?<!DEV void )\b(?:st_\w+|ld_\w+|add\w*)_gpu\(((?:[^(),]|\([^()]*\))+)"
-    )
-    seen = 0
-    for path in sorted((ROOT / "kernels").rglob("*.h")):
-        if path.name.startswith("backend_"):
-            continue
-        for argument in call.findall(path.read_text()):
-            seen += 1
-            known = any(re.fullmatch(word, argument.strip()) for word in GPU_SCOPE_WORDS)
-            assert known, f"{path.name}: {argument} has gpu scope: say in GPU_SCOPE_WORDS why no CPU reads it"
-    assert seen > 10
+    first = r"((?:[^(),}]|\([^()]*\))+)"
+    called = r"(?<!DEV u32 )(?<!DEV u64 )(?<!DEV void )\b(?:st_\w+|ld_\w+|add\w*)_"
+    words = {"gpu": GPU_SCOPE_WORDS, "cta": CTA_SCOPE_WORDS}
+    calls = {"gpu": rf"(?:{called}gpu\(|(?<!struct )\bDeviceWord{{){first}", "cta": rf"{called}cta\({first}"}
+    for scope, call in calls.items():
+        seen = 0
+        for path in sorted((ROOT / "kernels").rglob("*.h")):
+            if path.name.startswith("backend_"):
+                continue
+            for argument in re.findall(call, path.read_text()):
+                seen += 1
+                known = any(re.fullmatch(word, argument.strip()) for word in words[scope])
+                assert known, f"{path.name}: {argument} has {scope} scope: say in {scope.upper()}_SCOPE_WORDS why"
+        assert seen > 3
 
 
 @pytest.mark.parametrize("arch", AMD)

@@ -21,6 +21,7 @@ class CpuDevice:
     name = "cpu"
     where = torch.device("cpu")
     host_memory = True
+    shape = _native.DeviceShape.of_host()
 
     def __init__(
         self,

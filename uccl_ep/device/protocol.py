@@ -89,12 +89,14 @@ class Device(Protocol):
         name: "cpu", or what torch calls the device, such as "cuda:0".
         where: the torch device of all tensors.
         host_memory: the host may look at tensors at any time; otherwise that waits for the device.
+        shape: what launch shapes follow, of this rank's share of the device.
         comm_stream: the stream that kernels run on, except between the halves of a call with a hook.
     """
 
     name: str
     where: torch.device
     host_memory: bool
+    shape: _native.DeviceShape
     comm_stream: Any
 
     def empty(self, *shape: int, dtype: torch.dtype) -> torch.Tensor:

@@ -15,6 +15,7 @@ import torch
 from uccl_ep import _native
 from uccl_ep.device.protocol import EventHandle, HostWords, refuse_elsewhere
 from uccl_ep.errors import InvalidArgument, NotSupported, UcclEpError
+from uccl_ep.gpu.compiler import MAX_BLOCK_LANES
 from uccl_ep.gpu.driver import Driver
 from uccl_ep.gpu.streams import CallOrder, check_queues, enter_process
 from uccl_ep.group.handshake import Hello
@@ -40,11 +41,13 @@ class Share:
     Attributes:
         ranks: ranks on this GPU, of any process.
         threads: those of them that are threads of this process.
+        sms: its SMs for this rank; blocks of kernels that wait for each other take no more.
         blocks: blocks of a throughput kernel that every rank's GPU can hold for each of its ranks at once, one an SM.
     """
 
     ranks: int
     threads: int
+    sms: int
     blocks: int
 
 
@@ -66,7 +69,7 @@ def share_of(hellos: Sequence[Hello], rank: int) -> Share:
         )
     me = hellos[rank]
     here = on[me.host_id, me.gpu]
-    return Share(len(here), sum(i.process == me.process for i in here), blocks)
+    return Share(len(here), sum(i.process == me.process for i in here), me.num_sms // len(here), blocks)
 
 
 def check_group(hellos: Sequence[Hello], rank: int) -> Share:
@@ -112,6 +115,7 @@ class GpuDevice:
         self.share = check_group(session.hellos, session.rank)
         self.where = driver.torch_device
         self.name = str(self.where)
+        self.shape = _native.DeviceShape(self.share.sms, MAX_BLOCK_LANES // driver.facts.warp)
         self._roles = _ROLES[session.topology.num_nodes > 1]
         self._limits: dict[tuple[str, int], int] = {}
         self._recorded = False  # some kernel is in a graph
@@ -161,10 +165,16 @@ class GpuDevice:
         return max(1, min(blocks // self._roles, _native.MAX_CHANNELS))
 
     def _limit(self, kernel: str, warps: int) -> int:
-        """Blocks of a kernel that can run at once beside those of the GPU's other ranks."""
+        """Blocks of a kernel that can run at once beside those of the GPU's other ranks.
+
+        Where it has others, one an SM of this rank's share: nobody knows whether another rank's kernel, which has other
+        needs, fits into what is left of an SM.
+        """
         known = self._limits.get((kernel, warps))
         if known is None:
             known = self._kernels.resident_blocks(kernel, warps) // self.share.ranks
+            if self.share.ranks > 1:
+                known = min(known, self.share.sms)
             if known < 1:
                 raise UcclEpError(f"{kernel}: this GPU cannot hold a block of {warps} warps for each of its ranks")
             self._limits[kernel, warps] = known

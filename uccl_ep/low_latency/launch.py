@@ -124,7 +124,7 @@ class LowLatency:
         """The sizes of calls, or the session's context, have changed: launches have them from now on."""
         if self._shape is not None:
             self._launches = _native.LowLatencyCalls(
-                self._session.context, self._layout, self._shape[2], self._workspace
+                self._session.context, self._layout, self._shape[2], self._workspace, self._device.shape
             )
 
     def leave_shape(self, barrier: Callable[[], None]) -> None:

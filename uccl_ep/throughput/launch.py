@@ -81,9 +81,9 @@ class Throughput:
 
     def _launches(self) -> _native.ThroughputCalls:
         """What all calls have alike, for the tag that the session has now."""
-        context = self._session.context
+        context, plan = self._session.context, self._session.plan.throughput
         if self._prepared is None or self._prepared[0] != context.tag:
-            made = _native.ThroughputCalls(context, self._session.plan.throughput, self._workspace)
+            made = _native.ThroughputCalls(context, plan, self._workspace, self._device.shape)
             self._prepared = context.tag, made
         return self._prepared[1]
 

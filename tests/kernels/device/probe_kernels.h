@@ -166,7 +166,7 @@ KERNEL KERNEL_BOUNDS(256) probe_ring(ProbeRingArgs a) {
   layout.num_ranks = a.num_ranks;
   layout.num_channels = 2;
   c.remote_offset = align_up(layout.tail(Direction::kCombine, 0, 1), 16);
-  const bool met = sync_grid(a.barrier, wait);
+  const bool met = sync_grid(a.barrier, wait, [] { return false; });
   u64 ticket = push_group(a.ring, c, simt::lane() % 3 != 0, wait);
   if (simt::lane() == 0) ticket = push(a.ring, c, wait);
   if (simt::lane() == 0 && !wait_done(a.ring, ticket, wait, WaitSite{WaitPhase::kTeardown, c.peer, kNoChannel, 0}))

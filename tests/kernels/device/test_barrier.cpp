@@ -20,9 +20,9 @@ TEST(barrier_shows_every_block_what_all_wrote) {
         const WaitContext wait = begin_wait(WaitContext{&control.abort, &control.fault, 0, 0, 0}, 60 * kSecond);
         for (u32 round = 1; round <= 12; ++round) {
           slot[bid() * block + tid()] = round;
-          CHECK(sync_grid(&counter, wait));
+          CHECK(sync_grid(&counter, wait, [] { return false; }));
           for (u32 b = 0; b < grid; ++b) CHECK_EQ(slot[b * block + (tid() + b) % block], round);
-          CHECK(sync_grid(&counter, wait));
+          CHECK(sync_grid(&counter, wait, [] { return false; }));
         }
       });
     }
@@ -37,7 +37,7 @@ TEST(barrier_expires_when_a_block_does_not_come) {
   launch(LaunchConfig{4, 40, 0, 2, 0}, [&] {
     if (bid() == 2) return;
     const WaitContext wait = begin_wait(WaitContext{&control.abort, &control.fault, 0, 6, 0}, kSecond / 100);
-    if (!sync_grid(&counter, wait)) add_gpu(&gave_up, 1u);
+    if (!sync_grid(&counter, wait, [&] { return ld_relaxed_gpu(&gave_up) != 0; })) add_gpu(&gave_up, 1u);
   });
   CHECK_EQ(gave_up, 3u * 40);  // every lane of the blocks that came
   CHECK_EQ(control.fault.phase, static_cast<u32>(WaitPhase::kBarrier));

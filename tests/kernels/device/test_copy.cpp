@@ -172,11 +172,11 @@ TEST(copy_reduce_of_fp8_rows_is_the_same_in_lanes_at_every_vector_level_and_by_h
       }
       by_hand[c] = f_to_bf16(acc);
     }
-    on_warp([&] { lanes::reduce_rows_fp8({by_lanes.data(), pointers.data(), weights.data(), count, hidden}); });
+    on_warp([&] { lanes::reduce_rows_fp8({by_lanes.data(), pointers.data(), weights.data(), count, hidden, hidden}); });
     CHECK(by_lanes == by_hand);
     at_every_level([&] {
       Row<u16> by_vector(hidden);
-      on_warp([&] { reduce_rows_fp8(by_vector.data(), pointers.data(), weights.data(), count, hidden); });
+      on_warp([&] { reduce_rows_fp8(by_vector.data(), pointers.data(), weights.data(), count, hidden, hidden); });
       CHECK(by_vector == by_hand);
     });
   }

@@ -68,8 +68,8 @@ inline void compare_reduce_fp8(const VectorTable& table, u64 seed) {
       weights.push_back(std::uniform_real_distribution<float>(-1.f, 1.f)(random));
     }
     std::vector<u16> out(hidden + 40, 0xaaaa), expect(hidden + 40, 0xaaaa);
-    table.reduce_fp8(Fp8ReduceArgs{out.data(), pointers.data(), weights.data(), count, hidden});
-    scalar_table()->reduce_fp8(Fp8ReduceArgs{expect.data(), pointers.data(), weights.data(), count, hidden});
+    table.reduce_fp8(Fp8ReduceArgs{out.data(), pointers.data(), weights.data(), count, hidden, hidden});
+    scalar_table()->reduce_fp8(Fp8ReduceArgs{expect.data(), pointers.data(), weights.data(), count, hidden, hidden});
     CHECK(out == expect);
   }
 }

@@ -20,7 +20,7 @@ struct Fixture {
     rank.topology.num_ranks = kRanks;
     layout.hidden = 512;
   }
-  LowLatencyCalls calls() { return {rank, layout, 2 * kRanks, bytes()}; }
+  LowLatencyCalls calls(const DeviceShape& device = {}) { return {rank, layout, 2 * kRanks, bytes(), device}; }
   u8* bytes() { return reinterpret_cast<u8*>(workspace.data()); }
 };
 
@@ -37,7 +37,7 @@ constexpr u32 kCopied = static_cast<u32>(NodeRows::kCopied), kStay = static_cast
 
 TEST(launch_low_latency_kernels_count_in_words_of_their_own) {
   Fixture f;
-  const LowLatencyCalls calls = f.calls();
+  const LowLatencyCalls calls = f.calls({4, 16, false});
   const auto send = calls.dispatch_send(f.words, {}), back = calls.dispatch_send(f.words, {});
   const auto take = calls.dispatch_recv(f.words, {});
   const auto combine = calls.combine_send(f.words, {}, true, false);
@@ -47,11 +47,13 @@ TEST(launch_low_latency_kernels_count_in_words_of_their_own) {
   std::vector<Span> spans{{&calls.state(), LowLatencyState::bytes(Fixture::kRanks)},
                           {combine.args.staging_ticket, LowLatencyCalls::kMaxStagingRows * sizeof(u64)},
                           {send.args.num_writes, Fixture::kRanks * sizeof(u32)},
+                          {send.args.arrivals, kMaxTokensPerRank / 32 * sizeof(u32)},
                           {sums.args.num_writes, Fixture::kRanks * sizeof(u32)}};
   for (const LowLatencyCall* c :
        {&send.args.call, &take.args.call, &combine.args.call, &sums.args.call, &reduce.args.call}) {
     CHECK_EQ(static_cast<const void*>(c->state), static_cast<const void*>(&calls.state()));
     spans.push_back({c->ticket, sizeof(u32)});
+    spans.push_back({c->admitted, sizeof(u64)});
     spans.push_back({c->grid_barrier, kGridBarrierWords * sizeof(u32)});
   }
   std::sort(spans.begin(), spans.end(), [](const Span& a, const Span& b) { return a.begin < b.begin; });
@@ -83,6 +85,36 @@ TEST(launch_low_latency_batch_is_a_quarter_mebibyte_of_rows) {
   const u64 row = LowLatencyLayout::row_bytes(16384, RowFormat::kBf16);
   CHECK(batch * row <= 256 << 10);
   CHECK((batch + 1) * row > 256 << 10);
+}
+
+TEST(launch_low_latency_shapes_follow_the_device_and_the_call) {
+  Fixture f;
+  f.layout.max_tokens = 128;
+  f.layout.max_topk = 8;
+  const LowLatencyCalls host = f.calls(), gpu = f.calls({132, 16, false});
+  DispatchSendArgs own{};
+  own.num_tokens = 128;
+  CombineReceiveArgs take{};
+  take.num_tokens = 1;
+  CHECK_EQ(host.dispatch_send(f.words, own).grid.warps, kBlockWarps);
+  CHECK_EQ(host.dispatch_send(f.words, own).args.call.share_rows, 0u);
+  CHECK(host.dispatch_send(f.words, own).args.arrivals == nullptr);
+  CHECK_EQ(host.dispatch_recv(f.words, {}).grid.blocks, Fixture::kRanks);
+  const auto sent = gpu.combine_send(f.words, {}, false, false);
+  CHECK_EQ(gpu.dispatch_send(f.words, own).grid.blocks, 128u);  // 16 warps a token
+  CHECK_EQ(gpu.dispatch_recv(f.words, {}).grid.blocks, 132u);
+  CHECK_EQ(sent.grid.blocks, 132u);
+  CHECK_EQ(gpu.combine_send(f.words, {}, false, false, 3).grid.blocks, 3u);  // the others compute the rows
+  CHECK_EQ(gpu.combine_reduce(f.words, {}).grid.blocks, 132u);
+  const auto l = gpu.combine_recv(sent.args, take);
+  CHECK_EQ(l.grid.blocks, 1u);
+  CHECK_EQ(l.grid.warps, 16u);
+  CHECK_EQ(l.args.call.share_rows, 1u);
+  own.num_tokens = kMaxTokensPerRank;
+  own.format = static_cast<u32>(RowFormat::kBf16);
+  f.layout.hidden = 16384;
+  const auto large = f.calls({132, 16, false}).dispatch_send(f.words, own);
+  CHECK(ceil_div(own.num_tokens, large.args.batch) <= kMaxTokensPerRank / 32);  // batches that are counted
 }
 
 TEST(launch_low_latency_rows_stay_only_as_they_are_and_in_registered_memory) {

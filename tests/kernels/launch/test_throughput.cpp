@@ -18,7 +18,9 @@ struct Fixture {
     rank.topology.num_nodes = rank.topology.num_cells = nodes;
     layout.max_readers = 4;
   }
-  ThroughputCalls calls() { return {rank, layout, reinterpret_cast<u8*>(workspace.data())}; }
+  ThroughputCalls calls(const DeviceShape& device = {}) {
+    return {rank, layout, reinterpret_cast<u8*>(workspace.data()), device};
+  }
 };
 
 }  // namespace
@@ -43,6 +45,10 @@ TEST(launch_throughput_blocks_follow_channels_and_nodes) {
   CHECK_EQ(one.calls().combine({}, {}, {}, routing, memory).grid.blocks, 10u);
   CHECK_EQ(several.calls().combine({}, {}, {}, routing, memory).grid.blocks, 15u);
   CHECK(one.calls().dispatch({}, {}, {}, routing, false).grid.exact);
+  const DeviceShape gpu{66, 16, false};
+  CHECK_EQ(one.calls(gpu).dispatch({}, {}, {}, routing, false).grid.blocks, 10u);
+  CHECK_EQ(one.calls(gpu).dispatch({}, {}, {}, routing, false).grid.warps, 16u);
+  CHECK_EQ(several.calls(gpu).combine({}, {}, {}, routing, memory).grid.warps, 16u);
   LayoutArgs own{};
   own.num_tokens = 65;
   CHECK_EQ(one.calls().layout(own).grid.blocks, 3u);
@@ -56,13 +62,14 @@ TEST(launch_throughput_memory_of_a_combine_holds_its_sums_and_states) {
   own.hidden = 24;
   std::vector<u64> memory(4096);
   u8* const begin = reinterpret_cast<u8*>(memory.data());
+  const DeviceShape two{1, 2};  // warps a block
   Fixture several(4);
-  const auto l = several.calls().combine(own, {}, {}, routing, begin, 2);
+  const auto l = several.calls(two).combine(own, {}, {}, routing, begin);
   CHECK_EQ(reinterpret_cast<u8*>(l.args.scratch), begin);
   CHECK(reinterpret_cast<u8*>(l.args.partials) >= begin + 3 * 2 * 24 * sizeof(u16));
-  CHECK_EQ(reinterpret_cast<u8*>(l.args.partials + 3 * 4), begin + several.calls().combine_bytes(3, 24, 2));
+  CHECK_EQ(reinterpret_cast<u8*>(l.args.partials + 3 * 4), begin + several.calls(two).combine_bytes(3, 24));
   Fixture one(1);
-  CHECK_EQ(reinterpret_cast<u8*>(one.calls().combine(own, {}, {}, routing, begin, 2).args.partials), begin);
+  CHECK_EQ(reinterpret_cast<u8*>(one.calls(two).combine(own, {}, {}, routing, begin).args.partials), begin);
 }
 
 TEST(launch_throughput_counts_keep_a_copy_of_the_tokens_only_where_ranks_may_be_masked) {

@@ -39,7 +39,8 @@ LowLatencyRank::LowLatencyRank(World& world, u32 rank, const LowLatencyCase& c)
       workspace_(Poisoned<u64>(LowLatencyCalls::workspace_bytes(world.num_ranks()) / sizeof(u64)).zeroed()) {}
 
 LowLatencyCalls LowLatencyRank::calls() const {
-  return {world_.context(rank_), layout, case_.num_experts, reinterpret_cast<u8*>(workspace_.data())};
+  const DeviceShape device{case_.shape.grid, case_.shape.warps, !case_.gpu};
+  return {world_.context(rank_), layout, case_.num_experts, reinterpret_cast<u8*>(workspace_.data()), device};
 }
 const LowLatencyState& LowLatencyRank::state() const { return calls().state(); }
 

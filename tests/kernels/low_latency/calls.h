@@ -22,6 +22,7 @@ struct LowLatencyCase {
   u32 batch = 4;  // tokens that a warp stages before it sends
   float global_scale = 16.0f;  // of kNvfp4
   bool steady = false;  // as many tokens and as large a top-k in every round
+  bool gpu = false;  // launch shapes as a GPU's: many warps, several a row where rows are few
   LaunchShape shape{};
 };
 

@@ -87,31 +87,34 @@ TEST(low_latency_dispatch_send_runs_through_full_rings) {
 }
 
 TEST(low_latency_dispatch_send_one_write_a_run) {  // not one a row: neighbours that go to a node leave together
-  const WorldShape shape = shape_of({0, 1}, 32, 64);
-  World world(shape);
-  LowLatencyCase c;
-  c.num_experts = 2;
-  c.batch = simt::kWarp;
-  c.shape = LaunchShape{1, 1, 1, 0};
-  TokenInput in;
-  in.num_tokens = 32;
-  in.topk = 1;
-  in.topk_idx.assign(32, 1);
-  in.topk_idx[10] = 0;  // the one hole
-  in.x.assign(32 * 64, 0x3f80);
-  TokenInput none;
-  none.topk = 1;
-  world.run([&](u32 me) {
-    LowLatencyRank rank(world, me, c);
-    Received got(world, c);
-    rank.dispatch_send(me == 0 ? in : none);
-    rank.dispatch_recv(&got);
-    check_no_fault(world, me, "dispatch");
-    CHECK_EQ(got.count[0], me == 0 ? 1 : 31);
-  });
-  while (!world.rings_idle(0)) {}
-  const u64 runs = simt::kWarp == 1 ? 31 : 2;  // a batch has a lane a token
-  CHECK_EQ(world.context(0).rings[0].head[0], runs + 2);  // and the routing block, the count
+  for (const bool gpu : {false, true}) {  // whoever stages them
+    const WorldShape shape = shape_of({0, 1}, 32, 64);
+    World world(shape);
+    LowLatencyCase c;
+    c.num_experts = 2;
+    c.batch = simt::kWarp;
+    c.gpu = gpu;
+    c.shape = gpu ? LaunchShape{3, 4, 1, 5} : LaunchShape{1, 1, 1, 0};
+    TokenInput in;
+    in.num_tokens = 32;
+    in.topk = 1;
+    in.topk_idx.assign(32, 1);
+    in.topk_idx[10] = 0;  // the one hole
+    in.x.assign(32 * 64, 0x3f80);
+    TokenInput none;
+    none.topk = 1;
+    world.run([&](u32 me) {
+      LowLatencyRank rank(world, me, c);
+      Received got(world, c);
+      rank.dispatch_send(me == 0 ? in : none);
+      rank.dispatch_recv(&got);
+      check_no_fault(world, me, "dispatch");
+      CHECK_EQ(got.count[0], me == 0 ? 1 : 31);
+    });
+    while (!world.rings_idle(0)) {}
+    const u64 runs = simt::kWarp == 1 ? 31 : 2;  // a batch has a lane a token
+    CHECK_EQ(world.context(0).rings[0].head[0], runs + 2);  // and the routing block, the count
+  }
 }
 
 TEST(low_latency_dispatch_send_failure_publishes_nothing) {

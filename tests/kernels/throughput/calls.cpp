@@ -53,7 +53,8 @@ ThroughputRank::ThroughputRank(World& world, u32 rank, const ThroughputCase& c)
       workspace_(Poisoned<u64>(ThroughputCalls::kWorkspaceBytes / sizeof(u64)).zeroed()) {}
 
 ThroughputCalls ThroughputRank::calls() const {
-  return {world_.context(rank_), world_.throughput, reinterpret_cast<u8*>(workspace_.data())};
+  return {world_.context(rank_), world_.throughput, reinterpret_cast<u8*>(workspace_.data()),
+          DeviceShape{1, case_.warps, !case_.gpu}};
 }
 LaunchShape ThroughputRank::blocks(u32 grid) const { return LaunchShape{grid, case_.warps, case_.threads, case_.seed}; }
 
@@ -148,11 +149,10 @@ void ThroughputRank::combine(const RoundPlan& plan, u32 num_tokens, const Routin
   a.arenas = case_.arenas ? world_.memories(rank_) : nullptr;
   a.x_in_arena = rows.in_arena;
   a.x_offset = reinterpret_cast<u64>(rows.x) - reinterpret_cast<u64>(world_.memory(rank_));
-  const u64 bytes = calls().combine_bytes(r.channels, a.hidden, case_.warps);
+  const u64 bytes = calls().combine_bytes(r.channels, a.hidden);
   const auto workspace = std::make_shared<Poisoned<u64>>(ceil_div(bytes, sizeof(u64)));
-  const auto launch =
-      calls().combine(a, shape, cut(shape, r.channels, Direction::kCombine), r.tables(world_, case_, num_tokens),
-                      reinterpret_cast<u8*>(workspace->data()), case_.warps);
+  const auto launch = calls().combine(a, shape, cut(shape, r.channels, Direction::kCombine),
+                                      r.tables(world_, case_, num_tokens), reinterpret_cast<u8*>(workspace->data()));
   recording.launch(throughput_combine, launch.args, blocks(launch.grid.blocks), workspace);
 }
 

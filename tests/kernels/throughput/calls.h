@@ -17,6 +17,7 @@ struct ThroughputCase {
   bool steady = false;  // everything but the contents is the same in every round; outputs of worst-case size
   bool arenas = false;  // combine's rows lie in an arena, on one rank in four elsewhere, and are gone when it returns
   u32 warps = 2, threads = 1;
+  bool gpu = false;  // launch shapes as a GPU's
 };
 
 // What all ranks agree on for one round.

@@ -21,8 +21,8 @@ def makers() -> tuple[_native.LowLatencyCalls, _native.ThroughputCalls]:
     rank, _ = context()
     layout = _native.LowLatencyLayout()
     layout.hidden = 512
-    low_latency = _native.LowLatencyCalls(rank, layout, 4, MEMORY)
-    return low_latency, _native.ThroughputCalls(rank, _native.ThroughputLayout(), MEMORY)
+    low_latency = _native.LowLatencyCalls(rank, layout, 4, MEMORY, _native.DeviceShape.of_host())
+    return low_latency, _native.ThroughputCalls(rank, _native.ThroughputLayout(), MEMORY, _native.DeviceShape.of_host())
 
 
 def signature(method: Any) -> dict[str, str]:

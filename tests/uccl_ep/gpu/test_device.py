@@ -60,9 +60,14 @@ def hellos(*gpus: tuple[str, str, int]) -> list[Hello]:
 
 def test_gpu_device_share_of_a_gpu() -> None:
     alone = share_of(hellos(("p", "a", 132), ("q", "b", 80)), 0)
-    assert (alone.ranks, alone.threads, alone.blocks) == (1, 1, 80)  # channels must be the same on all ranks
+    assert (alone.ranks, alone.threads, alone.sms, alone.blocks) == (
+        1,
+        1,
+        132,
+        80,
+    )  # channels must be the same on all ranks
     crowd = share_of(hellos(("p", "a", 32), ("p", "a", 32), ("q", "a", 32), ("r", "b", 8)), 1)
-    assert (crowd.ranks, crowd.threads, crowd.blocks) == (3, 2, 8)
+    assert (crowd.ranks, crowd.threads, crowd.sms, crowd.blocks) == (3, 2, 10, 8)
     with pytest.raises(InvalidArgument, match="3 ranks on GPU a of h with 8 SMs are refused: each needs 3 SMs"):
         share_of(hellos(*[("p", "a", 8)] * 3), 0)
 
@@ -88,6 +93,7 @@ def test_gpu_device_channels_keep_to_num_sms_and_to_the_share(
 
 def test_gpu_device_grids_leave_room_for_every_rank(variables: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     driver = install(monkeypatch, FakeDriver(num_sms=12))
+    driver.blocks_per_sm = 3  # of this kernel; another rank's may need more of an SM than that leaves
     grids: list[tuple[str, int]] = []
     launch = driver.library.launch
 
