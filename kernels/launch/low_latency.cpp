@@ -8,6 +8,7 @@ namespace uccl {
 namespace {
 
 constexpr u32 kKernels = 5;
+constexpr u32 kHostStagingRows = 128;
 constexpr u64 kBatchBytes = 256 << 10;  // rows of dispatch that are sent together, by one warp
 constexpr u32 kMaxBatch = 32;           // and no more than it has lanes
 constexpr u32 kMaxBatches = kMaxTokensPerRank / kMaxBatch;  // that are counted piece by piece
@@ -28,6 +29,8 @@ LowLatencyCalls::LowLatencyCalls(const RankContext& rank, const LowLatencyLayout
   if (layout.staging_rows > kMaxStagingRows) throw std::invalid_argument("LowLatencyCalls: too many staging rows");
   const u32 ranks = rank.topology.num_ranks;
   call_.layout = layout;
+  // On a CPU few warps use them, one after the other: fewer stay in its caches.
+  if (device.host) call_.layout.staging_rows = std::min(layout.staging_rows, kHostStagingRows);
   call_.num_experts = num_experts;
   call_.num_local_experts = num_experts / ranks;
   staging_tickets_ = reinterpret_cast<u64*>(workspace);

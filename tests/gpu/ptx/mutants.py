@@ -42,7 +42,7 @@ from uccl_ep.reference import low_latency_combine_by_node
 from uccl_ep.settings import settings
 
 SEEDS = (1, 2, 3)  # each with another way to be late
-NUM_SMS = 32
+NUM_SMS = 12
 
 
 @dataclass(frozen=True)
