@@ -19,7 +19,7 @@ inline u64 shared_bytes(const CombineReceiveArgs&, u32) { return sizeof(CombineR
 
 class LowLatencyCalls {
  public:
-  static constexpr u32 kMaxStagingRows = 1024;
+  static constexpr u32 kMaxStagingRows = 2048;
   // The caller keeps so many u64 words for a call, from its sending half until its receiving half has run.
   static constexpr u64 kCombineWords = 2;
   u64 dispatch_words() const { return kCombineWords + ceil_div(call_.num_experts, 2); }

@@ -12,7 +12,7 @@ from uccl_ep.layout.combine_form import room_for_sums
 from uccl_ep.settings import Settings, settings
 from uccl_ep.sizes import format_bytes, round_up
 
-STAGING_ROWS = 512  # combine rows on their way out, low latency with several nodes; a CPU uses fewer of them
+STAGING_ROWS = 1280  # combine rows on their way out, low latency with several nodes; a CPU uses fewer of them
 _PAGE = 4096
 
 
