@@ -54,12 +54,13 @@ class Mutant:
     instruction: int
     how: str
     what: str  # the instruction
-    place: str  # file:line (inlined at file:line)
+    place: str  # file:line, and behind each "<" where that was inlined
 
     @property
     def source(self) -> str:
-        """The line of source that says what is ordered: of the caller, where a primitive was inlined."""
-        return source_line(re.findall(r"[\w/.]+:\d+", self.place)[-1])
+        """The lines of source that say what is ordered: callers of the primitive, the nearest first."""
+        places = self.place.split(" < ")
+        return " < ".join(source_line(place) for place in places[1:] or places)
 
     @property
     def group(self) -> tuple[str, str, str, str]:

@@ -9,7 +9,7 @@ from pathlib import PurePosixPath
 
 _ENTRY = re.compile(r"\.entry (\w+)\(\s*\.param [^\n]*?\.b8 (\w+)\[(\d+)\]\s*\)(.*?)\n\{\n(.*?)\n\}\n", re.DOTALL)
 _FILE = re.compile(r'^\s*\.file\s+(\d+) "([^"]+)"', re.MULTILINE)
-_LOC = re.compile(r"\.loc\s+(\d+) (\d+) \d+(?:, function_name [^,]+, inlined_at (\d+) (\d+) \d+)?")
+_LOC = re.compile(r"\.loc\s+(\d+ \d+ \d+)(?:, function_name [^,]+, inlined_at (\d+ \d+ \d+))?")
 _REGISTERS = re.compile(r"\.reg \.(\w+)\s+(%?\w+)(?:<(\d+)>)?")
 _NAME = re.compile(r"%?[A-Za-z_$][\w$]*")
 
@@ -56,6 +56,7 @@ def read(text: str) -> list[Kernel]:
 def _read_body(kernel: Kernel, body: str, files: dict[int, str]) -> Kernel:
     known: dict[str, int] = {}
     scopes: list[dict[str, str]] = [{}]
+    callers: dict[str, str] = {}  # of a place that was inlined, the place where
     opened, place = 0, _place(kernel, known, "?")
     for statement in _statements(re.sub(r"//[^\n]*", "", body)):
         if statement == "{":
@@ -64,8 +65,8 @@ def _read_body(kernel: Kernel, body: str, files: dict[int, str]) -> Kernel:
         elif statement == "}":
             scopes.pop()
         elif loc := _LOC.match(statement):
-            line = f"{_short(files, loc[1])}:{loc[2]}"
-            place = _place(kernel, known, line + (f" (inlined at {_short(files, loc[3])}:{loc[4]})" if loc[3] else ""))
+            callers[loc[1]] = loc[2]
+            place = _place(kernel, known, _chain(loc[1], callers, files))
         elif declared := _REGISTERS.match(statement):
             if len(scopes) > 1 and declared[3] is None:  # of an inner scope: it hides one of the same name
                 scopes[-1][declared[2]] = f"{declared[2]}@{opened}"
@@ -120,6 +121,16 @@ def _split(text: str) -> list[str]:
         else:
             part += letter
     return parts + ([part.strip()] if part.strip() else [])
+
+
+def _chain(at: str, callers: dict[str, str], files: dict[int, str]) -> str:
+    """A place, and where it was inlined, and where that was."""
+    lines = []
+    while at and len(lines) < 6:
+        number, line, _ = at.split()
+        lines.append(f"{_short(files, number)}:{line}")
+        at = callers.get(at, "")
+    return " < ".join(lines)
 
 
 def _short(files: dict[int, str], number: str) -> str:

@@ -46,7 +46,7 @@ def test_lower_places_name_the_caller_of_what_was_inlined() -> None:
     )
     assert [places.places[i.place] for i in places.instructions[:2]] == [
         "low_latency/common.h:7",
-        "device/simt.h:9 (inlined at low_latency/common.h:8)",
+        "device/simt.h:9 < low_latency/common.h:8",
     ]
 
 

@@ -109,6 +109,8 @@ u64 Machine::resolve(Lane& lane, const Instruction& i, u64 address, u32 bytes, b
     const auto& [begin, region] = *std::prev(after);
     if (address < region.end) {
       if (address + bytes > region.end) fail(lane, "it reaches beyond the end of an allocation");
+      if (region.kind == Kind::kPinned && i.order != Order::kWeak && i.scope != Scope::kSys)
+        fail(lane, "a scope narrower than the system, of a word in memory that the host uses");
       if (region.kind == Kind::kPinned && i.op == Op::k_ld && i.order != Order::kWeak)  // weak ones are of rows
         lane.block->launch.host_words.insert(address ^ static_cast<u64>(lane.id) << 44);
       return address;

@@ -1,4 +1,5 @@
 // Whether an access is ordered behind those before it, and what releases and acquires bring.
+#include <algorithm>
 #include <cstring>
 
 #include "lanes.h"
@@ -11,8 +12,18 @@ Clock Machine::all_of(const Lane& lane) const {
   return all;
 }
 
-// By the host, some time since it was seen.
-void Machine::changed_by_host(Cell& cell) {
+// By the host, some time since it was seen. What lanes read there before, it must have been told of: by a release to
+// memory that it reads, or by a kernel's end that it waited for.
+void Machine::changed_by_host(Cell& cell, u64 address) {
+  const auto known = [&](const Access& read) {
+    return host_known_.at(read.id) >= read.clock ||
+           std::any_of(hosts_.begin(), hosts_.end(), [&](const auto& h) { return h.second.at(read.id) >= read.clock; });
+  };
+  const auto after = regions_.upper_bound(address);
+  const bool of_ranks = after != regions_.begin() && std::prev(after)->second.kind != Kind::kTensor;
+  for (const Access& read : cell.reads)
+    if (of_ranks && read.scope == Scope::kNone && !known(read) && host_error_.empty())
+      host_error_ = "the host overwrites what " + describe(read) + " reads, without order";
   cell.write = Access{};
   cell.write.clock = cell.seen;
   cell.write.scope = Scope::kSys;
@@ -32,7 +43,7 @@ void Machine::look_at_all() {
     u32 current = 0;
     std::memcpy(&current, reinterpret_cast<const void*>(address), size);
     if (current != cell.value) {
-      changed_by_host(cell);
+      changed_by_host(cell, address);
       cell.value = current;
     }
     cell.seen = now_;
@@ -59,7 +70,7 @@ void Machine::judge(Lane& lane, const Instruction& i, u64 address, u32 bytes, bo
     u32 current = 0;
     std::memcpy(&current, value + (at - address), size);
     if (shared && cell.seen == 0 && !write) fail(lane, "it reads shared memory that nobody has written");
-    if (cell.seen != 0 && cell.value != current && !shared) { changed_by_host(cell); }
+    if (cell.seen != 0 && cell.value != current && !shared) { changed_by_host(cell, at); }
     if (cell.seen != 0 && cell.write.clock != 0 && !ordered(cell.write) && !(write && cell.write.id == kHost))
       fail(lane, std::string(write ? "it overwrites" : "it reads") + " what " + describe(cell.write) +
                      " wrote, without order");

@@ -133,6 +133,10 @@ void Machine::mutate(const std::string& kernel, u32 instruction, const std::stri
 std::string Machine::launch(const LaunchRequest& request, Counts* counts) {
   std::unique_lock lock(mutex_);
   if (broken_) return "";
+  if (!host_error_.empty()) {
+    broken_ = true;
+    return host_error_;
+  }
   const auto found = kernels_.find(request.kernel);
   if (found == kernels_.end()) return "there is no kernel " + request.kernel;
   Kernel& kernel = found->second;

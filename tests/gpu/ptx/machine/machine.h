@@ -105,7 +105,7 @@ class Machine {
   // Executes a lane until it waits, sleeps, gives way or ends.
   void run(Lane& lane);
   void look_at_all();
-  static void changed_by_host(Cell& cell);
+  void changed_by_host(Cell& cell, u64 address);
   template <class T>
   T load(Lane& lane, const Instruction& i, u64 address);
   void load_elements(Lane& lane, const Instruction& i);
@@ -148,6 +148,7 @@ class Machine {
   std::map<u32, Clock> events_;
   u32 next_event_ = 1, next_launch_ = 1;
   Clock host_known_;  // what was released to memory that the host reads
+  std::string host_error_;  // what a host thread did, for the next launch to tell
   std::unordered_map<u64, Sync> syncs_;
   std::map<u64, Region> regions_;
   Shadow shadow_;
