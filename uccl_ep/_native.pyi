@@ -232,6 +232,10 @@ RING_DONE_OFFSET: int = 64
 
 RING_HEAD_OFFSET: int = 128
 
+EXPECT_BYTES: int = 48
+
+IDENTITY_BYTES: int = 16
+
 LAYOUT_RECORD: int = 64
 
 class Segment:
@@ -746,13 +750,16 @@ class LowLatencyLayout:
     def combine_row_bytes(self) -> int: ...
 
     @staticmethod
+    def routing_bytes(tokens: int, topk: int) -> int: ...
+
+    @staticmethod
     def weights_bytes(tokens: int, topk: int) -> int: ...
 
     @staticmethod
     def row_bytes(hidden: int, format: int) -> int: ...
 
 class RowShape:
-    def __init__(self) -> None: ...
+    def __init__(self, payload_bytes: int = 0, scale_bytes: int = 0, topk: int = 0, has_ids: bool = False, has_weights: bool = False, dtype: int = 0) -> None: ...
 
     @property
     def payload_bytes(self) -> int: ...
@@ -797,6 +804,12 @@ class StreamGeometry:
 
     @staticmethod
     def make(unit_bytes: int, num_channels: int, row_bytes: int) -> StreamGeometry: ...
+
+    @staticmethod
+    def fit(unit_bytes: int, most: int, row_bytes: int) -> StreamGeometry:
+        """
+        As many channels as fit, `most` at most; num_slots is 0 where not even one does.
+        """
 
     @property
     def unit_bytes(self) -> int: ...
@@ -860,9 +873,28 @@ class ThroughputLayout:
     @unit_bytes.setter
     def unit_bytes(self, arg: int, /) -> None: ...
 
+    @staticmethod
+    def counts_bytes(channels: int, readers: int, local_experts: int) -> int:
+        """What a source tells a cell before a dispatch."""
+
     def num_units(self) -> int: ...
 
     def bytes(self) -> int: ...
+
+class LandingRanks:
+    """Where rows of other nodes land."""
+
+    def __init__(self, node_of: Sequence[int], cell_of: Sequence[int]) -> None: ...
+
+    def of_source(self, source: int) -> list[int]:
+        """
+        [cells]: the rank of each cell where rows of a source, which is present, are read.
+        """
+
+    def in_cell(self, cell: int) -> list[int]:
+        """
+        [ranks]: the rank of a cell where rows of each source are read; NO_NODE for an absent source.
+        """
 
 class GroupShape:
     """What the numbering of ranks fixes."""
@@ -1068,24 +1100,8 @@ MAX_BLOCK_LANES: int = 512
 
 WARP: int = 32
 
-class DeviceShape:
-    """
-    A rank's share of the device that runs its launches: what shapes follow.
-    """
-
-    def __init__(self, num_sms: int, block_warps: int) -> None:
-        """Of a GPU."""
-
-    @staticmethod
-    def of_host() -> DeviceShape:
-        """Of a CPU."""
-
-    @property
-    def num_sms(self) -> int: ...
-
-    @property
-    def block_warps(self) -> int:
-        """Most warps of a block."""
+def logfmt_least_bytes(hidden: int) -> int:
+    """A logfmt-10 combine row of which every unit is encoded."""
 
 class Launch:
     """
@@ -1123,7 +1139,7 @@ def barrier_launch(rank: RankContext, round: int) -> Launch:
 class LowLatencyCalls:
     """The low-latency calls of one rank as launches."""
 
-    def __init__(self, rank: RankContext, layout: LowLatencyLayout, num_experts: int, workspace: uccl_ep.device.protocol.Memory | int | None | None, device: DeviceShape) -> None:
+    def __init__(self, rank: RankContext, layout: LowLatencyLayout, num_experts: int, workspace: uccl_ep.device.protocol.Memory | int | None | None) -> None:
         """`workspace`: of workspace_bytes, zeroed once, 8-byte aligned."""
 
     @staticmethod
@@ -1167,7 +1183,7 @@ def routing_tables(*, channels: int, num_tokens: int, num_local_experts: int, is
 class ThroughputCalls:
     """The throughput calls of one rank as launches."""
 
-    def __init__(self, rank: RankContext, layout: ThroughputLayout, workspace: uccl_ep.device.protocol.Memory | int | None | None, device: DeviceShape) -> None:
+    def __init__(self, rank: RankContext, layout: ThroughputLayout, workspace: uccl_ep.device.protocol.Memory | int | None | None) -> None:
         """`workspace`: of WORKSPACE_BYTES, zeroed once, 8-byte aligned."""
 
     def layout(self, *, topk_idx: uccl_ep.device.protocol.Memory | int | None | None, num_tokens: int, topk: int, num_experts: int, num_tokens_per_rank: uccl_ep.device.protocol.Memory | int | None | None, num_tokens_per_node: uccl_ep.device.protocol.Memory | int | None | None, num_tokens_per_expert: uccl_ep.device.protocol.Memory | int | None | None, is_token_in_rank: uccl_ep.device.protocol.Memory | int | None | None) -> Launch: ...

@@ -171,7 +171,7 @@ DEV void send_counts(const CountsArgs& a, const WaitContext& wait, u64 epoch) {
     m.key = epoch_key(Phase::kCounts, epoch);
     m.local_offset = a.layout.own_counts(epoch, n);
     m.remote_offset = a.layout.landing_counts(epoch, topology.landing_slot(topology.rank, n));
-    m.bytes = align_up(sizeof(CountsHeader) + 4ull * (a.num_channels * (1 + size) + size * a.num_local_experts), 16);
+    m.bytes = CountsHeader::bytes(a.num_channels, size, a.num_local_experts);
     if (push(ring_to(a.rank, landing), m, wait) == kNoTicket) break;
     const u64 header = a.layout.counts_expect(epoch, n);
     *reinterpret_cast<ExpectHeader*>(own_data(a.rank) + header) = ExpectHeader::make(epoch, 1, 0, 0);

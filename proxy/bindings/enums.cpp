@@ -205,6 +205,8 @@ void register_enums(nb::module_& m) {
   m.attr("RING_TAIL_OFFSET") = offsetof(RingHeader, tail);
   m.attr("RING_DONE_OFFSET") = offsetof(RingHeader, done);
   m.attr("RING_HEAD_OFFSET") = offsetof(RingHeader, head);
+  m.attr("EXPECT_BYTES") = sizeof(ExpectHeader);
+  m.attr("IDENTITY_BYTES") = sizeof(CallIdentity);
   m.attr("LAYOUT_RECORD") = kLayoutRecord;
 }
 
