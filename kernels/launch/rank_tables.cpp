@@ -45,8 +45,7 @@ Grouping Grouping::make(const std::vector<u32>& of, const char* what) {
 }
 
 LandingRanks::LandingRanks(const std::vector<u32>& node_of, const std::vector<u32>& cell_of)
-    : nodes_(Grouping::make(node_of, "node")),
-      cells_(Grouping::make(cell_of.empty() ? node_of : cell_of, "cell")) {
+    : nodes_(Grouping::make(node_of, "node")), cells_(Grouping::make(cell_of.empty() ? node_of : cell_of, "cell")) {
   if (cells_.of.size() != nodes_.of.size()) refuse("cell_of needs no entry or one a rank");
 }
 

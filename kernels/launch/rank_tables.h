@@ -40,7 +40,7 @@ class LandingRanks {
  public:
   LandingRanks(const std::vector<u32>& node_of, const std::vector<u32>& cell_of);
   std::vector<u32> of(u32 source) const;  // [num_cells]; the source is present
-  std::vector<u32> in(u32 cell) const;    // [num_ranks], kNoNode for an absent source
+  std::vector<u32> in(u32 cell) const;  // [num_ranks], kNoNode for an absent source
 
  private:
   TopologyView view() const;
