@@ -11,8 +11,6 @@ FORMATS = {form.name.lower().replace("_", "-"): form for form in _native.RowForm
 COMBINE_FORMATS = {form.name.lower(): form for form in _native.CombineFormat}
 """Of low-latency combine rows."""
 
-_BATCH_BYTES, _MOST_TOGETHER = 256 << 10, 32  # kBatchBytes, kMaxBatch of kernels/launch/low_latency.cpp
-
 
 def row_bytes(hidden: int, row_format: str) -> int:
     """A low-latency dispatch row with its scales.
@@ -27,7 +25,7 @@ def row_bytes(hidden: int, row_format: str) -> int:
 
 def batch_tokens(hidden: int, row_format: str) -> int:
     """Tokens that a warp stages before it sends; a run of neighbours within a batch is one write."""
-    return max(1, min(_MOST_TOGETHER, _BATCH_BYTES // row_bytes(hidden, row_format)))
+    return _native.LowLatencyCalls.batch_rows(row_bytes(hidden, row_format))
 
 
 def combine_row_bytes(hidden: int, combine_format: str) -> int:
