@@ -177,11 +177,7 @@ class Buffer(NoCopies):
 
     @staticmethod
     def set_num_sms(new_num_sms: int) -> None:
-        """Sets the SMs of configs made from now on (class attribute num_sms).
-
-        Raises:
-            InvalidArgument: `new_num_sms` is odd or negative.
-        """
+        """Sets the SMs of configs made from now on (class attribute num_sms): an even number, or InvalidArgument."""
         if new_num_sms < 0 or new_num_sms % 2:
             refuse("new_num_sms", new_num_sms, "an even number, 0 or more")
         Buffer.num_sms = new_num_sms
@@ -195,12 +191,7 @@ class Buffer(NoCopies):
     def get_low_latency_rdma_size_hint(
         num_max_dispatch_tokens_per_rank: int, hidden: int, num_ranks: int, num_experts: int
     ) -> int:
-        """The bytes that low latency needs as num_rdma_bytes: slots per peer node, not per expert (uccl_ep.memory_bill
-        itemises them).
-
-        Args:
-            num_max_dispatch_tokens_per_rank, hidden, num_ranks, num_experts: M, H, N and E of the calls to come.
-        """
+        """The bytes that low latency takes as num_rdma_bytes: slots per peer node (uccl_ep.memory_bill lists them)."""
         return low_latency_size_hint(num_max_dispatch_tokens_per_rank, hidden, num_ranks, num_experts)
 
     @staticmethod
@@ -228,9 +219,6 @@ class Buffer(NoCopies):
             dtype: element type of the view.
             size: shape; None gives all of it, flat.
             offset: where it starts, in bytes (as upstream's runtime has it), a multiple of the element size.
-
-        Raises:
-            InvalidArgument: the span is not inside that memory.
         """
         return self._living.memory(dtype, size, offset, use_rdma_buffer)
 
@@ -528,9 +516,6 @@ class Buffer(NoCopies):
         """bf16 view [L, P, H] of registered memory for the next combine with zero_copy=True.
 
         Rows are H + H/64 elements apart (rounded up to 16 bytes). Call it between the dispatch and that combine.
-
-        Raises:
-            InvalidArgument: the handle is not of a low-latency dispatch of this Buffer.
         """
         return self._living.low_latency.next_combine_buffer(handle)
 
@@ -561,11 +546,7 @@ class Buffer(NoCopies):
 
     @in_turn("low_latency_query_mask_buffer")
     def low_latency_query_mask_buffer(self, mask_status: Tensor) -> None:
-        """Writes the mask into `mask_status` (int32 [N]): 1 = masked.
-
-        Raises:
-            InvalidArgument: another shape or dtype, or the Buffer was made without enable_shrink.
-        """
+        """Writes the mask into `mask_status` (int32 [N], or InvalidArgument): 1 = masked. Needs enable_shrink."""
         self._living.masks.query(mask_status)
 
     @in_turn("low_latency_clean_mask_buffer")

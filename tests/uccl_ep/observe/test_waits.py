@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.uccl_ep.observe.samples import SECOND, quiet_second, running, sample
+from tests.uccl_ep.observe.samples import SECOND, landing_rank, quiet_second, running, sample
 from tests.uccl_ep.ranks import case, expert_rows, low_latency
 from uccl_ep import InvalidArgument, ThreadGroup, run_ranks
 from uccl_ep._native import Phase
@@ -288,24 +288,9 @@ def test_waits_read_rows_where_the_topology_says() -> None:
         present = [r for r in range(ranks) if r not in absent]
         view = _View({r: pair for r, pair in quiet_second(topology).items() if r in present}, topology)
         for reader in present:
-            at = view.read_at(reader)
-            assert [int(at[s]) for s in present] == [landing_rank(topology, s, reader) for s in present]
-            assert all(at[s] == s for s in absent)
-            stand_in = {landing_rank(topology, reader, r) for r in present} - set(members(topology, reader))
-            assert set(np.flatnonzero(view._sums_for(reader)).tolist()) == stand_in
-
-
-def members(topology: Topology, rank: int) -> list[int]:
-    """Ranks of a rank's node."""
-    return topology.members(topology.node_of[rank])
-
-
-def landing_rank(topology: Topology, source: int, reader: int) -> int:
-    """The rule of kernels/layout/topology.h: the reader itself where each rank is a cell, else the one on the rail."""
-    there = members(topology, reader)
-    if source in there:
-        return source
-    return reader if topology.apart else there[members(topology, source).index(source) % len(there)]
+            assert view.read_at(reader)[present].tolist() == [landing_rank(topology, s, reader) for s in present]
+            elsewhere = {landing_rank(topology, reader, r) for r in present if view.node_of[r] != view.node_of[reader]}
+            assert set(np.flatnonzero(view._sums_for(reader))) == elsewhere
 
 
 def test_waits_of_a_host_among_thousands_of_ranks_take_no_time() -> None:
