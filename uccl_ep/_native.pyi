@@ -80,6 +80,17 @@ class WaitPhase(enum.IntEnum):
 
     COMBINE_SUMS = 14
 
+class DetailKind(enum.IntEnum):
+    NONE = 0
+
+    CHANNEL = 1
+
+    LOCAL_EXPERT = 2
+
+    MISMATCH_FIELD = 3
+
+    LAYOUT_PART = 4
+
 class MismatchField(enum.IntEnum):
     CHANNELS = 0
 
@@ -235,8 +246,6 @@ RING_HEAD_OFFSET: int = 128
 EXPECT_BYTES: int = 48
 
 IDENTITY_BYTES: int = 16
-
-LAYOUT_RECORD: int = 64
 
 class Segment:
     """A memfd that other processes of this host can map."""
@@ -1103,6 +1112,25 @@ WARP: int = 32
 def logfmt_least_bytes(hidden: int) -> int:
     """A logfmt-10 combine row of which every unit is encoded."""
 
+class DeviceShape:
+    """
+    A rank's share of the device that runs its launches: what shapes follow.
+    """
+
+    def __init__(self, num_sms: int, block_warps: int) -> None:
+        """Of a GPU."""
+
+    @staticmethod
+    def of_host() -> DeviceShape:
+        """Of a CPU."""
+
+    @property
+    def num_sms(self) -> int: ...
+
+    @property
+    def block_warps(self) -> int:
+        """Most warps of a block."""
+
 class Launch:
     """
     A kernel with its arguments, and what it asks of the device that runs it.
@@ -1139,7 +1167,7 @@ def barrier_launch(rank: RankContext, round: int) -> Launch:
 class LowLatencyCalls:
     """The low-latency calls of one rank as launches."""
 
-    def __init__(self, rank: RankContext, layout: LowLatencyLayout, num_experts: int, workspace: uccl_ep.device.protocol.Memory | int | None | None) -> None:
+    def __init__(self, rank: RankContext, layout: LowLatencyLayout, num_experts: int, workspace: uccl_ep.device.protocol.Memory | int | None | None, device: DeviceShape) -> None:
         """`workspace`: of workspace_bytes, zeroed once, 8-byte aligned."""
 
     @staticmethod
@@ -1149,6 +1177,12 @@ class LowLatencyCalls:
     @property
     def dispatch_words(self) -> int:
         """u64 words of a dispatch, until it is received."""
+
+    @staticmethod
+    def batch_rows(row_bytes: int) -> int:
+        """
+        Rows that dispatch stages before it sends; a run of neighbours within a batch is one write.
+        """
 
     def dispatch_send(self, words: uccl_ep.device.protocol.Memory | int | None | None, *, x: uccl_ep.device.protocol.Memory | int | None | None, topk_idx: uccl_ep.device.protocol.Memory | int | None | None, num_tokens: int, topk: int, format: int, round_scale: bool, global_scale: uccl_ep.device.protocol.Memory | int | None | None) -> Launch: ...
 
@@ -1183,7 +1217,7 @@ def routing_tables(*, channels: int, num_tokens: int, num_local_experts: int, is
 class ThroughputCalls:
     """The throughput calls of one rank as launches."""
 
-    def __init__(self, rank: RankContext, layout: ThroughputLayout, workspace: uccl_ep.device.protocol.Memory | int | None | None) -> None:
+    def __init__(self, rank: RankContext, layout: ThroughputLayout, workspace: uccl_ep.device.protocol.Memory | int | None | None, device: DeviceShape) -> None:
         """`workspace`: of WORKSPACE_BYTES, zeroed once, 8-byte aligned."""
 
     def layout(self, *, topk_idx: uccl_ep.device.protocol.Memory | int | None | None, num_tokens: int, topk: int, num_experts: int, num_tokens_per_rank: uccl_ep.device.protocol.Memory | int | None | None, num_tokens_per_node: uccl_ep.device.protocol.Memory | int | None | None, num_tokens_per_expert: uccl_ep.device.protocol.Memory | int | None | None, is_token_in_rank: uccl_ep.device.protocol.Memory | int | None | None) -> Launch: ...
