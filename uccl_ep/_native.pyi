@@ -1201,7 +1201,7 @@ class LowLatencyCalls:
 
     COMBINE_WORDS: int = 2
 
-    MAX_STAGING_ROWS: int = 1024
+    MAX_STAGING_ROWS: int = 2048
 
 class RoutingTables:
     """The tables of one routing; sizes as in throughput/handle.py."""
