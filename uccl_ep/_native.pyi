@@ -80,6 +80,17 @@ class WaitPhase(enum.IntEnum):
 
     COMBINE_SUMS = 14
 
+class DetailKind(enum.IntEnum):
+    NONE = 0
+
+    CHANNEL = 1
+
+    LOCAL_EXPERT = 2
+
+    MISMATCH_FIELD = 3
+
+    LAYOUT_PART = 4
+
 class MismatchField(enum.IntEnum):
     CHANNELS = 0
 
@@ -232,7 +243,9 @@ RING_DONE_OFFSET: int = 64
 
 RING_HEAD_OFFSET: int = 128
 
-LAYOUT_RECORD: int = 64
+EXPECT_BYTES: int = 48
+
+IDENTITY_BYTES: int = 16
 
 class Segment:
     """A memfd that other processes of this host can map."""
@@ -746,13 +759,16 @@ class LowLatencyLayout:
     def combine_row_bytes(self) -> int: ...
 
     @staticmethod
+    def routing_bytes(tokens: int, topk: int) -> int: ...
+
+    @staticmethod
     def weights_bytes(tokens: int, topk: int) -> int: ...
 
     @staticmethod
     def row_bytes(hidden: int, format: int) -> int: ...
 
 class RowShape:
-    def __init__(self) -> None: ...
+    def __init__(self, payload_bytes: int = 0, scale_bytes: int = 0, topk: int = 0, has_ids: bool = False, has_weights: bool = False, dtype: int = 0) -> None: ...
 
     @property
     def payload_bytes(self) -> int: ...
@@ -797,6 +813,12 @@ class StreamGeometry:
 
     @staticmethod
     def make(unit_bytes: int, num_channels: int, row_bytes: int) -> StreamGeometry: ...
+
+    @staticmethod
+    def fit(unit_bytes: int, most: int, row_bytes: int) -> StreamGeometry:
+        """
+        As many channels as fit, `most` at most; num_slots is 0 where not even one does.
+        """
 
     @property
     def unit_bytes(self) -> int: ...
@@ -860,9 +882,28 @@ class ThroughputLayout:
     @unit_bytes.setter
     def unit_bytes(self, arg: int, /) -> None: ...
 
+    @staticmethod
+    def counts_bytes(channels: int, readers: int, local_experts: int) -> int:
+        """What a source tells a cell before a dispatch."""
+
     def num_units(self) -> int: ...
 
     def bytes(self) -> int: ...
+
+class LandingRanks:
+    """Where rows of other nodes land."""
+
+    def __init__(self, node_of: Sequence[int], cell_of: Sequence[int]) -> None: ...
+
+    def of_source(self, source: int) -> list[int]:
+        """
+        [cells]: the rank of each cell where rows of a source, which is present, are read.
+        """
+
+    def in_cell(self, cell: int) -> list[int]:
+        """
+        [ranks]: the rank of a cell where rows of each source are read; NO_NODE for an absent source.
+        """
 
 class GroupShape:
     """What the numbering of ranks fixes."""
@@ -1068,6 +1109,9 @@ MAX_BLOCK_LANES: int = 512
 
 WARP: int = 32
 
+def logfmt_least_bytes(hidden: int) -> int:
+    """A logfmt-10 combine row of which every unit is encoded."""
+
 class DeviceShape:
     """
     A rank's share of the device that runs its launches: what shapes follow.
@@ -1134,6 +1178,12 @@ class LowLatencyCalls:
     def dispatch_words(self) -> int:
         """u64 words of a dispatch, until it is received."""
 
+    @staticmethod
+    def batch_rows(row_bytes: int) -> int:
+        """
+        Rows that dispatch stages before it sends; a run of neighbours within a batch is one write.
+        """
+
     def dispatch_send(self, words: uccl_ep.device.protocol.Memory | int | None | None, *, x: uccl_ep.device.protocol.Memory | int | None | None, topk_idx: uccl_ep.device.protocol.Memory | int | None | None, num_tokens: int, topk: int, format: int, round_scale: bool, global_scale: uccl_ep.device.protocol.Memory | int | None | None) -> Launch: ...
 
     def dispatch_recv(self, words: uccl_ep.device.protocol.Memory | int | None | None, *, format: int, recv_x: uccl_ep.device.protocol.Memory | int | None | None, recv_scales: uccl_ep.device.protocol.Memory | int | None | None, recv_count: uccl_ep.device.protocol.Memory | int | None | None, src_info: uccl_ep.device.protocol.Memory | int | None | None, layout_range: uccl_ep.device.protocol.Memory | int | None | None, cumulative_stats: uccl_ep.device.protocol.Memory | int | None | None, wait_stats: uccl_ep.device.protocol.Memory | int | None | None) -> Launch: ...
@@ -1151,7 +1201,7 @@ class LowLatencyCalls:
 
     COMBINE_WORDS: int = 2
 
-    MAX_STAGING_ROWS: int = 1024
+    MAX_STAGING_ROWS: int = 2048
 
 class RoutingTables:
     """The tables of one routing; sizes as in throughput/handle.py."""

@@ -177,7 +177,7 @@ class Buffer(NoCopies):
 
     @staticmethod
     def set_num_sms(new_num_sms: int) -> None:
-        """SMs of configs made from now on (class attribute num_sms); even."""
+        """Sets the SMs of configs made from now on (class attribute num_sms): an even number, or InvalidArgument."""
         if new_num_sms < 0 or new_num_sms % 2:
             refuse("new_num_sms", new_num_sms, "an even number, 0 or more")
         Buffer.num_sms = new_num_sms
@@ -191,17 +191,17 @@ class Buffer(NoCopies):
     def get_low_latency_rdma_size_hint(
         num_max_dispatch_tokens_per_rank: int, hidden: int, num_ranks: int, num_experts: int
     ) -> int:
-        """num_rdma_bytes for low latency: slots per peer node, not per expert (uccl_ep.memory_bill itemises it)."""
+        """The bytes that low latency takes as num_rdma_bytes: slots per peer node (uccl_ep.memory_bill lists them)."""
         return low_latency_size_hint(num_max_dispatch_tokens_per_rank, hidden, num_ranks, num_experts)
 
     @staticmethod
     def get_dispatch_config(num_ranks: int) -> Config:
-        """The dispatch Config for a rank count; any count from 1."""
+        """The dispatch Config for a rank count; any count from 1. Raises InvalidArgument below that."""
         return dispatch_config(num_ranks, Buffer.num_sms)
 
     @staticmethod
     def get_combine_config(num_ranks: int) -> Config:
-        """The combine Config for a rank count; any count from 1."""
+        """The combine Config for a rank count; any count from 1. Raises InvalidArgument below that."""
         return combine_config(num_ranks, Buffer.num_sms)
 
     _unpack_bias = staticmethod(unpack_bias)
@@ -538,6 +538,7 @@ class Buffer(NoCopies):
         renormalising weights. A throughput handle keeps the masks that its dispatch met.
 
         Raises:
+            InvalidArgument: the Buffer was made without enable_shrink, or there is no such rank.
             NotSupported: the mask is to be taken from a rank that has missed what cannot be made up for: a low-latency
                 call, when it is on another node, or any throughput dispatch.
         """
@@ -545,7 +546,7 @@ class Buffer(NoCopies):
 
     @in_turn("low_latency_query_mask_buffer")
     def low_latency_query_mask_buffer(self, mask_status: Tensor) -> None:
-        """Writes the mask into `mask_status` (int32 [N]): 1 = masked."""
+        """Writes the mask into `mask_status` (int32 [N], or InvalidArgument): 1 = masked. Needs enable_shrink."""
         self._living.masks.query(mask_status)
 
     @in_turn("low_latency_clean_mask_buffer")

@@ -50,7 +50,7 @@ KERNEL bench_ring_producer(RingBenchArgs a) {
       ticket = push(ring, c, wait);
     if (lane() < a.width && ticket == kNoTicket) ++refused;
     if (a.round_trips == nullptr || lane() != 0 || ticket == kNoTicket) continue;
-    wait_done(ring, ticket, wait, WaitSite{WaitPhase::kRing, c.peer, kNoChannel, 0});
+    wait_done(ring, ticket, wait, WaitSite{WaitPhase::kRing, c.peer, {}, 0});
     a.round_trips[static_cast<u64>(number) * a.pushes + i] = bench_clock() - before;
   }
   if (refused != 0) add_sys(a.refused, refused);
@@ -73,7 +73,7 @@ KERNEL bench_clock_answers(ClockBenchArgs a) {
   for (u64 round = 1; round <= a.rounds; ++round) {
     // Pairs with the release in RingHost's ask().
     const bool asked = wait_until(
-        wait, WaitSite{WaitPhase::kRing, kNoPeer, kNoChannel, round}, [&] { return ld_acquire_sys(a.question); },
+        wait, WaitSite{WaitPhase::kRing, kNoPeer, {}, round}, [&] { return ld_acquire_sys(a.question); },
         [&](u64 seen) { return seen >= round; });
     if (!asked) break;
     st_release_sys(a.answer, round, now_ns());  // pairs with the acquire in ask()

@@ -15,7 +15,7 @@ struct BarrierArgs {
 // the proxy then no longer waits for it.
 DEV void await_remote(const BarrierArgs& a, WaitContext wait) {
   const RankContext& c = a.rank;
-  const WaitSite site{WaitPhase::kBarrier, kNoPeer, kNoChannel, a.round};
+  const WaitSite site{WaitPhase::kBarrier, kNoPeer, {}, a.round};
   const u64* const came = word(own_control(c), ControlLayout::kBarrier);
   for (;;) {
     WaitContext bounded = wait;
@@ -54,7 +54,7 @@ KERNEL rank_barrier(BarrierArgs a) {
   }
   for (u32 g = simt::tid(); g < t.local_size; g += simt::ntid()) {
     const u64* entered = word(a.rank.data[g], a.rank.signals.barrier());
-    const WaitSite site{WaitPhase::kBarrier, t.mates[g], kNoChannel, a.round};
+    const WaitSite site{WaitPhase::kBarrier, t.mates[g], {}, a.round};
     bool absent;
     const bool ok =
         wait_or_mask(a.rank, wait, site, SystemWord{entered}, [&](u64 seen) { return seen >= a.round; }, &absent);

@@ -26,7 +26,7 @@ DEV bool sync_grid(u32* counter, const WaitContext& context, GaveUp gave_up) {
     const DeviceWord all{static_cast<const u32*>(counter)};
     const auto complete = [&](u64 now) { return ((now ^ before) & kTop) != 0; };
     if (bid() == 0) {
-      arrived = wait_until(context, WaitSite{WaitPhase::kBarrier, context.rank, kNoChannel, nbid()}, all, complete);
+      arrived = wait_until(context, WaitSite{WaitPhase::kBarrier, context.rank, {}, nbid()}, all, complete);
     } else {
       wait_for_block(all, [&](u64 now) { return (arrived = complete(now)) || gave_up(); });
     }

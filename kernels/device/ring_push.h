@@ -29,7 +29,7 @@ DEV void ring_store(const RingView& ring, u64 ticket, const Command& command) {
 DEV bool ring_accepts(const Command& command, const WaitContext& context) {
   const CommandError error = check(command);
   if (error == CommandError::kOk) return true;
-  record_fault(context, WaitSite{WaitPhase::kRing, command.peer, kNoChannel, 0}, FaultKind::kBadCommand,
+  record_fault(context, WaitSite{WaitPhase::kRing, command.peer, {}, 0}, FaultKind::kBadCommand,
                static_cast<u64>(error));
   return false;
 }
@@ -43,7 +43,7 @@ DEV u64 push(const RingView& ring, const Command& command, const WaitContext& co
     const u64 needed = ticket - ring.capacity + 1;
     u64 seen = 0;
     const bool room = wait_until(
-        context, WaitSite{WaitPhase::kRing, command.peer, kNoChannel, needed},
+        context, WaitSite{WaitPhase::kRing, command.peer, {}, needed},
         SystemWord{ring.tail},  // pairs with RingConsumer::publish_tail
         [&](u64 tail) { return ticket - (seen = tail) < ring.capacity; }, FaultKind::kRingFull);
     if (!room) return kNoTicket;
@@ -66,7 +66,7 @@ DEV u64 push_group(const RingView& ring, const Command& command, bool active, co
   if (lane() == leader) first = add_gpu(ring.head, static_cast<u64>(popcount(pushing)));
   const u64 ticket = shfl(first, leader) + popcount(pushing & lane_mask_lt());
 
-  const WaitSite site{WaitPhase::kRing, command.peer, kNoChannel, ticket - ring.capacity + 1};
+  const WaitSite site{WaitPhase::kRing, command.peer, {}, ticket - ring.capacity + 1};
   SpinClock clock;
   bool pending = mine, failed = false;
   u64 tail = ld_relaxed_gpu(ring.cached_tail);

@@ -10,7 +10,6 @@
 namespace uccl::simt {
 
 inline constexpr u32 kNoPeer = ~0u;
-inline constexpr u32 kNoChannel = ~0u;
 // A wait for a peer that has left in good order ends this long after it was seen to have: what it sent last is with this
 // rank's proxy by then, and needs a few of its turns, which on a crowded machine come late.
 inline constexpr u64 kGoodbyeGraceNs = 1'000'000'000;
@@ -30,7 +29,7 @@ struct WaitContext {
 struct WaitSite {
   WaitPhase phase;
   u32 peer;  // or kNoPeer
-  u32 channel;  // or kNoChannel
+  DetailWord detail;  // {}: none
   u64 expected;  // the value waited for, as the report shows it
 };
 
@@ -61,7 +60,7 @@ DEV void record_fault(const WaitContext& context, const WaitSite& site, const Fa
   st_relaxed_sys(&fault->kind, static_cast<u32>(detail.kind));
   st_relaxed_sys(&fault->phase, static_cast<u32>(site.phase));
   st_relaxed_sys(&fault->peer, site.peer);
-  st_relaxed_sys(&fault->channel, site.channel);
+  st_relaxed_sys(&fault->detail, site.detail.word);
   st_relaxed_sys(&fault->expected, site.expected);
   st_relaxed_sys(&fault->seen, detail.seen);
   st_relaxed_sys(&fault->last_seen_ns, 0ull);  // the proxy knows
@@ -81,7 +80,7 @@ DEV void explain_loss(const WaitContext& context, const WaitSite& site, u64 seen
   if (ld_relaxed_sys(&fault->kind) != static_cast<u32>(FaultKind::kPeerLost)) return;
   if (ld_relaxed_sys(&fault->peer) != site.peer) return;
   if (cas_sys(&fault->phase, static_cast<u32>(WaitPhase::kNone), static_cast<u32>(site.phase)) != 0) return;
-  st_relaxed_sys(&fault->channel, site.channel);
+  st_relaxed_sys(&fault->detail, site.detail.word);
   st_relaxed_sys(&fault->expected, site.expected);
   st_relaxed_sys(&fault->seen, seen);
 }
@@ -194,7 +193,6 @@ using simt::aborted;
 using simt::begin_wait;
 using simt::DeviceWord;
 using simt::FaultDetail;
-using simt::kNoChannel;
 using simt::kNoPeer;
 using simt::record_fault;
 using simt::SpinClock;

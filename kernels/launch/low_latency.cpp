@@ -9,8 +9,7 @@ namespace {
 
 constexpr u32 kKernels = 5;
 constexpr u32 kHostStagingRows = 128;
-constexpr u64 kBatchBytes = 256 << 10;  // rows of dispatch that are sent together, by one warp
-constexpr u32 kMaxBatch = 32;           // and no more than it has lanes
+constexpr u32 kMaxBatch = 32;  // rows of dispatch that are sent together, by one warp: no more than it has lanes
 constexpr u32 kMaxBatches = kMaxTokensPerRank / kMaxBatch;  // that are counted piece by piece
 constexpr u32 kHostSendBlocks = 8;  // of a combine that nothing is computed beside, and of its sums
 constexpr u32 kMostPieces = 16;  // warps that one row keeps busy
@@ -21,6 +20,11 @@ u64 LowLatencyCalls::workspace_bytes(u32 num_ranks) {
   const u64 words = kKernels * (1 + kGridBarrierWords) + 2ull * num_ranks + kMaxBatches;
   return LowLatencyState::bytes(num_ranks) + (kMaxStagingRows + kKernels) * sizeof(u64) +
          align_up(words * sizeof(u32), 8);
+}
+
+u32 LowLatencyCalls::batch_rows(u64 row_bytes) {
+  constexpr u64 kBatchBytes = 256 << 10;
+  return static_cast<u32>(std::clamp<u64>(kBatchBytes / row_bytes, 1, kMaxBatch));
 }
 
 LowLatencyCalls::LowLatencyCalls(const RankContext& rank, const LowLatencyLayout& layout, u32 num_experts,
@@ -70,7 +74,7 @@ Launch<Args> LowLatencyCalls::launch(const Args& own, u64* words, u32 kernel, co
 Launch<DispatchSendArgs> LowLatencyCalls::dispatch_send(u64* words, const DispatchSendArgs& own) const {
   auto l = launch(own, words, 0, grid_of(own.num_tokens, own.num_tokens));
   const u64 row = LowLatencyLayout::row_bytes(call_.layout.hidden, static_cast<RowFormat>(own.format));
-  l.args.batch = static_cast<u32>(std::clamp<u64>(kBatchBytes / row, 1, kMaxBatch));
+  l.args.batch = batch_rows(row);
   if (!device_.host) {
     l.args.batch = std::max(l.args.batch, static_cast<u32>(ceil_div(own.num_tokens, kMaxBatches)));
     l.args.arrivals = arrivals_;

@@ -27,6 +27,9 @@ class LowLatencyCalls {
   // aligned.
   static u64 workspace_bytes(u32 num_ranks);
 
+  // Rows of `row_bytes` that dispatch stages before it sends; where pieces are few for the tokens of a call, more.
+  static u32 batch_rows(u64 row_bytes);
+
   // Throws std::invalid_argument when `layout` has too many staging rows.
   LowLatencyCalls(const RankContext& rank, const LowLatencyLayout& layout, u32 num_experts, u8* workspace,
                   const DeviceShape& device = {});

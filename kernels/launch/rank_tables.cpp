@@ -24,8 +24,7 @@ T* place(std::string* image, u64 address, const std::vector<T>& table) {
 
 }  // namespace
 
-// Ranks by group: which ranks a node or a cell has, and where in it a rank is.
-RankTables::Grouping RankTables::group(const std::vector<u32>& of, const char* what) {
+Grouping Grouping::make(const std::vector<u32>& of, const char* what) {
   Grouping g;
   g.of = of;
   u32 count = 0;
@@ -45,14 +44,43 @@ RankTables::Grouping RankTables::group(const std::vector<u32>& of, const char* w
   return g;
 }
 
+LandingRanks::LandingRanks(const std::vector<u32>& node_of, const std::vector<u32>& cell_of)
+    : nodes_(Grouping::make(node_of, "node")), cells_(Grouping::make(cell_of.empty() ? node_of : cell_of, "cell")) {
+  if (cells_.of.size() != nodes_.of.size()) refuse("cell_of needs no entry or one a rank");
+}
+
+TopologyView LandingRanks::view() const {
+  TopologyView t{};
+  t.node_of = nodes_.of.data();
+  t.local_of = nodes_.index.data();
+  t.cell_begin = cells_.begin.data();
+  t.members = cells_.members.data();
+  return t;
+}
+
+std::vector<u32> LandingRanks::of(u32 source) const {
+  if (nodes_.of.at(source) == kNoNode) refuse("the source is absent");
+  std::vector<u32> ranks(cells_.count());
+  for (u32 cell = 0; cell < cells_.count(); ++cell) ranks[cell] = view().landing_rank(source, cell);
+  return ranks;
+}
+
+std::vector<u32> LandingRanks::in(u32 cell) const {
+  if (cell >= cells_.count()) throw std::out_of_range("LandingRanks: no such cell");
+  std::vector<u32> ranks(nodes_.of.size());
+  for (u32 source = 0; source < ranks.size(); ++source)
+    ranks[source] = view().is_absent(source) ? kNoNode : view().landing_rank(source, cell);
+  return ranks;
+}
+
 RankTables::RankTables(const RankTablesSettings& s) {
   const u32 ranks = static_cast<u32>(s.node_of.size());
   if (ranks == 0 || ranks > kMaxRanks) refuse("node_of needs 1 to 4096 entries");
   if (s.rank >= ranks) refuse("rank is beyond node_of");
   if (s.node_of[s.rank] == kNoNode) refuse("this rank is absent");
   if (!s.cell_of.empty() && s.cell_of.size() != ranks) refuse("cell_of needs no entry or one a rank");
-  nodes_ = group(s.node_of, "node");
-  cells_ = group(s.cell_of.empty() ? s.node_of : s.cell_of, "cell");
+  nodes_ = Grouping::make(s.node_of, "node");
+  cells_ = Grouping::make(s.cell_of.empty() ? s.node_of : s.cell_of, "cell");
   const GroupShape shape = GroupShape::of(s.node_of, s.cell_of);
   if (shape.max_readers > kMaxRanksPerNode) refuse("more than 64 ranks on one node");
   for (u32 r = 0; r < ranks; ++r) {

@@ -26,6 +26,27 @@ struct RankTablesSettings {
   u32 num_channels = 1;
 };
 
+// Ranks by node or by cell.
+struct Grouping {
+  std::vector<u32> of, index, begin, members;  // as TopologyView has them
+  u32 count() const { return static_cast<u32>(begin.size() - 1); }
+  // Throws std::invalid_argument for a group without ranks; `what` says of which kind.
+  static Grouping make(const std::vector<u32>& of, const char* what);
+};
+
+// TopologyView::landing_rank for whoever is no kernel. `cell_of` empty: a cell is a node. Throws std::invalid_argument
+// for a node or cell without ranks, and std::out_of_range for a source or cell that there is not.
+class LandingRanks {
+ public:
+  LandingRanks(const std::vector<u32>& node_of, const std::vector<u32>& cell_of);
+  std::vector<u32> of(u32 source) const;  // [num_cells]; the source is present
+  std::vector<u32> in(u32 cell) const;  // [num_ranks], kNoNode for an absent source
+
+ private:
+  TopologyView view() const;
+  Grouping nodes_, cells_;
+};
+
 class RankTables {
  public:
   explicit RankTables(const RankTablesSettings& settings);
@@ -36,12 +57,6 @@ class RankTables {
   std::pair<std::string, RankContext> placed_at(u64 address) const;
 
  private:
-  struct Grouping {
-    std::vector<u32> of, index, begin, members;
-    u32 count() const { return static_cast<u32>(begin.size() - 1); }
-  };
-  static Grouping group(const std::vector<u32>& of, const char* what);
-
   Grouping nodes_, cells_;
   std::vector<u32> mates_;
   std::vector<u8*> data_, control_;

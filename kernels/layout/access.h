@@ -26,8 +26,7 @@ DEV bool same_call(const WaitContext& wait, WaitPhase phase, u32 peer, const Cal
   const CallIdentity seen{simt::ld_relaxed_sys(&theirs->shape), simt::ld_relaxed_sys(&theirs->origin)};
   IdentityDifference difference;
   if (!first_difference(mine, seen, &difference)) return true;
-  record_fault(wait, WaitSite{phase, peer, static_cast<u32>(difference.what), difference.mine}, FaultKind::kMismatch,
-               difference.theirs);
+  record_fault(wait, WaitSite{phase, peer, difference.what, difference.mine}, FaultKind::kMismatch, difference.theirs);
   return false;
 }
 
@@ -76,7 +75,7 @@ DEV bool wait_or_mask(const RankContext& c, const WaitContext& wait, const WaitS
   if (c.shrink) bounded.fault = nullptr;  // expiry is not a fault then
   // Every rank should have sent a flag by the call's deadline, so a wait for a flag that begins after it has no more
   // time. The next chunk of a stream may only have become possible then, so that wait has the whole timeout.
-  if (site.channel == kNoChannel) bounded.renewed_ns = 0;
+  if (site.detail.kind() == DetailKind::kNone) bounded.renewed_ns = 0;
   const bool ok = wait_until(bounded, site, load, [&](u64 seen) { return done(seen) || masked(c, site.peer); });
   if (ok) {
     *absent = masked(c, site.peer);

@@ -83,6 +83,12 @@ struct StreamGeometry {
     g.num_slots = slots < kMinSlots ? 0 : static_cast<u32>(slots);
     return g;
   }
+  // As many channels as fit, `most` at most; without slots where not even one does.
+  static constexpr StreamGeometry fit(u64 unit_bytes, u32 most, u64 row_bytes) {
+    StreamGeometry g = make(unit_bytes, most, row_bytes);
+    while (g.num_slots == 0 && g.num_channels > 1) g = make(unit_bytes, g.num_channels - 1, row_bytes);
+    return g;
+  }
   constexpr u64 chunk_bytes() const { return static_cast<u64>(rows_per_chunk) * row_bytes; }
   constexpr u64 num_chunks(u64 rows) const { return ceil_div(rows, rows_per_chunk); }
   // Offset of a chunk inside its unit.
@@ -125,6 +131,11 @@ struct alignas(16) CountsHeader {
   u32 payload_bytes, scale_bytes, has_ids, has_weights;
   u64 epoch;  // of the exchange
   u32 dtype, tag;
+
+  // All of it, with the words behind the header.
+  static constexpr u64 bytes(u32 channels, u32 readers, u32 local_experts) {
+    return align_up(sizeof(CountsHeader) + 4ull * (channels * (1 + readers) + readers * local_experts), 16);
+  }
 };
 static_assert(sizeof(CountsHeader) == 48);
 

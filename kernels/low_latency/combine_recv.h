@@ -35,7 +35,7 @@ DEV bool await_rings(const CombineReceiveArgs& a, const Turn& turn) {
   for (u32 i = simt::tid(); i < a.rank.num_rings; i += simt::ntid()) {
     const RingView& ring = a.rank.rings[i];
     const u64 head = simt::ld_relaxed_gpu(ring.head);
-    if (head == 0 || wait_done(ring, head - 1, wait, WaitSite{WaitPhase::kStagingReuse, kNoPeer, ~0u, 0})) continue;
+    if (head == 0 || wait_done(ring, head - 1, wait, WaitSite{WaitPhase::kStagingReuse, kNoPeer, {}, 0})) continue;
     if (!a.rank.shrink || aborted(turn.wait)) return false;
   }
   return true;
@@ -50,7 +50,7 @@ struct Awaited {
 };
 DEV Awaited awaited(const CombineReceiveArgs& a, const Turn& turn, u32 r) {
   const TopologyView& topology = a.rank.topology;
-  WaitSite site{WaitPhase::kCombineReceive, r, ~0u, turn.epoch};
+  WaitSite site{WaitPhase::kCombineReceive, r, {}, turn.epoch};
   if (topology.is_local(r))
     return Awaited{word(own_data(a.rank), a.rank.signals.flag(Phase::kCombine, r)), site, nullptr};
   // Of a node that sums its rows only this rank's landing rank there sends.
@@ -74,7 +74,7 @@ DEV bool compare_calls(const CombineReceiveArgs& a, const Turn& turn) {
     if (topology.is_local(r) || topology.is_absent(r) || topology.landing_rank(r, topology.cell) == topology.rank)
       continue;
     const u64* const flag = word(control, a.rank.control_layout.flag(Phase::kWeights, r));
-    const WaitSite site{WaitPhase::kCombineWeights, r, kNoChannel, turn.number};
+    const WaitSite site{WaitPhase::kCombineWeights, r, {}, turn.number};
     bool absent;
     if (!wait_for_flag(a.rank, turn.wait, site, flag, turn.number, &absent)) return false;
     const ExpectHeader* const announced = announced_by(a.rank, control, Phase::kWeights, turn.number, r);
@@ -158,7 +158,7 @@ DEV u32 gather_rows(const CombineReceiveArgs& a, const Turn& turn, u32 token, u3
       rows[at] = reinterpret_cast<const u16*>(reinterpret_cast<const u8*>(row) + skipped);
       weights[at] = weight;
       if (row == nullptr)
-        found = bad_arrival(turn.wait, WaitSite{WaitPhase::kCombineReceive, rank, kNoChannel, 0},
+        found = bad_arrival(turn.wait, WaitSite{WaitPhase::kCombineReceive, rank, {}, 0},
                             *reinterpret_cast<const u64*>(slot));
     }
     count += simt::popcount(taking);

@@ -33,7 +33,7 @@ DEV bool stands_for(const TopologyView& topology, u32 source) {
 // One thread: rank `r` of the node has stored its rows. Pairs with the release at the end of a sending half.
 DEV bool await_contributor(const CombineReduceArgs& a, const Turn& turn, u32 r) {
   const u64* flag = word(own_data(a.rank), a.rank.signals.flag(Phase::kCombine, r));
-  const WaitSite site{WaitPhase::kCombineReduce, r, ~0u, turn.epoch};
+  const WaitSite site{WaitPhase::kCombineReduce, r, {}, turn.epoch};
   return wait_and_count(a.rank, turn.wait, site, flag, a.wait_stats) &&
          (masked(a.rank, r) || in_same_call(a.rank, turn, Phase::kCombine, site, nullptr));
 }
@@ -57,14 +57,14 @@ DEV WeightedIds weights_of(const CombineReduceArgs& a, u64 epoch, u32 slot) {
 
 // One lane: a source is in the same call, and its block holds no more than there is room for.
 DEV bool check_weights(const CombineReduceArgs& a, const Turn& turn, u32 source) {
-  WaitSite site{WaitPhase::kCombineWeights, source, kNoChannel, turn.number};
+  WaitSite site{WaitPhase::kCombineWeights, source, {}, turn.number};
   const ExpectHeader* announced = announced_by(a.rank, own_control(a.rank), Phase::kWeights, turn.number, source);
   if (!in_same_call(a.rank, turn, Phase::kCombine, site, announced)) return false;
   const u32 slot = a.rank.topology.landing_slot(source, a.rank.topology.cell);
   const WeightsHeader& header = *weights_header(a, turn.epoch, slot);
   const auto fits = [&](MismatchField what, u32 most, u32 theirs) {
     if (theirs <= most) return true;
-    site.channel = static_cast<u32>(what);
+    site.detail = what;
     site.expected = most;
     record_fault(turn.wait, site, FaultKind::kMismatch, theirs);
     return false;
@@ -76,7 +76,7 @@ DEV bool check_weights(const CombineReduceArgs& a, const Turn& turn, u32 source)
 // One thread: what the source says of its tokens is here.
 DEV bool await_weights(const CombineReduceArgs& a, const Turn& turn, u32 source) {
   const u64* flag = word(own_control(a.rank), a.rank.control_layout.flag(Phase::kWeights, source));
-  const WaitSite site{WaitPhase::kCombineWeights, source, ~0u, turn.number};
+  const WaitSite site{WaitPhase::kCombineWeights, source, {}, turn.number};
   return wait_and_count(a.rank, turn.wait, site, flag, a.wait_stats) && check_weights(a, turn, source);
 }
 
@@ -125,7 +125,7 @@ DEV TokenRows rows_of_token(const CombineReduceArgs& a, const Turn& turn, const 
       const u16* const row = row_of_slot(a, rank, slot);
       shared.rows[simt::warp()][at] = row;
       if (row == nullptr)
-        good = bad_arrival(turn.wait, WaitSite{WaitPhase::kCombineReduce, rank, kNoChannel, 0},
+        good = bad_arrival(turn.wait, WaitSite{WaitPhase::kCombineReduce, rank, {}, 0},
                            *reinterpret_cast<const u64*>(slot));
       shared.weights[simt::warp()][at] = of.weights[first + k];
     }

@@ -62,7 +62,7 @@ DEV bool take_staging(const CombineSendArgs& a, const Turn& turn, u32 row, u32 p
   if (simt::lane() == 0 && a.staging_ticket[row] != 0) {
     const RingView& ring = a.rank.rings[a.staging_ticket[row] >> 56];
     const u64 ticket = (a.staging_ticket[row] & low_bits(56)) - 1;
-    ok = wait_done(ring, ticket, turn.wait, WaitSite{WaitPhase::kStagingReuse, peer, ~0u, ticket});
+    ok = wait_done(ring, ticket, turn.wait, WaitSite{WaitPhase::kStagingReuse, peer, {}, ticket});
   }
   return warp_agree(ok);
 }
@@ -138,7 +138,7 @@ DEV u64 plane_of(const CombineSendArgs& a) {
 
 // The caller's handle says what no dispatch has left in it.
 DEV WaitSite own_site(const CombineSendArgs& a, u64 most) {
-  return WaitSite{WaitPhase::kCombineSend, a.rank.topology.rank, kNoChannel, most};
+  return WaitSite{WaitPhase::kCombineSend, a.rank.topology.rank, {}, most};
 }
 // One warp.
 DEV bool bad_handle(const CombineSendArgs& a, const Turn& turn, u64 most, u64 seen) {
@@ -292,7 +292,8 @@ DEV bool await_computed(const CombineSendArgs& a, const Turn& turn, u32 e, u32 i
   bool ok = true;
   if (simt::lane() == 0) {
     // Pairs with the release of whoever computes, which may be the host. Signed: memory never set is not "reached".
-    ok = wait_until(turn.wait, WaitSite{WaitPhase::kComputeSignal, kNoPeer, e, a.signal_value},
+    ok = wait_until(turn.wait,
+                    WaitSite{WaitPhase::kComputeSignal, kNoPeer, {DetailKind::kLocalExpert, e}, a.signal_value},
                     SystemWord{&a.signals[at]},
                     [&](u64 seen) { return static_cast<i32>(seen) >= static_cast<i32>(a.signal_value); });
   }

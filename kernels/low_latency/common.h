@@ -293,10 +293,10 @@ DEV bool wait_for_reuse(const RankContext& c, const Turn& turn, Phase phase) {
     bool absent;
     u64 consumed = 0;
     const bool ok = wait_or_mask(
-        c, patience, WaitSite{name, r, ~0u, epoch - 2}, known_consumed(c, phase, r, epoch - 2),
+        c, patience, WaitSite{name, r, {}, epoch - 2}, known_consumed(c, phase, r, epoch - 2),
         [&](u64 seen) { return (consumed = seen) >= epoch - 2; }, &absent);
     // What this rank has not sent yet nobody can have read.
-    good = good && ok && keeps_step(c, turn.wait, WaitSite{name, r, ~0u, 0}, consumed, epoch - 1);
+    good = good && ok && keeps_step(c, turn.wait, WaitSite{name, r, {}, 0}, consumed, epoch - 1);
   }
   return good;
 }
@@ -354,7 +354,7 @@ DEV void announce_consumed(const RankContext& c, const Turn& turn, const LowLate
   for (u32 r = simt::warp(); r < c.topology.num_ranks; r += simt::num_warps()) {
     if (c.topology.is_local(r) || masked(c, r)) continue;
     // The announcement before last went out from the same bytes: they must have been read.
-    const WaitSite site{WaitPhase::kStagingReuse, r, ~0u, 0};
+    const WaitSite site{WaitPhase::kStagingReuse, r, {}, 0};
     if (last[r] != 0 && !wait_done(ring_to(c, r), last[r] - 1, wait, site)) {
       if (!c.shrink || aborted(turn.wait)) fail_launch(call.ticket);
       continue;

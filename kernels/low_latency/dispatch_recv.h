@@ -75,7 +75,7 @@ DEV bool check_routing(const DispatchReceiveArgs& a, const Turn& turn, u32 sourc
   const u32 theirs[] = {h.num_tokens, h.topk}, most[] = {a.call.layout.max_tokens, a.call.layout.max_topk};
   for (u32 i = 0; i < 2; ++i)
     if (theirs[i] > most[i])
-      return bad_arrival(turn.wait, WaitSite{WaitPhase::kDispatchReceive, source, kNoChannel, most[i]}, theirs[i]);
+      return bad_arrival(turn.wait, WaitSite{WaitPhase::kDispatchReceive, source, {}, most[i]}, theirs[i]);
   return true;
 }
 
@@ -84,7 +84,7 @@ DEV bool await_source(const DispatchReceiveArgs& a, const Turn& turn, u32 source
   bool ok = true, gone = false;
   if (simt::lane() == 0) {
     const u64 begin = simt::now_ns();
-    const WaitSite site{WaitPhase::kDispatchReceive, source, ~0u, turn.epoch};
+    const WaitSite site{WaitPhase::kDispatchReceive, source, {}, turn.epoch};
     ok = wait_for_flag(a.rank, turn.wait, site, arrival_flag(a.rank, Phase::kDispatch, source), turn.epoch, &gone);
     const u64 waited = simt::now_ns() - begin;
     add_stat(a.rank, source, PeerStat::kWaitNs, waited);
@@ -135,8 +135,7 @@ DEV bool count_rows(const DispatchReceiveArgs& a, const Turn& turn) {
     for (u32 i = 0; i < kMatchesPerLane; ++i)
       if (const u32 e = expert_of_lane(group, i); e < experts) {
         a.counts[source * experts + e] = n[i];
-        if (n[i] > most)
-          fits = bad_arrival(turn.wait, WaitSite{WaitPhase::kDispatchReceive, source, kNoChannel, most}, n[i]);
+        if (n[i] > most) fits = bad_arrival(turn.wait, WaitSite{WaitPhase::kDispatchReceive, source, {}, most}, n[i]);
       }
     if (simt::ballot(!fits) != 0) return false;
   }

@@ -24,8 +24,6 @@ struct LayoutRefusal {
 
 // In CountsHeader::num_channels: this source refused its own call, because of the LayoutPart in num_local_experts.
 inline constexpr u32 kRefusedCall = ~0u;
-// The channel of a mismatch's record is this and a LayoutPart; below it are the fields of a CountsHeader.
-inline constexpr u32 kLayoutRecord = 64;
 
 // The first disagreement, and what the comparison counts: [N] tokens by rank, then [E] selections by expert.
 struct LayoutFindings {
@@ -157,7 +155,7 @@ DEV bool tell_refusal(const WaitContext& wait, LayoutFindings* findings, LayoutR
                       const LayoutRefusal& what) {
   if (host == nullptr) {
     const u64 given = static_cast<u64>(what.place) << 32 | what.given;
-    record_fault(wait, WaitSite{WaitPhase::kCounts, what.source, kLayoutRecord + what.part, what.right},
+    record_fault(wait, WaitSite{WaitPhase::kCounts, what.source, {DetailKind::kLayoutPart, what.part}, what.right},
                  FaultKind::kMismatch, given);
     return false;
   }

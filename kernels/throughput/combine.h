@@ -105,7 +105,7 @@ DEV bool check_takers(const CombineArgs& a, const WaitContext& wait, const Merge
     const u32 rank = a.rank.topology.crowd_member(m.source, g);
     const bool left_out = a.rank.shrink && (had >> g & 1) == 0 && masked(a.rank, rank);
     if ((differ >> g & 1) == 0 || left_out) continue;
-    return bad_arrival(wait, WaitSite{site.phase, rank, site.channel, token},
+    return bad_arrival(wait, WaitSite{site.phase, rank, site.detail, token},
                        m.from[g].remaining == 0 ? kNoToken : m.from[g].token);
   }
   return true;

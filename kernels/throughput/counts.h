@@ -171,7 +171,7 @@ DEV void send_counts(const CountsArgs& a, const WaitContext& wait, u64 epoch) {
     m.key = epoch_key(Phase::kCounts, epoch);
     m.local_offset = a.layout.own_counts(epoch, n);
     m.remote_offset = a.layout.landing_counts(epoch, topology.landing_slot(topology.rank, n));
-    m.bytes = align_up(sizeof(CountsHeader) + 4ull * (a.num_channels * (1 + size) + size * a.num_local_experts), 16);
+    m.bytes = CountsHeader::bytes(a.num_channels, size, a.num_local_experts);
     if (push(ring_to(a.rank, landing), m, wait) == kNoTicket) break;
     const u64 header = a.layout.counts_expect(epoch, n);
     *reinterpret_cast<ExpectHeader*>(own_data(a.rank) + header) = ExpectHeader::make(epoch, 1, 0, 0);
@@ -199,13 +199,13 @@ DEV bool await_counts(const CountsArgs& a, const WaitContext& wait, u64 epoch, u
   if (*absent) return true;
   const u64* flag = arrival_flag(a.rank, Phase::kCounts, source);
   const u64 begin = simt::now_ns();
-  const WaitSite site{WaitPhase::kCounts, source, kNoChannel, epoch};
+  const WaitSite site{WaitPhase::kCounts, source, {}, epoch};
   if (!wait_or_mask(a.rank, wait, site, SystemWord{flag}, [&](u64 v) { return v >= epoch; }, absent)) return false;
   if (*absent) return true;
   add_stat(a.rank, source, PeerStat::kWaitNs, simt::now_ns() - begin);
   const CountsHeader& h = *counts_of(a, epoch, source);
   if (h.epoch != epoch) {
-    record_fault(wait, WaitSite{WaitPhase::kCounts, source, kNoChannel, epoch}, FaultKind::kBadArrival, h.epoch);
+    record_fault(wait, WaitSite{WaitPhase::kCounts, source, {}, epoch}, FaultKind::kBadArrival, h.epoch);
     return false;
   }
   if (h.num_channels == kRefusedCall) {
@@ -215,7 +215,7 @@ DEV bool await_counts(const CountsArgs& a, const WaitContext& wait, u64 epoch, u
   }
   const auto alike = [&](MismatchField what, u32 mine, u32 theirs) {
     if (mine == theirs) return true;
-    const WaitSite site{WaitPhase::kCounts, source, static_cast<u32>(what), mine};
+    const WaitSite site{WaitPhase::kCounts, source, what, mine};
     record_fault(wait, site, FaultKind::kMismatch, theirs);
     return false;
   };
@@ -233,7 +233,7 @@ DEV bool await_counts(const CountsArgs& a, const WaitContext& wait, u64 epoch, u
 DEV u32 take_count(const WaitContext& wait, u64 epoch, u32 source, u32 word, u32 most) {
   const u32 n = CountWord::open(word, epoch);
   if (n <= most) return n;
-  bad_arrival(wait, WaitSite{WaitPhase::kCounts, source, kNoChannel, most}, word);
+  bad_arrival(wait, WaitSite{WaitPhase::kCounts, source, {}, most}, word);
   return CountWord::kNoCount;
 }
 

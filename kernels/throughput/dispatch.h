@@ -338,10 +338,9 @@ KERNEL KERNEL_BOUNDS(kMaxBlockLanes) throughput_dispatch(DispatchArgs a) {
   const u32 total = shared.total;
   if (total > a.capacity) {
     if (simt::tid() == 0 && simt::bid() == 0)
-      record_fault(wait,
-                   WaitSite{WaitPhase::kDispatchReceive, a.rank.topology.rank,
-                            static_cast<u32>(MismatchField::kReceivedRows), a.capacity},
-                   FaultKind::kMismatch, total);
+      record_fault(
+          wait, WaitSite{WaitPhase::kDispatchReceive, a.rank.topology.rank, MismatchField::kReceivedRows, a.capacity},
+          FaultKind::kMismatch, total);
     return;
   }
   if (simt::bid() % 2 == 0)

@@ -83,8 +83,8 @@ DEV bool await_identified(const RankContext& c, const ThroughputCall& call, cons
     const u64 epoch = simt::ld_relaxed_gpu(&call.identities->calls) + 1;
     WaitContext patient = wait;
     patient.deadline_ns = ~0ull;
-    ok = wait_until(patient, WaitSite{WaitPhase::kCombineReceive, c.topology.rank, kNoChannel, epoch},
-                    DeviceWord{compared}, [&](u64 seen) { return seen >= epoch; });
+    ok = wait_until(patient, WaitSite{WaitPhase::kCombineReceive, c.topology.rank, {}, epoch}, DeviceWord{compared},
+                    [&](u64 seen) { return seen >= epoch; });
   }
   return simt::sync_block_and(ok);
 }

@@ -51,6 +51,17 @@ constexpr const char* name(WaitPhase v) {
   return nullptr;
 }
 
+constexpr const char* name(DetailKind v) {
+  switch (v) {
+    case DetailKind::kNone: return "NONE";
+    case DetailKind::kChannel: return "CHANNEL";
+    case DetailKind::kLocalExpert: return "LOCAL_EXPERT";
+    case DetailKind::kMismatchField: return "MISMATCH_FIELD";
+    case DetailKind::kLayoutPart: return "LAYOUT_PART";
+  }
+  return nullptr;
+}
+
 constexpr const char* name(MismatchField v) {
   switch (v) {
     case MismatchField::kChannels: return "CHANNELS";
@@ -189,6 +200,7 @@ void export_enum(nb::module_& m, const char* type, u32 first = 0) {
 void register_enums(nb::module_& m) {
   export_enum<FaultKind>(m, "FaultKind");
   export_enum<WaitPhase>(m, "WaitPhase");
+  export_enum<DetailKind>(m, "DetailKind");
   export_enum<MismatchField>(m, "MismatchField");
   export_enum<CallKind>(m, "CallKind");
   export_enum<LayoutPart>(m, "LayoutPart");
@@ -205,7 +217,8 @@ void register_enums(nb::module_& m) {
   m.attr("RING_TAIL_OFFSET") = offsetof(RingHeader, tail);
   m.attr("RING_DONE_OFFSET") = offsetof(RingHeader, done);
   m.attr("RING_HEAD_OFFSET") = offsetof(RingHeader, head);
-  m.attr("LAYOUT_RECORD") = kLayoutRecord;
+  m.attr("EXPECT_BYTES") = sizeof(ExpectHeader);
+  m.attr("IDENTITY_BYTES") = sizeof(CallIdentity);
 }
 
 }  // namespace uccl

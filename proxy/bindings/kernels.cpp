@@ -15,6 +15,7 @@
 #include "kernels/cpu/throughput.h"
 #include "kernels/launch/collective.h"
 #include "kernels/launch/rank_tables.h"
+#include "kernels/low_latency/logfmt.h"
 
 namespace nb = nanobind;
 
@@ -143,6 +144,10 @@ void register_kernels(nb::module_& m) {
   register_entries(m);
   register_rank(m);
   m.attr("WARP") = simt::kWarp;
+  m.def(
+      "logfmt_least_bytes",
+      [](u32 hidden) { return logfmt_offset(~0ull, hidden / logfmt_unit(hidden), logfmt_unit(hidden)); },
+      nb::arg("hidden"), "A logfmt-10 combine row of which every unit is encoded.");
 }
 
 }  // namespace uccl

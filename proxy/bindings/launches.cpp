@@ -204,6 +204,8 @@ void register_low_latency(nb::module_& m) {
       .def_static("workspace_bytes", &LowLatencyCalls::workspace_bytes, nb::arg("num_ranks"),
                   "Bytes that kernels count in from call to call.")
       .def_prop_ro("dispatch_words", &LowLatencyCalls::dispatch_words, "u64 words of a dispatch, until it is received.")
+      .def_static("batch_rows", &LowLatencyCalls::batch_rows, nb::arg("row_bytes"),
+                  "Rows that dispatch stages before it sends; a run of neighbours within a batch is one write.")
       .def("dispatch_send", dispatch_send, nb::arg("words"), nb::kw_only(), nb::arg("x"), nb::arg("topk_idx"),
            nb::arg("num_tokens"), nb::arg("topk"), nb::arg("format"), nb::arg("round_scale"), nb::arg("global_scale"))
       .def("dispatch_recv", dispatch_recv, nb::arg("words"), nb::kw_only(), nb::arg("format"), nb::arg("recv_x"),

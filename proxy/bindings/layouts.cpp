@@ -2,6 +2,7 @@
 #include <nanobind/stl/vector.h>
 
 #include "bindings/register.h"
+#include "kernels/launch/rank_tables.h"
 #include "kernels/launch/region_plan.h"
 
 namespace nb = nanobind;
@@ -69,6 +70,7 @@ void register_low_latency(nb::module_& m) {
       .def("staging_bytes", &LowLatencyLayout::staging_bytes)
       .def("reduction_bytes", &LowLatencyLayout::reduction_bytes)
       .def("combine_row_bytes", &LowLatencyLayout::combine_row_bytes)
+      .def_static("routing_bytes", &LowLatencyLayout::routing_bytes, nb::arg("tokens"), nb::arg("topk"))
       .def_static("weights_bytes", &LowLatencyLayout::weights_bytes, nb::arg("tokens"), nb::arg("topk"))
       .def_static(
           "row_bytes",
@@ -78,7 +80,13 @@ void register_low_latency(nb::module_& m) {
 
 void register_throughput(nb::module_& m) {
   nb::class_<RowShape>(m, "RowShape")
-      .def(nb::init<>())
+      .def(
+          "__init__",
+          [](RowShape* self, u32 payload_bytes, u32 scale_bytes, u32 topk, bool has_ids, bool has_weights, u32 dtype) {
+            new (self) RowShape{payload_bytes, scale_bytes, topk, has_ids, has_weights, dtype};
+          },
+          nb::arg("payload_bytes") = 0, nb::arg("scale_bytes") = 0, nb::arg("topk") = 0, nb::arg("has_ids") = false,
+          nb::arg("has_weights") = false, nb::arg("dtype") = 0)
       .def_rw("payload_bytes", &RowShape::payload_bytes)
       .def_rw("scale_bytes", &RowShape::scale_bytes)
       .def_rw("topk", &RowShape::topk)
@@ -89,6 +97,8 @@ void register_throughput(nb::module_& m) {
   nb::class_<StreamGeometry>(m, "StreamGeometry")
       .def(nb::init<>())
       .def_static("make", &StreamGeometry::make, nb::arg("unit_bytes"), nb::arg("num_channels"), nb::arg("row_bytes"))
+      .def_static("fit", &StreamGeometry::fit, nb::arg("unit_bytes"), nb::arg("most"), nb::arg("row_bytes"),
+                  "As many channels as fit, `most` at most; num_slots is 0 where not even one does.")
       .def_ro("unit_bytes", &StreamGeometry::unit_bytes)
       .def_ro("num_channels", &StreamGeometry::num_channels)
       .def_ro("rows_per_chunk", &StreamGeometry::rows_per_chunk)
@@ -109,11 +119,19 @@ void register_throughput(nb::module_& m) {
       .def_rw("max_readers", &ThroughputLayout::max_readers)
       .def_rw("max_local_experts", &ThroughputLayout::max_local_experts)
       .def_rw("unit_bytes", &ThroughputLayout::unit_bytes)
+      .def_static("counts_bytes", &CountsHeader::bytes, nb::arg("channels"), nb::arg("readers"),
+                  nb::arg("local_experts"), "What a source tells a cell before a dispatch.")
       .def("num_units", &ThroughputLayout::num_units)
       .def("bytes", &ThroughputLayout::bytes);
 }
 
 void register_plan(nb::module_& m) {
+  nb::class_<LandingRanks>(m, "LandingRanks", "Where rows of other nodes land.")
+      .def(nb::init<const std::vector<u32>&, const std::vector<u32>&>(), nb::arg("node_of"), nb::arg("cell_of"))
+      .def("of_source", &LandingRanks::of, nb::arg("source"),
+           "[cells]: the rank of each cell where rows of a source, which is present, are read.")
+      .def("in_cell", &LandingRanks::in, nb::arg("cell"),
+           "[ranks]: the rank of a cell where rows of each source are read; NO_NODE for an absent source.");
   nb::class_<GroupShape>(m, "GroupShape", "What the numbering of ranks fixes.")
       .def_static("of", &GroupShape::of, nb::arg("node_of"), nb::arg("cell_of"),
                   "`cell_of` empty: a cell is a node. NO_NODE: an absent rank.")

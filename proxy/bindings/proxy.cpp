@@ -106,7 +106,9 @@ nb::object read_fault(std::uintptr_t address) {
   d["kind"] = f->kind;
   d["phase"] = f->phase;
   d["peer"] = f->peer;
-  d["channel"] = f->channel;
+  const DetailWord detail = DetailWord::of(f->detail);
+  d["detail_kind"] = static_cast<u32>(detail.kind());
+  d["detail"] = detail.number();
   d["expected"] = f->expected;
   d["seen"] = f->seen;
   d["last_seen_ns"] = f->last_seen_ns;

@@ -13,7 +13,7 @@ void Faults::raise(const Fault& fault) noexcept {
     record.kind = static_cast<u32>(fault.kind);
     record.phase = static_cast<u32>(fault.phase);
     record.peer = fault.peer;
-    record.channel = fault.channel;
+    record.detail = fault.detail.word;
     record.expected = fault.expected;
     record.seen = fault.seen;
     const u64 last = fault.peer < num_ranks_ ? read_word(peers_[fault.peer].last_arrival_ns) : 0;

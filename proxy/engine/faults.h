@@ -9,7 +9,7 @@ struct Fault {
   FaultKind kind = FaultKind::kNone;
   WaitPhase phase = WaitPhase::kNone;
   u32 peer = ~0u;
-  u32 channel = ~0u;
+  DetailWord detail{};
   u64 expected = 0;
   u64 seen = 0;
 };

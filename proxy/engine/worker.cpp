@@ -187,7 +187,7 @@ void Worker::apply(const Arrival& arrival, u64 now_ns) {
   const bool stream = immediate.kind == ImmediateKind::kSequence || immediate.kind == ImmediateKind::kCredit;
   faults_.raise({.kind = FaultKind::kBadArrival,
                  .peer = arrival.peer,
-                 .channel = stream ? key_channel(immediate.key) : ~0u,
+                 .detail = stream ? DetailWord(key_channel(immediate.key)) : DetailWord(),
                  .expected = verdict.expected,
                  .seen = verdict.seen});
 }

@@ -12,8 +12,8 @@ std::string name(u32 rank) { return "rank " + std::to_string(rank); }
 
 std::string text_of(const FaultRecord& f) {
   return "kind " + std::to_string(f.kind) + ", phase " + std::to_string(f.phase) + ", peer " +
-         std::to_string(static_cast<int>(f.peer)) + ", channel " + std::to_string(static_cast<int>(f.channel)) +
-         ", expected " + std::to_string(f.expected) + ", seen " + std::to_string(f.seen);
+         std::to_string(static_cast<int>(f.peer)) + ", detail " + std::to_string(f.detail) + ", expected " +
+         std::to_string(f.expected) + ", seen " + std::to_string(f.seen);
 }
 
 // Phases that a launch may name. A proxy that learns of a loss has none: the call under way is the phase then.

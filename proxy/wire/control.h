@@ -40,7 +40,7 @@ enum class FaultKind : u32 {
   kPeerLost = 2,       // the peer's process or connection ended
   kRingFull = 3,       // no room in a command ring before the deadline
   kBadCommand = 4,     // a value beyond its field (seen = CommandError)
-  kMismatch = 5,       // two ranks disagree (expected, seen; the record's channel is a MismatchField)
+  kMismatch = 5,       // two ranks disagree (expected, seen; detail: in what)
   kTransport = 6,      // the network reported an error (seen = errno or status)
   kBadArrival = 7,     // a message that no correct peer sends
   kWithdrawn = 8,      // the peer gave its call up while its rows were read in place
@@ -59,21 +59,46 @@ enum class WaitPhase : u32 {
   kStart,
   kStagingReuse,
   kTeardown,
-  kComputeSignal,  // of an expert whose rows a combine sends; the record's channel is the local expert
+  kComputeSignal,  // of an expert whose rows a combine sends; detail: the local expert
   kCombineWeights,  // an owner's, at its host on another node
   kCombineReduce,  // rows of a rank of the node, at the host that sums them
   kCombineSums  // of a host on another node, at the owner
 };
 
-// First fault of a rank wins the compare-and-swap on `state`; the rest of the record is then written and `ready`
+// What the number in a DetailWord counts.
+enum class DetailKind : u32 {
+  kNone = 0,  // nothing: the record has no detail
+  kChannel,  // of a throughput call
+  kLocalExpert,
+  kMismatchField,  // in what two ranks disagree
+  kLayoutPart  // of a layout that its own rank refused (kernels/throughput/check.h); seen: place << 32 | value
+};
+
+// What of a call a fault is about: [31:24] DetailKind | [23:0] its number. No word at all is kNone; a plain number is a
+// channel.
+struct DetailWord {
+  static constexpr int kBits = 24;
+  u32 word = 0;
+
+  constexpr DetailWord() = default;
+  constexpr DetailWord(u32 channel) : DetailWord(DetailKind::kChannel, channel) {}
+  constexpr DetailWord(MismatchField field) : DetailWord(DetailKind::kMismatchField, static_cast<u32>(field)) {}
+  constexpr DetailWord(DetailKind kind, u32 number)
+      : word(static_cast<u32>(kind) << kBits | (number & static_cast<u32>(low_bits(kBits)))) {}
+  static constexpr DetailWord of(u32 word) { return {static_cast<DetailKind>(word >> kBits), word}; }
+  constexpr DetailKind kind() const { return static_cast<DetailKind>(word >> kBits); }
+  constexpr u32 number() const { return word & static_cast<u32>(low_bits(kBits)); }
+};
+
+// First fault of a rank wins the compare-and-swap on `claimed`; the rest of the record is then written and `ready`
 // released. 64 bytes.
 struct alignas(64) FaultRecord {
-  u32 claimed;   // 0 -> 1 by the first to fail
-  u32 ready;     // 1 once the fields below are valid (release)
-  u32 kind;      // FaultKind
-  u32 phase;     // WaitPhase
-  u32 peer;      // rank waited for, or ~0
-  u32 channel;   // or ~0
+  u32 claimed;  // 0 -> 1 by the first to fail
+  u32 ready;  // 1 once the fields below are valid (release)
+  u32 kind;  // FaultKind
+  u32 phase;  // WaitPhase
+  u32 peer;  // rank waited for, or ~0
+  u32 detail;  // DetailWord
   u64 expected;
   u64 seen;
   u64 last_seen_ns;  // how long ago the peer's last arrival was, 0 when unknown
@@ -87,9 +112,9 @@ struct ControlLayout {
   u32 num_ranks = 0;
   u32 num_channels = 0;
 
-  static constexpr u64 kAbort = 0;        // u64: non-zero ends every wait of this rank
-  static constexpr u64 kFault = 64;       // FaultRecord
-  static constexpr u64 kBarrier = 128;    // u64: rounds of barrier with remote peers completed (proxy)
+  static constexpr u64 kAbort = 0;  // u64: non-zero ends every wait of this rank
+  static constexpr u64 kFault = 64;  // FaultRecord
+  static constexpr u64 kBarrier = 128;  // u64: rounds of barrier with remote peers completed (proxy)
   static constexpr u64 kLocalBarrier = 192;  // u64: rounds this rank has entered (its kernel; read by node peers)
   static constexpr u64 kExclusions = 200;  // u64: changes of the `excluded` words so far (kernels, Python)
   static constexpr u64 kDoorbell = 208;  // u32: times that the host has announced commands (engine/doorbell.h)

@@ -174,7 +174,7 @@ Fault World::fault(u32 rank) const {
   return Fault{static_cast<FaultKind>(record.kind),
                static_cast<WaitPhase>(record.phase),
                record.peer,
-               record.channel,
+               DetailWord::of(record.detail),
                record.expected,
                record.seen};
 }
@@ -193,11 +193,11 @@ bool World::rings_idle(u32 rank) const {
 void check_no_fault(const World& world, u32 rank, const char* during) {
   const Fault f = world.fault(rank);
   if (f.kind == FaultKind::kNone && !world.aborted(rank)) return;
-  throw check::Failure(
-      "rank " + std::to_string(rank) + " failed during " + during + ": kind " +
-      std::to_string(static_cast<u32>(f.kind)) + ", phase " + std::to_string(static_cast<u32>(f.phase)) + ", peer " +
-      std::to_string(static_cast<int>(f.peer)) + ", channel " + std::to_string(static_cast<int>(f.channel)) +
-      ", expected " + std::to_string(f.expected) + ", seen " + std::to_string(f.seen));
+  throw check::Failure("rank " + std::to_string(rank) + " failed during " + during + ": kind " +
+                       std::to_string(static_cast<u32>(f.kind)) + ", phase " +
+                       std::to_string(static_cast<u32>(f.phase)) + ", peer " +
+                       std::to_string(static_cast<int>(f.peer)) + ", detail " + std::to_string(f.detail.word) +
+                       ", expected " + std::to_string(f.expected) + ", seen " + std::to_string(f.seen));
 }
 
 }  // namespace uccl::testing

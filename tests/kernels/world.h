@@ -104,7 +104,8 @@ class Recording {
 struct Fault {
   FaultKind kind = FaultKind::kNone;
   WaitPhase phase = WaitPhase::kNone;
-  u32 peer = 0, channel = 0;
+  u32 peer = 0;
+  DetailWord detail{};
   u64 expected = 0, seen = 0;
 };
 

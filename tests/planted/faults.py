@@ -42,10 +42,8 @@ FAULTS = (
     Fault(
         "dropped-acquire",
         "kernels/low_latency/common.h",
-        "{ return simt::ld_acquire_sys(flag); }, [&](u64 seen) { return seen >= epoch; }, absent);\n"
-        "  if (!ok || *absent) return ok;\n"
-        "  return keeps_step(c, wait, site, simt::ld_acquire_sys(flag), epoch + 1);",
-        "{ return simt::ld_relaxed_sys(flag); }, [&](u64 seen) { return seen >= epoch; }, absent);\n  return ok;",
+        "wait_or_mask(c, wait, site, SystemWord{flag}, [&](u64 seen) { return (last = seen)",
+        "wait_or_mask(c, wait, site, [&] { return simt::ld_relaxed_sys(flag); }, [&](u64 seen) { return (last = seen)",
         ("low_latency_dispatch_recv_orders_rows_in_every_topology",),
         RACE,
     ),
@@ -82,7 +80,7 @@ FAULTS = (
         "missing-block-barrier-in-combine",
         "kernels/throughput/combine.h",
         "    simt::sync_block();\n"
-        "    if (simt::ld_acquire_gpu(&s.merge.bad) != 0) return;\n"
+        "    if (simt::ld_acquire_cta(&s.merge.bad) != 0) return;\n"
         "    if (simt::tid() == 0 && !rows_stayed(a, wait, s.merge, channel)) s.merge.ok = 0;\n"
         "    simt::sync_block();\n",
         "",
@@ -260,8 +258,8 @@ FAULTS = (
     Fault(
         "experts-named-too-often",
         "kernels/low_latency/dispatch_recv.h",
-        "        if (n[i] > most)\n",
-        "        if (n[i] > 4 * most)\n",
+        "        if (n[i] > most) fits",
+        "        if (n[i] > 4 * most) fits",
         ("low_latency_dispatch_recv_refuses_a_block_that_cannot_be",),
         f"{WRONG}|heap-buffer-overflow",
     ),

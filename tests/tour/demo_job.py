@@ -11,11 +11,11 @@ from pathlib import Path
 
 from rich.console import Console
 
+from uccl_ep.tools.demo.job import OPTIONS_FILE, QUIET_FILE, result_file
 from uccl_ep.tools.demo.options import DemoOptions
 from uccl_ep.tools.demo.report import Report, show
 from uccl_ep.tools.demo.result import RunResult
 from uccl_ep.tools.demo.run import run_one_process
-from uccl_ep.tools.demo.worker import OPTIONS_FILE, QUIET_FILE, result_file
 
 # Few steps: the tour shows that two hosts learn what one process learns, not how well.
 OPTIONS = DemoOptions(steps=4, ranks=4, ranks_per_node=2, transport="auto")

@@ -12,8 +12,10 @@ from typing import Any
 
 import numpy as np
 
+from uccl_ep._native import EXPECT_BYTES, LowLatencyLayout
 from uccl_ep.cost_model import ours, wire
 from uccl_ep.cost_model.demand import Demand
+from uccl_ep.cost_model.expected_bytes import chance_of_visit
 from uccl_ep.cost_model.traffic import Traffic, busiest
 from uccl_ep.errors import refuse
 
@@ -120,22 +122,20 @@ def uniform_combine(
         sizes: tokens of a rank, channels, experts of all ranks, experts of a token.
         node_sizes: ranks of each node.
     """
-    from uccl_ep.cost_model.expected_bytes import chance_of_visit  # loads the native module
-
     tokens, hidden, experts, topk = sizes
     ranks, row = sum(node_sizes), 2 * hidden
     own = experts // ranks
     visit = [tokens * chance_of_visit(experts, topk, own * size) for size in node_sizes]  # rows of a source there
     direct_rows = max(tokens * topk * (ranks - size) / ranks for size in node_sizes)
-    told = wire.weights_bytes(tokens, topk)
+    told = LowLatencyLayout.weights_bytes(tokens, topk)
     node_bytes = node_writes = loads = 0.0
     for n, size in enumerate(node_sizes):
         others = [m for m in range(len(node_sizes)) if m != n]
         sources = sum(-(-node_sizes[m] // size) for m in others)  # that a host there stands for
         hosts = len(others)  # that this rank has elsewhere
-        calls = (ranks - size) * wire.EXPECT_BYTES  # which call it is, to and from every rank of other nodes
-        sends = sources * (visit[n] * row + wire.EXPECT_BYTES) + hosts * told + calls
-        takes = sum(visit[m] for m in others) * row + hosts * wire.EXPECT_BYTES + sources * told + calls
+        calls = (ranks - size) * EXPECT_BYTES  # which call it is, to and from every rank of other nodes
+        sends = sources * (visit[n] * row + EXPECT_BYTES) + hosts * told + calls
+        takes = sum(visit[m] for m in others) * row + hosts * EXPECT_BYTES + sources * told + calls
         node_bytes = max(node_bytes, sends, takes)
         node_writes = max(node_writes, sources * (visit[n] + 1) + hosts + ranks - size)
         loads = max(loads, sources * tokens * topk * own * (size - 1) / experts * row)
@@ -143,7 +143,7 @@ def uniform_combine(
     direct = Estimate(
         "direct",
         latency_us=network.latency_us,
-        bytes_us=(direct_rows * row + remote * wire.EXPECT_BYTES) / network.gb_per_s / 1e3,
+        bytes_us=(direct_rows * row + remote * EXPECT_BYTES) / network.gb_per_s / 1e3,
         messages_us=(direct_rows + remote) * network.message_us,
         node_us=0.0,
     )

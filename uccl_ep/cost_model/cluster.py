@@ -1,4 +1,4 @@
-"""Which ranks share a node, as arrays: the model's form of kernels/layout/topology.h, quick enough for 1,024 ranks."""
+"""Which ranks share a node, as arrays: quick enough for 1,024 ranks."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from uccl_ep._native import LandingRanks
 from uccl_ep.errors import refuse
 
 Ints = npt.NDArray[np.int64]
@@ -54,15 +55,6 @@ class Cluster:
         return np.bincount(self.cell_of, minlength=self.num_cells)
 
     @cached_property
-    def local_of(self) -> Ints:
-        """int64 [N]: index of each rank inside its node."""
-        local = np.empty(self.num_ranks, dtype=np.int64)
-        for node in range(self.num_nodes):
-            members = np.flatnonzero(self.node_of == node)
-            local[members] = np.arange(len(members))
-        return local
-
-    @cached_property
     def is_remote_cell(self) -> Bools:
         """bool [N, cells]: the cell lies on another node than the rank."""
         node_of_cell = np.zeros(self.num_cells, dtype=np.int64)
@@ -79,12 +71,8 @@ class Cluster:
     @cached_property
     def host(self) -> Ints:
         """int64 [N, cells]: the rank of a cell where rows of a source are read; for the source's own node, itself."""
-        table = np.empty((self.num_ranks, self.num_cells), dtype=np.int64)
-        for cell in range(self.num_cells):
-            members = np.flatnonzero(self.cell_of == cell)
-            table[:, cell] = members[self.local_of % len(members)]
-        own = ~self.is_remote_cell
-        table[own] = np.broadcast_to(np.arange(self.num_ranks)[:, None], table.shape)[own]
+        ranks = LandingRanks(self.node_of.tolist(), self.cell_of.tolist())
+        table: Ints = np.array([ranks.in_cell(cell) for cell in range(self.num_cells)], dtype=np.int64).T.copy()
         return table
 
     @cached_property

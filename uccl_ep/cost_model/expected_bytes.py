@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from uccl_ep import _native
-from uccl_ep.cost_model.wire import EXPECT_BYTES, IDENTITY_BYTES, routing_bytes, weights_bytes
+from uccl_ep._native import EXPECT_BYTES, IDENTITY_BYTES, LowLatencyLayout
 from uccl_ep.errors import one_of, refuse
 from uccl_ep.group.topology import Topology
 
@@ -110,7 +110,7 @@ def expected_places(load: Load, topology: Topology, node: int) -> float:
 def dispatch_row_bytes(load: Load) -> int:
     """Bytes of one dispatched row on the wire."""
     if load.mode == "low_latency":
-        return int(_native.LowLatencyLayout.row_bytes(load.hidden, FORMATS[load.row_format]))
+        return LowLatencyLayout.row_bytes(load.hidden, FORMATS[load.row_format])
     scales = {"bf16": 0, "fp8": 4, "fp8_ue8m0": 1}[load.row_format] * (load.hidden // _SCALE_CHANNELS)
     element = _BF16_BYTES if load.row_format == "bf16" else 1
     return _throughput_row(load.hidden * element, -(-scales // 4) * 4, load.topk)
@@ -124,10 +124,7 @@ def combine_row_bytes(load: Load) -> int:
 
 
 def _throughput_row(payload_bytes: int, scale_bytes: int, topk: int) -> int:
-    row = _native.RowShape()
-    row.payload_bytes, row.scale_bytes, row.topk = payload_bytes, scale_bytes, topk
-    row.has_ids = row.has_weights = int(topk > 0)
-    return int(row.bytes())
+    return _native.RowShape(payload_bytes, scale_bytes, topk, has_ids=topk > 0, has_weights=topk > 0).bytes()
 
 
 def expect(load: Load, topology: Topology, gbps: float, reduces: bool = False) -> Traffic:
@@ -137,7 +134,7 @@ def expect(load: Load, topology: Topology, gbps: float, reduces: bool = False) -
     1 - C(E - e(p), K) / C(E, K):
 
     - dispatch: T P rows, since a row crosses once per (token, place); low latency adds to each place a routing block
-      (16 + 2 T K bytes) and a header of 32 bytes.
+      (16 + 2 T K bytes) and a header of 48 bytes.
     - combine, low latency: a row per (token, k) that was computed on another node, T K e(others) / E rows, and a header
       to each rank there. Who sends a row is not the token's rank, but summed over ranks it is the same number.
     - combine, low latency, reduced in the node: T P rows; for each place weights and ids (16 + 6 T K bytes), and a
@@ -162,10 +159,10 @@ def expect(load: Load, topology: Topology, gbps: float, reduces: bool = False) -
         elsewhere = k * own * (len(nodes) - sizes[node]) / e  # of a token's experts
         there = sum(of != node for of, _ in places(topology))
         low = load.mode == "low_latency"
-        routing = (routing_bytes(t, k) + EXPECT_BYTES) * there if low else 0
+        routing = (LowLatencyLayout.routing_bytes(t, k) + EXPECT_BYTES) * there if low else 0
         headers = (EXPECT_BYTES if low else IDENTITY_BYTES) * (len(nodes) - sizes[node])
         if reduces:
-            headers += (weights_bytes(t, k) + EXPECT_BYTES) * there
+            headers += (LowLatencyLayout.weights_bytes(t, k) + EXPECT_BYTES) * there
         visited += p / len(nodes)
         dispatch += (t * p * row + routing) / len(nodes)
         combine += (t * (elsewhere if low and not reduces else p) * back + headers) / len(nodes)

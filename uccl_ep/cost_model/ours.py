@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from uccl_ep._native import EXPECT_BYTES, IDENTITY_BYTES, LowLatencyLayout, RowShape, StreamGeometry, ThroughputLayout
 from uccl_ep.cost_model import wire
 from uccl_ep.cost_model.cluster import Cluster, Ints
 from uccl_ep.cost_model.demand import Demand
@@ -52,26 +53,26 @@ class ThroughputCall:
     """
 
     hidden: int
-    row: wire.RowShape
+    row: RowShape
     channels: int = 10
     unit_bytes: int = 64 << 20
     weights: bool = False
 
     @property
-    def answer(self) -> wire.RowShape:
+    def answer(self) -> RowShape:
         """A combine row."""
         topk = self.row.topk if self.weights else 0
-        return wire.RowShape(2 * self.hidden, topk=topk, has_weights=self.weights)
+        return RowShape(2 * self.hidden, topk=topk, has_weights=self.weights)
 
     @property
     def fitted_channels(self) -> int:
         """Channels that the memory allows for both directions (Throughput.exchange_counts)."""
-        largest = wire.RowShape(2 * self.hidden, topk=self.row.topk, has_weights=True).num_bytes
-        return wire.fit_channels(self.unit_bytes, self.channels, max(self.row.num_bytes, largest))
+        largest = RowShape(2 * self.hidden, topk=self.row.topk, has_weights=True).bytes()
+        return wire.geometry(self.unit_bytes, self.channels, max(self.row.bytes(), largest)).num_channels
 
-    def geometry(self, one_row: int) -> wire.Geometry:
+    def geometry(self, one_row: int) -> StreamGeometry:
         """How streams of rows of `one_row` bytes are cut."""
-        return wire.Geometry.make(self.unit_bytes, self.fitted_channels, one_row)
+        return StreamGeometry.make(self.unit_bytes, self.fitted_channels, one_row)
 
 
 # ---- low latency -------------------------------------------------------------------------------------------------
@@ -83,12 +84,12 @@ def low_latency_dispatch(demand: Demand, call: LowLatencyCall) -> Traffic:
     cluster = demand.cluster
     one_row = wire.row_bytes(call.hidden, call.row_format)
     runs = demand.runs(wire.batch_tokens(call.hidden, call.row_format))
-    blocks = [wire.routing_bytes(*ids.shape) for ids in demand.routing]
+    blocks = [LowLatencyLayout.routing_bytes(*ids.shape) for ids in demand.routing]
     return Traffic(
         (
             Flow("rows", cluster.to_hosts(runs), cluster.to_hosts(demand.rows * one_row)),
             Flow("routing blocks", cluster.once, cluster.once * np.asarray(blocks)[:, None]),
-            Flow.of_equal("expect headers", cluster.once, wire.EXPECT_BYTES),
+            Flow.of_equal("expect headers", cluster.once, EXPECT_BYTES),
         )
     )
 
@@ -109,16 +110,16 @@ def low_latency_combine(demand: Demand, call: LowLatencyCall, form: str = "direc
         return Traffic(
             (
                 Flow.of_equal("rows", demand.crossing.T, call.combine_bytes),
-                Flow.of_equal("expect headers", cluster.is_remote.astype(np.int64), wire.EXPECT_BYTES),
+                Flow.of_equal("expect headers", cluster.is_remote.astype(np.int64), EXPECT_BYTES),
             )
         )
-    weights = [wire.weights_bytes(*ids.shape) for ids in demand.routing]
+    weights = [LowLatencyLayout.weights_bytes(*ids.shape) for ids in demand.routing]
     return Traffic(
         (
             Flow("weights", cluster.once, cluster.once * np.asarray(weights)[:, None]),
             Flow.of_equal("rows", cluster.to_hosts(demand.rows).T, call.combine_bytes),
             # One for the weights, one for the rows that come back.
-            Flow.of_equal("expect headers", cluster.is_remote + cluster.once.T, wire.EXPECT_BYTES),
+            Flow.of_equal("expect headers", cluster.is_remote + cluster.once.T, EXPECT_BYTES),
         )
     )
 
@@ -132,7 +133,7 @@ def announcements(phases: Iterable[str], cluster: Cluster) -> list[Traffic]:
         sent[phase] += 1
         due = any(told[p] < consumed[p] and told[p] + 1 < sent[p] for p in sent)
         writes = cluster.is_remote.astype(np.int64) * int(due)
-        found.append(Traffic((Flow.of_equal("announcements", writes, wire.EXPECT_BYTES),)))
+        found.append(Traffic((Flow.of_equal("announcements", writes, EXPECT_BYTES),)))
         told = dict(consumed)
         consumed[phase] = sent[phase]
     return found
@@ -149,14 +150,15 @@ def throughput_dispatch(demand: Demand, call: ThroughputCall, counted: bool = Tr
     never more than chunks (`most_credits`). They have no bytes.
     """
     cluster = demand.cluster
-    chunks, rows, streams = _streams(demand, call, call.row.num_bytes)
-    flows = [Flow("chunks", chunks, rows * call.row.num_bytes), Flow.of_equal("credits", streams.T, 0)]
+    chunks, rows, streams = _streams(demand, call, call.row.bytes())
+    flows = [Flow("chunks", chunks, rows * call.row.bytes()), Flow.of_equal("credits", streams.T, 0)]
     if counted:
         local, channels = demand.local_experts, call.fitted_channels
-        each = np.asarray([wire.counts_bytes(channels, int(readers), local) for readers in cluster.cell_sizes])
+        sizes = cluster.cell_sizes.tolist()
+        each = np.asarray([ThroughputLayout.counts_bytes(channels, readers, local) for readers in sizes])
         counts = np.broadcast_to(each, (cluster.num_ranks, cluster.num_cells))
         flows.append(Flow("counts", cluster.once, cluster.to_hosts(counts)))
-        flows.append(Flow.of_equal("expect headers", cluster.once, wire.EXPECT_BYTES))
+        flows.append(Flow.of_equal("expect headers", cluster.once, EXPECT_BYTES))
     else:
         flows.append(_identities(cluster))
     return Traffic(tuple(flows))
@@ -164,16 +166,16 @@ def throughput_dispatch(demand: Demand, call: ThroughputCall, counted: bool = Tr
 
 def _identities(cluster: Cluster) -> Flow:
     """Of a call that exchanges no counts: every rank tells every rank of other nodes which call it is."""
-    return Flow.of_equal("identities", cluster.is_remote.astype(np.int64), wire.IDENTITY_BYTES)
+    return Flow.of_equal("identities", cluster.is_remote.astype(np.int64), IDENTITY_BYTES)
 
 
 def throughput_combine(demand: Demand, call: ThroughputCall) -> Traffic:
     """One partial sum per token and remote cell, from the source's host there; the credits go the other way. And which
     call it is, to every rank of other nodes."""
-    chunks, rows, streams = _streams(demand, call, call.answer.num_bytes)
+    chunks, rows, streams = _streams(demand, call, call.answer.bytes())
     return Traffic(
         (
-            Flow("chunks", chunks.T, rows.T * call.answer.num_bytes),
+            Flow("chunks", chunks.T, rows.T * call.answer.bytes()),
             Flow.of_equal("credits", streams, 0),
             _identities(demand.cluster),
         ),

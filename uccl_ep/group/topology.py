@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from uccl_ep._native import NO_NODE as NO_NODE
-from uccl_ep._native import GroupShape
+from uccl_ep._native import GroupShape, LandingRanks
 from uccl_ep.errors import refuse
 
 
@@ -42,20 +42,12 @@ class Topology:
         own = self.node_of[rank]
         return [peer for peer, of in enumerate(self.node_of) if peer != rank and of in (own, NO_NODE)]
 
-    def landing_rank(self, source: int, node: int) -> int:
-        """The rank of `node` where rows of `source`, which is present, are read: itself on its own node
-        (kernels/layout/topology.h)."""
-        if self.node_of[source] == node:
-            return source
-        members = self.members(node)
-        return members[self.members(self.node_of[source]).index(source) % len(members)]
-
     @property
     def sizes(self) -> list[int]:
         """Ranks of each node."""
         return [len(self.members(node)) for node in range(self.num_nodes)]
 
-    @property
+    @cached_property
     def cell_of(self) -> tuple[int, ...]:
         """Cell of each rank, NO_NODE for a rank that is absent."""
         if not self.apart or self.num_nodes == 1:
@@ -69,10 +61,13 @@ class Topology:
         return self.shape.num_cells
 
     def read_at(self, source: int, reader: int) -> int:
-        """The rank in whose memory `reader` finds the rows of `source`."""
-        if self.apart and self.node_of[source] != self.node_of[reader]:
-            return reader
-        return self.landing_rank(source, self.node_of[reader])
+        """The rank in whose memory `reader` finds the rows of `source`; both are present."""
+        return self.landing_ranks.of_source(source)[self.cell_of[reader]]
+
+    @cached_property
+    def landing_ranks(self) -> LandingRanks:
+        """Which rank of a cell has the rows of a source, as the kernels see it."""
+        return LandingRanks(self.node_of, self.cell_of)
 
     @cached_property
     def shape(self) -> GroupShape:

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from uccl_ep._native import (
-    LAYOUT_RECORD,
     CallKind,
     CombineFormat,
+    DetailKind,
     FaultKind,
     LayoutPart,
     MismatchField,
@@ -152,7 +152,7 @@ class LayoutFault(NamedTuple):
     @classmethod
     def of(cls, fault: Mapping[str, int]) -> LayoutFault:
         """What a record says, where no host waited for the kernel."""
-        return cls(fault["channel"] - LAYOUT_RECORD, fault["seen"] >> 32, fault["expected"], fault["seen"] & _NONE)
+        return cls(fault["detail"], fault["seen"] >> 32, fault["expected"], fault["seen"] & _NONE)
 
 
 def arrivals_of(fault: Mapping[str, int], progress: Callable[[int], int] | None) -> tuple[int | None, int | None]:
@@ -168,7 +168,7 @@ def arrivals_of(fault: Mapping[str, int], progress: Callable[[int], int] | None)
         is not one for arrivals.
     """
     phase = fault["phase"]
-    if phase in _RECEIVING and fault["channel"] != _NONE:
+    if phase in _RECEIVING and fault["detail_kind"] == DetailKind.CHANNEL:
         return fault["expected"], fault["seen"]
     if phase not in PROGRESS:
         return None, None
@@ -196,7 +196,7 @@ def dtype_code(dtype: object) -> int:
 
 def _difference(fault: Mapping[str, int]) -> tuple[str, str, str]:
     """(what, this rank's value, the peer's) of a mismatch."""
-    field = fault["channel"]
+    field = fault["detail"]
     what, names = _FIELDS.get(field, (f"field {field}", {}))
     if field == MismatchField.ROW_FORMAT:
         names = _DISPATCH_FORMATS if fault["phase"] == WaitPhase.DISPATCH_RECEIVE else _COMBINE_FORMATS
@@ -232,7 +232,7 @@ def error_of(
     if kind == FaultKind.TIMEOUT and fault["phase"] == WaitPhase.COMPUTE_SIGNAL:
         return UcclEpError(
             f"rank {rank}: low_latency_combine with overlap=True waited {fault['waited_ns'] / 1e9:.1f} s for the "
-            f"signal of local expert {fault['channel']}: expected {fault['expected']}, seen {fault['seen']}. "
+            f"signal of local expert {fault['detail']}: expected {fault['expected']}, seen {fault['seen']}. "
             "Who computes its rows must store it, and must be able to run beside the combine."
         )
     if kind == FaultKind.TIMEOUT and peer == rank:
@@ -260,7 +260,7 @@ def error_of(
     if kind == FaultKind.WITHDRAWN:
         reason = "it has given up this call itself, before its rows were read where they lie; its own error says why"
         return PeerLost(rank=rank, peer=peer, host=host, phase=phase, reason=reason)
-    if kind == FaultKind.MISMATCH and LAYOUT_RECORD < fault["channel"] < _NONE:
+    if kind == FaultKind.MISMATCH and fault["detail_kind"] == DetailKind.LAYOUT_PART:
         return layout_error(LayoutFault.of(fault), rank, fault["peer"], hostnames)
     if kind == FaultKind.MISMATCH:
         what, here, there = _difference(fault)

@@ -22,8 +22,7 @@ import psutil
 import uccl_ep
 from uccl_ep import _native
 from uccl_ep.errors import InvalidArgument, UcclEpError
-from uccl_ep.observe.page import MOST_BYTES, Location, Page, unpack
-from uccl_ep.observe.publish import PAGE_SUFFIX
+from uccl_ep.observe.page import MOST_BYTES, PAGE_SUFFIX, Location, Page, unpack
 from uccl_ep.recorder import durations
 from uccl_ep.system.private import read_file
 

@@ -20,6 +20,9 @@ VERSION = 2
 """Of the page. What the segments hold is told by `library`, and checked by their sizes."""
 
 MAGIC = b"uccl-ep1"
+PAGE_SUFFIX = "-page"
+"""Of the memfd's name, `uccl-ep-<rank>-page`, by which readers find it."""
+
 _HEAD_BYTES = 16
 MOST_BYTES = 4 << 20
 """Of a page; one for 4,096 ranks on as many hosts has a twentieth of it."""

@@ -14,16 +14,13 @@ import numpy as np
 import uccl_ep
 from uccl_ep import _native
 from uccl_ep.observe.job import job_id
-from uccl_ep.observe.page import Location, Page, pack
+from uccl_ep.observe.page import PAGE_SUFFIX, Location, Page, pack
 from uccl_ep.recorder.durations import Durations
 from uccl_ep.system.private import make_folder, write_file
 
 if TYPE_CHECKING:
     from uccl_ep.observe.metrics import MetricsServer
     from uccl_ep.session.session import Session
-
-PAGE_SUFFIX = "-page"
-"""Of the memfd's name, `uccl-ep-<rank>-page`, by which readers find it."""
 
 
 class Published:

@@ -132,7 +132,7 @@ class _View:
         self.pairs, self.ranks = pairs, topology.num_ranks
         self.seconds = max((after.time_ns - before.time_ns) / 1e9 for before, after in pairs.values())
         self.node_of = np.array(topology.node_of)
-        self.apart = topology.apart
+        self.topology = topology
         self.present = self.node_of != NO_NODE
         ends = zip(*pairs.values(), strict=True)
         tables = [[t for s in end for t in (s.flags, s.own_flags) if t is not None] for end in ends]
@@ -181,27 +181,16 @@ class _View:
         return seen
 
     def _sums_for(self, owner: int) -> Mask:
-        """bool [ranks]: who stands for `owner` on each other node (TopologyView::landing_rank)."""
-        place = int((self.node_of[:owner] == self.node_of[owner]).sum())
+        """bool [ranks]: who stands for `owner` in each cell of other nodes."""
         hosts = np.zeros(self.ranks, dtype=bool)
-        for node in set(self.node_of[self.present].tolist()) - {int(self.node_of[owner])}:
-            members = np.flatnonzero(self.node_of == node)
-            hosts[members[place % len(members)]] = True
+        hosts[self.topology.landing_ranks.of_source(owner)] = True
+        hosts[self.node_of == self.node_of[owner]] = False
         return hosts
 
     def read_at(self, reader: int) -> Row:
-        """int64 [ranks]: Topology.read_at of each source for one reader, in one go."""
-        at = np.arange(self.ranks)
-        node = self.node_of[reader]
-        members = np.flatnonzero(self.node_of == node)
-        others = np.flatnonzero(self.present & (self.node_of != node))
-        if self.apart:
-            at[others] = reader
-            return at
-        order = others[np.argsort(self.node_of[others], kind="stable")]  # by node, ascending within it
-        _, begin, size = np.unique(self.node_of[order], return_index=True, return_counts=True)
-        at[order] = members[(np.arange(len(order)) - np.repeat(begin, size)) % len(members)]
-        return at
+        """int64 [ranks]: Topology.read_at of each source for one reader, in one go; of an absent source itself."""
+        at = np.array(self.topology.landing_ranks.in_cell(self.topology.cell_of[reader]), dtype=np.int64)
+        return np.where(self.present, at, np.arange(self.ranks))
 
     def under_way(self, rank: int) -> tuple[Matrix, Row]:
         """Seconds for which bytes of each were on their way to where a rank reads them; and to whom of the two that it

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from uccl_ep import _native
-from uccl_ep._native import FaultKind, Phase, WaitPhase
+from uccl_ep._native import DetailKind, FaultKind, Phase, WaitPhase
 from uccl_ep.errors import UcclEpError
 from uccl_ep.fabric.facts import NIC_FAMILIES
 from uccl_ep.group.topology import Topology
@@ -140,7 +140,7 @@ class Diagnosis:
             landing = self.topology.read_at(peer, self.rank)
             offset = self.plan.signals.flag(FLAGS[phase], landing)
             own = self.regions.data_word(landing, offset)
-            if fault["channel"] >= self.plan.num_channels and own < fault["expected"]:
+            if fault["detail_kind"] != DetailKind.CHANNEL and own < fault["expected"]:
                 return landing
         return peer
 

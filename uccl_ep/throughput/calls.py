@@ -291,11 +291,8 @@ def _row_shape(rows: Rows, topk: int) -> Any:
 @functools.lru_cache(256)
 def _made_row_shape(payload_bytes: int, dtype: torch.dtype, scales: int, topk: int) -> Any:
     """Of rows with so many scales. Nobody changes what it returns."""
-    shape = _native.RowShape()
-    shape.payload_bytes, shape.dtype = payload_bytes, dtype_code(dtype)
-    shape.scale_bytes = scales * 4
-    shape.topk, shape.has_ids, shape.has_weights = topk, int(topk > 0), int(topk > 0)
-    return shape
+    named = topk > 0
+    return _native.RowShape(payload_bytes, scales * 4, topk, has_ids=named, has_weights=named, dtype=dtype_code(dtype))
 
 
 def _payload(d: Any) -> Any:

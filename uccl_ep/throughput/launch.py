@@ -151,11 +151,9 @@ class Throughput:
             InvalidArgument: not even one channel fits; says how many bytes would do.
         """
         layout = self._session.plan.throughput
-        wanted = self._device.channels(num_sms)
-        for channels in range(wanted, 0, -1):
-            geometry = _native.StreamGeometry.make(layout.unit_bytes, channels, row_bytes)
-            if geometry.num_slots:
-                return geometry
+        geometry = _native.StreamGeometry.fit(layout.unit_bytes, self._device.channels(num_sms), row_bytes)
+        if geometry.num_slots:
+            return geometry
         sizes = range(0, 16 * row_bytes + 128, 128)
         unit = sizes[bisect_left(sizes, 1, key=lambda size: _native.StreamGeometry.make(size, 1, row_bytes).num_slots)]
         needed = layout.num_units() * unit
@@ -209,8 +207,7 @@ class Throughput:
         # What a kernel masks later must not change whom tokens go to: others have been told how many there are.
         taken = device.empty(*in_rank.shape, dtype=torch.bool) if self._session.shrink else in_rank
         # The handle's combine sends bf16 rows over the same channels; they may be larger than these.
-        answer = _native.RowShape()
-        answer.payload_bytes, answer.topk, answer.has_weights = 2 * rows.x.shape[1], shape.topk, 1
+        answer = _native.RowShape(2 * rows.x.shape[1], topk=shape.topk, has_weights=True)
         channels = self._fit(max(shape.bytes(), answer.bytes()), options.num_sms).num_channels
         local, known = per_expert.numel() // ranks, options.num_worst_tokens == 0
         routing = Routing(

@@ -169,8 +169,8 @@ KERNEL KERNEL_BOUNDS(256) probe_ring(ProbeRingArgs a) {
   const bool met = sync_grid(a.barrier, wait, [] { return false; });
   u64 ticket = push_group(a.ring, c, simt::lane() % 3 != 0, wait);
   if (simt::lane() == 0) ticket = push(a.ring, c, wait);
-  if (simt::lane() == 0 && !wait_done(a.ring, ticket, wait, WaitSite{WaitPhase::kTeardown, c.peer, kNoChannel, 0}))
-    record_fault(wait, WaitSite{WaitPhase::kTeardown, kNoPeer, kNoChannel, met}, FaultKind::kTimeout, aborted(wait));
+  if (simt::lane() == 0 && !wait_done(a.ring, ticket, wait, WaitSite{WaitPhase::kTeardown, c.peer, {}, 0}))
+    record_fault(wait, WaitSite{WaitPhase::kTeardown, kNoPeer, {}, met}, FaultKind::kTimeout, aborted(wait));
   a.tickets[simt::bid() * simt::ntid() + simt::tid()] = ticket;
 }
 

@@ -251,7 +251,7 @@ TEST(ring_push_done_is_waited_for) {
   bool ok = false, early = true, expired = true;
   on_warp([&] {
     if (lane() != 0) return;
-    const WaitSite site{WaitPhase::kTeardown, 1, kNoChannel, 0};
+    const WaitSite site{WaitPhase::kTeardown, 1, {}, 0};
     const u64 ticket = push(ring.view, numbered(1, 1), context_of(control, 30 * kSecond));
     ok = wait_done(ring.view, ticket, context_of(control, 30 * kSecond), site);
     early = !completed;

@@ -104,7 +104,7 @@ TEST(wait_that_expires_leaves_a_whole_record_and_ends_the_others) {
   CHECK_EQ(f.kind, static_cast<u32>(FaultKind::kTimeout));
   CHECK_EQ(f.phase, static_cast<u32>(WaitPhase::kCombineReceive));
   CHECK_EQ(f.peer, 3u);
-  CHECK_EQ(f.channel, 9u);
+  CHECK_EQ(f.detail, DetailWord(9u).word);
   CHECK_EQ(f.expected, 103ull);
   CHECK_EQ(f.seen, 43ull);
   CHECK(f.waited_ns <= now_ns() - begin);
@@ -141,7 +141,7 @@ TEST(wait_explains_the_loss_of_the_peer_it_waited_for) {
   for (const Case& c : cases) {
     Control control;
     control.abort = 1;
-    control.fault = FaultRecord{1, c.ready, static_cast<u32>(c.kind), 0, c.lost, kNoChannel, 0, 104, 77, 0};
+    control.fault = FaultRecord{1, c.ready, static_cast<u32>(c.kind), 0, c.lost, {}, 0, 104, 77, 0};
     for (u64 wait_number = 0; wait_number < 2; ++wait_number)  // the second finds the record explained
       on_warp([&] {
         if (lane() != 0) return;
@@ -150,7 +150,7 @@ TEST(wait_explains_the_loss_of_the_peer_it_waited_for) {
       });
     const FaultRecord& f = control.fault;
     CHECK_EQ(f.phase, c.explained ? static_cast<u32>(WaitPhase::kCombineReceive) : 0u);
-    CHECK_EQ(f.channel, c.explained ? 2u : kNoChannel);
+    CHECK_EQ(f.detail, c.explained ? DetailWord(2u).word : 0u);
     CHECK_EQ(f.expected, c.explained ? 9ull : 0ull);
     CHECK_EQ(f.seen, c.explained ? 8ull : 104ull);
     CHECK_EQ(f.last_seen_ns, 77ull);
@@ -210,7 +210,7 @@ TEST(wait_first_fault_wins_and_is_never_mixed) {
       record_fault(context_of(control, kSecond), WaitSite{WaitPhase::kRing, me, me, me}, FaultKind::kMismatch, me);
     });
     const FaultRecord& f = control.fault;
-    CHECK_EQ(f.peer, f.channel);
+    CHECK_EQ(f.peer, DetailWord::of(f.detail).number());
     CHECK_EQ(static_cast<u64>(f.peer), f.expected);
     CHECK_EQ(static_cast<u64>(f.peer), f.seen);
     CHECK_EQ(f.kind, static_cast<u32>(FaultKind::kMismatch));

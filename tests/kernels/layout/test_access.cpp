@@ -77,7 +77,7 @@ TEST(layout_access_may_not_start_after_a_fault) {
     return started.load();
   };
   CHECK_EQ(try_it(), 4 * simt::kWarp);
-  record_fault(wait_context(world.context(0)), WaitSite{WaitPhase::kCounts, 0, kNoChannel, 1}, FaultKind::kTimeout, 0);
+  record_fault(wait_context(world.context(0)), WaitSite{WaitPhase::kCounts, 0, {}, 1}, FaultKind::kTimeout, 0);
   CHECK_EQ(try_it(), 0u);
 }
 

@@ -302,7 +302,7 @@ TEST(low_latency_combine_reduce_refuses_weights_that_do_not_fit) {
         });
     CHECK(f.kind == FaultKind::kMismatch && f.phase == WaitPhase::kCombineWeights);
     CHECK_EQ(f.peer, 2u);
-    CHECK_EQ(f.channel, tokens ? 8u : 2u);
+    CHECK_EQ(f.detail.word, DetailWord(tokens ? MismatchField::kMaxTokens : MismatchField::kTopk).word);
     CHECK_EQ(f.expected, tokens ? 13u : 8u);
     CHECK_EQ(f.seen, tokens ? 14u : 9u);
   }

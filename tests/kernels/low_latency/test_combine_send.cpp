@@ -219,7 +219,7 @@ TEST(low_latency_combine_send_without_a_signal_names_the_expert) {
     });
     const Fault f = world.fault(0);
     CHECK(f.kind == FaultKind::kTimeout && f.phase == WaitPhase::kComputeSignal);
-    CHECK_EQ(f.channel, 1u);
+    CHECK_EQ(f.detail.word, DetailWord(DetailKind::kLocalExpert, 1).word);
     CHECK_EQ(f.expected, 7u);
     CHECK_EQ(f.seen, u64{seen});
     while (!world.rings_idle(0)) {}

@@ -172,7 +172,7 @@ TEST(low_latency_dispatch_recv_refuses_another_shape) {
       const MismatchField what = *differs == 'e'   ? MismatchField::kExperts
                                  : *differs == 'h' ? MismatchField::kHidden
                                                    : MismatchField::kRowFormat;
-      CHECK_EQ(f.channel, static_cast<u32>(what));
+      CHECK_EQ(f.detail.word, DetailWord(what).word);
       CHECK(f.seen != f.expected);
     }
 }

@@ -55,7 +55,8 @@ void check_lie(u32 last, const Lie& lie, bool nodes_too) {
     const Fault f = world.fault(me);
     CHECK(f.kind == FaultKind::kMismatch && f.phase == WaitPhase::kCounts);
     CHECK_EQ(f.peer, 1u);
-    CHECK_EQ(f.channel, kLayoutRecord + static_cast<u32>(nodes_too ? LayoutPart::kTokensPerNode : lie.part));
+    CHECK(f.detail.kind() == DetailKind::kLayoutPart);
+    CHECK_EQ(f.detail.number(), static_cast<u32>(nodes_too ? LayoutPart::kTokensPerNode : lie.part));
   }
 }
 

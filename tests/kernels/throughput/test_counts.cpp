@@ -54,14 +54,15 @@ TEST(throughput_counts_over_many_rounds) {
 TEST(throughput_counts_refuse_a_rank_that_speaks_of_another_call) {
   // What differs, and the number that the record's channel field gives it (uccl_ep/membership/fault_errors.py).
   struct Difference {
-    u32 which, mine, theirs;
+    MismatchField which;
+    u32 mine, theirs;
     void (*change)(RoundPlan&);
   };
   const Difference differences[] = {
-      {2, 4, 3, [](RoundPlan& p) { p.topk = 3; }},
-      {3, 64, 128, [](RoundPlan& p) { p.hidden = 64; }},
-      {4, 8, 12, [](RoundPlan& p) { p.scale_words = 3; }},
-      {0, 1, 2, [](RoundPlan& p) { p.channels = 2; }},
+      {MismatchField::kTopk, 4, 3, [](RoundPlan& p) { p.topk = 3; }},
+      {MismatchField::kRowBytes, 64, 128, [](RoundPlan& p) { p.hidden = 64; }},
+      {MismatchField::kScaleBytes, 8, 12, [](RoundPlan& p) { p.scale_words = 3; }},
+      {MismatchField::kChannels, 1, 2, [](RoundPlan& p) { p.channels = 2; }},
   };
   for (const bool remote : {false, true})
     for (const Difference& d : differences) {
@@ -82,7 +83,7 @@ TEST(throughput_counts_refuse_a_rank_that_speaks_of_another_call) {
       const Fault f = world.fault(0);
       CHECK(f.kind == FaultKind::kMismatch && f.phase == WaitPhase::kCounts);
       CHECK_EQ(f.peer, 2u);
-      CHECK_EQ(f.channel, d.which);
+      CHECK_EQ(f.detail.word, DetailWord(d.which).word);
       CHECK_EQ(f.expected, d.mine);
       CHECK_EQ(f.seen, d.theirs);
       CHECK(world.fault(2).kind == FaultKind::kMismatch);

@@ -66,7 +66,7 @@ TEST(throughput_identify_refuses_a_routing_of_another_exchange) {
       for (u32 r = 0; r < shape.num_ranks(); ++r) {
         const Fault f = world.fault(r);
         CHECK(f.kind == FaultKind::kMismatch);
-        CHECK_EQ(f.channel, static_cast<u32>(MismatchField::kOrigin));
+        CHECK_EQ(f.detail.word, DetailWord(MismatchField::kOrigin).word);
         if (r != odd) CHECK_EQ(f.peer, odd);
         CHECK_EQ(f.expected, r == odd ? 1u : 2u);
         CHECK_EQ(f.seen, r == odd ? 2u : 1u);
@@ -92,7 +92,7 @@ TEST(throughput_identify_refuses_rows_of_another_size) {  // whose place in the 
     });
     for (u32 r = 0; r < shape.num_ranks(); ++r) {
       CHECK(world.fault(r).kind == FaultKind::kMismatch);
-      CHECK_EQ(world.fault(r).channel, static_cast<u32>(MismatchField::kRowBytes));
+      CHECK_EQ(world.fault(r).detail.word, DetailWord(MismatchField::kRowBytes).word);
       CHECK_EQ(world.fault(r).expected, r == 0 ? 32u : 16u);
     }
   }

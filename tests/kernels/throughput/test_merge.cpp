@@ -242,7 +242,7 @@ TEST(throughput_merge_refuses_rows_that_cannot_stand_there) {
     const Fault f = bench.world->fault(0);
     CHECK(f.kind == FaultKind::kBadArrival && f.phase == WaitPhase::kCombineReceive);
     CHECK_EQ(f.peer, 1u);
-    CHECK_EQ(f.channel, 0u);
+    CHECK_EQ(f.detail.word, DetailWord(0u).word);
   }
 }
 

@@ -58,7 +58,7 @@ TEST(throughput_settle_names_the_stream_that_is_not_read) {
     CHECK(f.kind == FaultKind::kTimeout);
     CHECK(f.phase == (dispatch ? WaitPhase::kDispatchSend : WaitPhase::kCombineSend));
     CHECK_EQ(f.peer, dispatch ? 0u : 1u);
-    CHECK_EQ(f.channel, 3u);
+    CHECK_EQ(f.detail.word, DetailWord(3u).word);
     CHECK_EQ(f.expected, 7u);
     CHECK_EQ(f.seen, 5u);
   }

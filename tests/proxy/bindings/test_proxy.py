@@ -43,12 +43,22 @@ def test_bindings_counters_have_every_field_in_its_place(workers: int, ranks: in
 def test_bindings_fault_record_is_read_when_it_is_ready() -> None:
     control = np.zeros(512, dtype=np.uint8)
     assert _native.read_fault(control.ctypes.data) is None
-    record = (1, 0, 4, 6, 17, 3, 1 << 40, (1 << 64) - 1, 5, 6)  # claimed, ready, kind, phase, peer, channel, ...
+    detail = _native.DetailKind.LOCAL_EXPERT << 24 | 3
+    record = (1, 0, 4, 6, 17, detail, 1 << 40, (1 << 64) - 1, 5, 6)  # claimed, ready, kind, phase, peer, detail, ...
     struct.pack_into("<6I4Q", control, FAULT_OFFSET, *record)
     assert _native.read_fault(control.ctypes.data) is None  # claimed, not yet complete
     struct.pack_into("<I", control, FAULT_OFFSET + 4, 1)
-    names = ("kind", "phase", "peer", "channel", "expected", "seen", "last_seen_ns", "waited_ns")
-    assert _native.read_fault(control.ctypes.data) == dict(zip(names, record[2:], strict=True))
+    assert _native.read_fault(control.ctypes.data) == {
+        "kind": 4,
+        "phase": 6,
+        "peer": 17,
+        "detail_kind": _native.DetailKind.LOCAL_EXPERT,
+        "detail": 3,
+        "expected": 1 << 40,
+        "seen": (1 << 64) - 1,
+        "last_seen_ns": 5,
+        "waited_ns": 6,
+    }
 
 
 def test_bindings_rings_are_idle_when_every_command_is_complete() -> None:

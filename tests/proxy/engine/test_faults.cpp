@@ -22,7 +22,7 @@ TEST(engine_faults_the_first_wins_and_the_record_is_whole) {
         faults.raise({.kind = FaultKind::kTransport,
                       .phase = WaitPhase::kRing,
                       .peer = t,
-                      .channel = t + 10,
+                      .detail = t + 10,
                       .expected = t + 100,
                       .seen = t + 1000});
       });
@@ -35,7 +35,7 @@ TEST(engine_faults_the_first_wins_and_the_record_is_whole) {
     CHECK_EQ(rank.aborted(), 1ull);
     CHECK_EQ(copy.kind, static_cast<u32>(FaultKind::kTransport));
     CHECK_EQ(copy.phase, static_cast<u32>(WaitPhase::kRing));
-    CHECK_EQ(copy.channel, copy.peer + 10);
+    CHECK_EQ(copy.detail, DetailWord(copy.peer + 10).word);
     CHECK_EQ(copy.expected, u64{copy.peer} + 100);
     CHECK_EQ(copy.seen, u64{copy.peer} + 1000);
   }

@@ -22,7 +22,7 @@ TEST(engine_verdict_applied_then_stale_then_refused) {
   CHECK_EQ(rank.aborted(), 1ull);
   CHECK_EQ(rank.fault().kind, static_cast<u32>(FaultKind::kBadArrival));
   CHECK_EQ(rank.fault().peer, 1u);
-  CHECK_EQ(rank.fault().channel, 4u);
+  CHECK_EQ(rank.fault().detail, DetailWord(4u).word);
   CHECK_EQ(rank.fault().expected, 4ull);
   CHECK_EQ(rank.fault().seen, 4ull);
 }

@@ -36,7 +36,7 @@ KERNEL wait_for_word(WaitArgs a) {
   const WaitContext wait = wait_context(a.rank);
   if (simt::tid() != 0) return;
   wait_until(
-      wait, WaitSite{WaitPhase::kStart, 0, ~0u, a.value}, [&] { return simt::ld_acquire_sys(a.word); },
+      wait, WaitSite{WaitPhase::kStart, 0, {}, a.value}, [&] { return simt::ld_acquire_sys(a.word); },
       [&](u64 seen) { return seen >= a.value; });
 }
 

@@ -26,7 +26,6 @@ def test_cluster_is_the_products_topology(sizes: list[int], apart: bool) -> None
                 assert cluster.is_remote_cell[source, cell]
                 assert cluster.host[source, cell] == topology.read_at(source, reader)
     assert cluster.cell_sizes.sum() == cluster.num_ranks
-    assert cluster.local_of.max() == max(sizes) - 1
 
 
 def test_cluster_to_hosts_keeps_every_amount_of_remote_cells() -> None:
@@ -37,6 +36,13 @@ def test_cluster_to_hosts_keeps_every_amount_of_remote_cells() -> None:
     assert matrix[1].tolist() == [0, 0, 0, 4, 5]  # the last node has one rank for both rails
     assert not (matrix * ~cluster.is_remote).any()
     assert cluster.once.sum(axis=1).tolist() == [2] * 5
+
+
+def test_cluster_a_row_lands_on_its_sources_rail() -> None:
+    assert Cluster([0, 0, 0, 1, 1, 2]).host.tolist() == [
+        [0, 3, 5], [1, 4, 5], [2, 3, 5], [0, 3, 5], [1, 4, 5], [0, 3, 5],
+    ]  # fmt: skip
+    assert Cluster([0, 1, 1], apart=True).host.tolist() == [[0, 1, 2], [0, 1, 1], [0, 2, 2]]
 
 
 def test_cluster_with_cells_changes_only_cells() -> None:

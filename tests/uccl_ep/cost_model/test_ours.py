@@ -10,6 +10,7 @@ import pytest
 from tests.uccl_ep.cost_model.flows import by_flow
 from tests.uccl_ep.ranks import MIB, case
 from tests.uccl_ep.tools.bench.model.product import Counted, demand_of, run_low_latency, run_throughput
+from uccl_ep._native import RowShape
 from uccl_ep.cost_model import ours, wire
 from uccl_ep.cost_model.cluster import Cluster
 from uccl_ep.cost_model.demand import Demand
@@ -110,13 +111,13 @@ def assert_streams(counted: Counted, traffic: Traffic) -> None:
 
 def calls(c: RandomCase, unit_bytes: int, weights: bool, first: bool) -> ours.ThroughputCall:
     hidden, topk = c.shape.hidden, c.shape.num_topk
-    row = wire.RowShape(2 * hidden, topk=topk, has_ids=True, has_weights=True)
+    row = RowShape(2 * hidden, topk=topk, has_ids=True, has_weights=True)
     # A cached call sends neither ids nor weights, in as many channels as the handle's.
     call = ours.ThroughputCall(hidden, row, 2, unit_bytes, weights)
     if first:
         return call
     assert call.fitted_channels == 2
-    return ours.ThroughputCall(hidden, wire.RowShape(2 * hidden), 2, unit_bytes, weights)
+    return ours.ThroughputCall(hidden, RowShape(2 * hidden), 2, unit_bytes, weights)
 
 
 @pytest.mark.parametrize("seed, tokens, nvl", [(60, 6, 2 * MIB), (61, 90, 2 * MIB), (62, 200, MIB // 2)])
@@ -148,7 +149,7 @@ def test_model_one_node_sends_nothing() -> None:
         ours.low_latency_dispatch(demand, call),
         ours.low_latency_combine(demand, call),
         ours.low_latency_combine(demand, call, "node"),
-        ours.throughput_dispatch(demand, ours.ThroughputCall(128, wire.RowShape(256))),
+        ours.throughput_dispatch(demand, ours.ThroughputCall(128, RowShape(256))),
     ):
         assert not traffic.writes.any() and not traffic.num_bytes.any() and traffic.immediates == 0
 

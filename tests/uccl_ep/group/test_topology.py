@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from uccl_ep import InvalidArgument
-from uccl_ep.group.topology import Topology, split_into_nodes
+from uccl_ep.group.topology import NO_NODE, Topology, split_into_nodes
 
 MOST = 64
 
@@ -79,8 +79,28 @@ def test_members_and_sizes_of_a_given_topology() -> None:
     assert topology.num_landing_slots == 6
 
 
-def test_landing_rank_is_the_rank_on_the_same_rail() -> None:
+def test_rows_are_read_at_the_rank_on_the_same_rail() -> None:
     topology = Topology((0, 1, 1, 0, 2, 1))
-    assert [topology.landing_rank(source, 0) for source in range(6)] == [0, 0, 3, 3, 0, 0]
-    assert [topology.landing_rank(source, 1) for source in range(6)] == [1, 1, 2, 2, 1, 5]
-    assert [topology.landing_rank(source, 2) for source in range(6)] == [4] * 6
+    assert [topology.read_at(source, 0) for source in range(6)] == [0, 0, 3, 3, 0, 0]
+    assert [topology.read_at(source, 1) for source in range(6)] == [1, 1, 2, 2, 1, 5]
+    assert [topology.read_at(source, 4) for source in range(6)] == [4] * 6
+    assert topology.landing_ranks.of_source(3) == [3, 2, 4]
+
+
+def test_rows_are_read_at_their_reader_where_each_rank_is_a_cell() -> None:
+    topology = Topology((0, 1, 1, 0), apart=True)
+    assert [[topology.read_at(source, reader) for reader in range(4)] for source in range(4)] == [
+        [0, 1, 2, 0], [0, 1, 1, 3], [0, 2, 2, 3], [3, 1, 2, 3],
+    ]  # fmt: skip
+
+
+def test_an_absent_rank_has_no_rows_and_reads_none() -> None:
+    topology = Topology((0, 0, 1, 1, 1)).without({0, 2})
+    assert topology.landing_ranks.in_cell(1) == [NO_NODE, 3, NO_NODE, 3, 4]
+    assert topology.landing_ranks.in_cell(0) == [NO_NODE, 1, NO_NODE, 1, 1]
+    with pytest.raises(ValueError, match="the source is absent"):
+        topology.landing_ranks.of_source(0)
+    with pytest.raises(IndexError):
+        topology.landing_ranks.of_source(5)
+    with pytest.raises(IndexError, match="no such cell"):
+        topology.landing_ranks.in_cell(2)

@@ -9,7 +9,7 @@ import torch
 
 from tests.uccl_ep.ranks import assert_refused, case, expert_rows, low_latency, reference_of, same
 from uccl_ep import ThreadGroup, reference, run_ranks
-from uccl_ep.cost_model.wire import EXPECT_BYTES
+from uccl_ep._native import EXPECT_BYTES
 from uccl_ep.layout.combine_formats import CombineFormat, combine_format
 
 

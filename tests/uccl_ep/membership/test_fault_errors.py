@@ -8,15 +8,19 @@ import pytest
 import torch
 
 from uccl_ep import PeerLost, PeerTimeout, SettingsMismatch, TransportError, UcclEpError
-from uccl_ep._native import FaultKind, LayoutPart, MismatchField, WaitPhase
+from uccl_ep._native import DetailKind, FaultKind, LayoutPart, MismatchField, WaitPhase
 from uccl_ep.membership import fault_errors as faults
 
 HOSTS = ["alpha", "beta", "gamma"]
 
 
 def record(kind: int, **fields: int) -> dict[str, int]:
-    empty = {"phase": 0, "peer": 2, "channel": 0, "expected": 0, "seen": 0, "last_seen_ns": 0, "waited_ns": 0}
-    return {"kind": kind, **empty, **fields}
+    empty = {"phase": 0, "peer": 2, "detail_kind": 0, "detail": 0, "expected": 0, "seen": 0}
+    return {"kind": kind, **empty, "last_seen_ns": 0, "waited_ns": 0, **fields}
+
+
+def disagreement(field: MismatchField) -> dict[str, int]:
+    return {"detail_kind": DetailKind.MISMATCH_FIELD, "detail": field}
 
 
 def test_faults_every_phase_has_words() -> None:
@@ -40,7 +44,7 @@ def test_faults_timeout_says_who_where_and_how_long() -> None:
 
 
 def test_faults_compute_signal_names_expert_and_values() -> None:
-    given = {"phase": WaitPhase.COMPUTE_SIGNAL, "peer": 0xFFFFFFFF, "channel": 5, "expected": 10, "seen": 3}
+    given = {"phase": WaitPhase.COMPUTE_SIGNAL, "peer": 0xFFFFFFFF, "detail": 5, "expected": 10, "seen": 3}
     error = faults.error_of(record(FaultKind.TIMEOUT, **given, waited_ns=1_500_000_000), 2, HOSTS)
     assert type(error) is UcclEpError
     for word in ("rank 2", "overlap=True", "waited 1.5 s", "local expert 5", "expected 10, seen 3"):
@@ -91,12 +95,12 @@ def test_faults_every_field_that_ranks_may_differ_in_has_words() -> None:
     assert list(FIELDS) == list(MismatchField) == list(faults._FIELDS)
 
 
-@pytest.mark.parametrize("channel", MismatchField)
-def test_faults_mismatch_names_the_quantity_and_both_values(channel: MismatchField) -> None:
-    what, names = FIELDS[channel]
+@pytest.mark.parametrize("field", MismatchField)
+def test_faults_mismatch_names_the_quantity_and_both_values(field: MismatchField) -> None:
+    what, names = FIELDS[field]
     for values in ((41, 43), (0, 1)):
         here, there = names if names and values == (0, 1) else values
-        fault = record(FaultKind.MISMATCH, phase=6, channel=channel, expected=values[0], seen=values[1])
+        fault = record(FaultKind.MISMATCH, phase=6, **disagreement(field), expected=values[0], seen=values[1])
         error = faults.error_of(fault, 1, HOSTS)
         assert type(error) is SettingsMismatch
         for word in (what, "rank 1 and rank 2 (host gamma) disagree", "the count exchange"):
@@ -105,9 +109,8 @@ def test_faults_mismatch_names_the_quantity_and_both_values(channel: MismatchFie
 
 
 def test_faults_row_formats_of_a_dispatch() -> None:
-    fault = record(
-        FaultKind.MISMATCH, phase=WaitPhase.DISPATCH_RECEIVE, channel=MismatchField.ROW_FORMAT, expected=1, seen=3
-    )
+    what = disagreement(MismatchField.ROW_FORMAT)
+    fault = record(FaultKind.MISMATCH, phase=WaitPhase.DISPATCH_RECEIVE, **what, expected=1, seen=3)
     assert "is fp8 here and nvfp4 there" in str(faults.error_of(fault, 1, HOSTS))
 
 
@@ -172,7 +175,7 @@ def test_faults_codes_keep_their_sign(code: int) -> None:
     assert faults.code_of(record(FaultKind.PEER_LOST, seen=code % 2**64)) == code
 
 
-NO_CHANNEL = 0xFFFFFFFF
+NO_CHANNEL = None
 
 
 @pytest.mark.parametrize(
@@ -190,9 +193,10 @@ NO_CHANNEL = 0xFFFFFFFF
     ],
 )
 def test_faults_arrivals_of_each_kind_of_wait(
-    phase: int, channel: int, word: int | None, due_and_arrived: tuple[int | None, int | None]
+    phase: int, channel: int | None, word: int | None, due_and_arrived: tuple[int | None, int | None]
 ) -> None:
-    fault = record(FaultKind.TIMEOUT, phase=phase, channel=channel, expected=41, seen=40)
+    detail = {} if channel is None else {"detail_kind": DetailKind.CHANNEL, "detail": channel}
+    fault = record(FaultKind.TIMEOUT, phase=phase, **detail, expected=41, seen=40)
     asked = []
 
     def progress(number: int) -> int:
@@ -233,6 +237,13 @@ def test_faults_every_part_of_a_layout_has_words() -> None:
     assert all(text.startswith("rank 1: ") and "3" in text and "is refused" in text for text in texts)
     negative = faults.layout_error(faults.LayoutFault(5, 3, 1, (1 << 32) - 35), 1, 1, HOSTS)
     assert "num_tokens_per_expert is refused: [3] is -35, and the tokens say 1" in str(negative)
+
+
+def test_faults_a_refused_layout_where_no_host_waited() -> None:
+    what = {"detail_kind": DetailKind.LAYOUT_PART, "detail": LayoutPart.TOKENS_PER_RANK}
+    fault = record(FaultKind.MISMATCH, phase=6, peer=1, **what, expected=7, seen=3 << 32 | 9)
+    words = "num_tokens_per_rank is refused: [3] is 9, and is_token_in_rank says 7"
+    assert words in str(faults.error_of(fault, 1, HOSTS))
 
 
 @pytest.mark.parametrize("part, source", [(6, 0), ((1 << 32) - 1, 0), (2, 3), (2, (1 << 32) - 1)])

@@ -123,3 +123,12 @@ def running(
         thread.join(30)
         if failures:
             raise failures[0]
+
+
+def landing_rank(topology: Topology, source: int, reader: int) -> int:
+    """The rule of kernels/layout/topology.h: a reader reads at itself where ranks are cells, else on the rail."""
+    there = topology.members(topology.node_of[reader])
+    if source in there:
+        return source
+    rail = topology.members(topology.node_of[source]).index(source)
+    return reader if topology.apart else there[rail % len(there)]

@@ -10,9 +10,10 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 
-from tests.uccl_ep.observe.samples import SECOND, quiet_second, running, sample
+from tests.uccl_ep.observe.samples import SECOND, landing_rank, quiet_second, running, sample
 from tests.uccl_ep.ranks import case, expert_rows, low_latency
 from uccl_ep import InvalidArgument, ThreadGroup, run_ranks
 from uccl_ep._native import Phase
@@ -287,8 +288,9 @@ def test_waits_read_rows_where_the_topology_says() -> None:
         present = [r for r in range(ranks) if r not in absent]
         view = _View({r: pair for r, pair in quiet_second(topology).items() if r in present}, topology)
         for reader in present:
-            at = view.read_at(reader)
-            assert [int(at[s]) for s in present] == [topology.read_at(s, reader) for s in present]
+            assert view.read_at(reader)[present].tolist() == [landing_rank(topology, s, reader) for s in present]
+            elsewhere = {landing_rank(topology, reader, r) for r in present if view.node_of[r] != view.node_of[reader]}
+            assert set(np.flatnonzero(view._sums_for(reader))) == elsewhere
 
 
 def test_waits_of_a_host_among_thousands_of_ranks_take_no_time() -> None:

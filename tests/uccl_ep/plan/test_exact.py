@@ -11,6 +11,7 @@ from itertools import combinations
 import numpy as np
 import pytest
 
+from uccl_ep._native import RowShape
 from uccl_ep.cost_model import ours, wire
 from uccl_ep.cost_model.cluster import Cluster
 from uccl_ep.cost_model.demand import Demand
@@ -46,7 +47,7 @@ def every_set(experts: int, topk: int, ranks: int) -> list[np.ndarray]:
 def throughput_call(load: Load) -> ours.ThroughputCall:
     payload = load.hidden * (2 if load.row_format == "bf16" else 1)
     scales = -(-THROUGHPUT_SCALES[load.row_format] * load.hidden // 128 // 4) * 4
-    row = wire.RowShape(payload, scales, load.topk, has_ids=True, has_weights=True)
+    row = RowShape(payload, scales, load.topk, has_ids=True, has_weights=True)
     return ours.ThroughputCall(load.hidden, row)
 
 

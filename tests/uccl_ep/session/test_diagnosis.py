@@ -34,8 +34,8 @@ def diagnosis_of(topology: Topology, rank: int, **words: dict[tuple[int, int], i
 
 
 def fault(**changes: int) -> dict[str, int]:
-    blank = {"kind": FaultKind.TIMEOUT, "phase": 0, "peer": NONE, "channel": NONE, "expected": 0, "seen": 0}
-    return {**blank, "last_seen_ns": 0, "waited_ns": 0, **changes}
+    blank = {"kind": FaultKind.TIMEOUT, "phase": 0, "peer": NONE, "detail_kind": 0, "detail": 0}
+    return {**blank, "expected": 0, "seen": 0, "last_seen_ns": 0, "waited_ns": 0, **changes}
 
 
 def test_diagnosis_names_who_is_missing_at_a_barrier() -> None:

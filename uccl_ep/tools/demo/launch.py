@@ -13,9 +13,9 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from uccl_ep.errors import UcclEpError
+from uccl_ep.tools.demo.job import OPTIONS_FILE, QUIET_FILE, READY_TO_DIE, error_file, log_file, result_file
 from uccl_ep.tools.demo.options import DemoOptions
 from uccl_ep.tools.demo.result import RunResult
-from uccl_ep.tools.demo.worker import OPTIONS_FILE, QUIET_FILE, READY_TO_DIE, error_file, log_file, result_file
 from uccl_ep.tools.launch import end, signals_stop, start
 
 POLL_SECONDS = 0.01

@@ -14,10 +14,10 @@ from torch._C._distributed_c10d import PrefixStore, TCPStore
 
 from uccl_ep import Buffer, PeerLost, PeerTimeout
 from uccl_ep.tools.demo.expert_parallel import ExpertParallel
+from uccl_ep.tools.demo.job import GROUP_TIMEOUT, READY_TO_DIE
 from uccl_ep.tools.demo.model import Experts, Routed
 from uccl_ep.tools.demo.options import DemoOptions
 from uccl_ep.tools.demo.trainer import Trainer
-from uccl_ep.tools.demo.worker import GROUP_TIMEOUT, READY_TO_DIE
 
 
 class StoreGroup:

@@ -9,34 +9,16 @@ import socket
 import sys
 import time
 import traceback
-from datetime import timedelta
 from pathlib import Path
 
 from rich.console import Console
 
+from uccl_ep.tools.demo.job import GROUP_TIMEOUT, OPTIONS_FILE, QUIET_FILE, error_file, result_file
 from uccl_ep.tools.demo.options import DemoOptions
 from uccl_ep.tools.demo.progress import TrainingProgress
 from uccl_ep.tools.demo.result import RunResult, train
 
-OPTIONS_FILE = "options.json"
-QUIET_FILE = "quiet"
-"""Present when nothing may be shown on standard output."""
-READY_TO_DIE = "ready to die"
-"""Key of the launcher's store: the rank of --kill is in the middle of its step."""
 TEARDOWN_SECONDS = 3
-GROUP_TIMEOUT = timedelta(seconds=120)
-
-
-def result_file(job: Path, rank: int) -> Path:
-    return job / f"result-{rank}.json"
-
-
-def error_file(job: Path, rank: int) -> Path:
-    return job / f"error-{rank}.json"
-
-
-def log_file(job: Path, rank: int) -> Path:
-    return job / f"stderr-{rank}.log"
 
 
 def loopback_interface() -> str | None:

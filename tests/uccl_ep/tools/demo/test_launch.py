@@ -13,9 +13,9 @@ import pytest
 from rich.console import Console
 
 from tests.uccl_ep.tools.demo.worlds import small
+from uccl_ep.tools.demo.job import error_file, log_file
 from uccl_ep.tools.demo.launch import RankFailed, check_ends, first_failure, launch
 from uccl_ep.tools.demo.run import run_demo
-from uccl_ep.tools.demo.worker import error_file, log_file
 
 
 def tell(job: Path, rank: int, time: float, text: str) -> None:

@@ -9,7 +9,8 @@ import sys
 from pathlib import Path
 
 from tests.uccl_ep.tools.demo.worlds import small
-from uccl_ep.tools.demo.worker import OPTIONS_FILE, error_file, loopback_interface, result_file
+from uccl_ep.tools.demo.job import OPTIONS_FILE, error_file, result_file
+from uccl_ep.tools.demo.worker import loopback_interface
 
 
 def test_a_rank_that_cannot_start_says_why_and_ends(tmp_path: Path) -> None:

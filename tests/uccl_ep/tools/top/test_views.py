@@ -56,7 +56,7 @@ def test_views_a_quiet_job_says_so() -> None:
 
 def test_views_ended_and_faulted_ranks_are_shown() -> None:
     def end(pairs: Any) -> None:
-        fault = {"kind": 2, "phase": 3, "peer": 3, "channel": 0, "expected": 0, "seen": 0}
+        fault = {"kind": 2, "phase": 3, "peer": 3, "detail_kind": 0, "detail": 0, "expected": 0, "seen": 0}
         fault |= {"last_seen_ns": 0, "waited_ns": 0}
         pairs[0] = (pairs[0][0], replace(pairs[0][1], fault=fault))
         ended(1)(pairs)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from uccl_ep._native import RowShape
 from uccl_ep.cost_model import ours, wire
 from uccl_ep.cost_model.choice import NETWORKS, choose
 from uccl_ep.cost_model.cluster import Cluster
@@ -142,7 +143,7 @@ def _throughput(options: CompareOptions, demand: Demand) -> dict[str, Traffic]:
     hidden, topk = options.hidden, options.topk
     scales = {"bf16": 0, "fp8": hidden // 128, "fp8-ue8m0": hidden // 512}[options.row_format]
     payload = 2 * hidden if options.row_format == "bf16" else hidden
-    row = wire.RowShape(payload, 4 * scales, topk, has_ids=True, has_weights=True)
+    row = RowShape(payload, 4 * scales, topk, has_ids=True, has_weights=True)
     call = ours.ThroughputCall(hidden, row, weights=True)
     theirs, answer = upstream.Rows(payload, scales, topk, topk), upstream.Rows(2 * hidden, weights=topk)
     return {

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
-from uccl_ep.cost_model import ours, wire
+from uccl_ep._native import RowShape
+from uccl_ep.cost_model import ours
 from uccl_ep.cost_model.cluster import Cluster
 from uccl_ep.cost_model.demand import Demand
 from uccl_ep.cost_model.routing import make_routing
@@ -114,7 +115,7 @@ def quantities(shape: GrowthShape) -> dict[str, float]:
 
     demand = shape.demand()
     call = ours.LowLatencyCall(shape.hidden, "fp8")
-    row = wire.RowShape(2 * shape.hidden, topk=shape.topk, has_ids=True, has_weights=True)
+    row = RowShape(2 * shape.hidden, topk=shape.topk, has_ids=True, has_weights=True)
     streams = ours.ThroughputCall(shape.hidden, row)
     per_node = -(-shape.ranks // shape.nodes)
     parts = {

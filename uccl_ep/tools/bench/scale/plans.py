@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from uccl_ep._native import RowShape
 from uccl_ep.cost_model import ours, wire
 from uccl_ep.cost_model.cluster import Ints
 from uccl_ep.cost_model.demand import Demand, visited_cells
@@ -121,7 +122,7 @@ def throughput(side: str, phase: str, demand: Demand, shape: Shape, efa: bool) -
         else:
             traffic = upstream.throughput_combine(demand, upstream.Rows(2 * hidden, weights=topk), how)
     else:
-        row = wire.RowShape(payload, 4 * scales, topk, has_ids=True, has_weights=True)
+        row = RowShape(payload, 4 * scales, topk, has_ids=True, has_weights=True)
         call = ours.ThroughputCall(hidden, row, weights=True)
         traffic = (
             ours.throughput_dispatch(demand, call, counted=False)
