@@ -115,7 +115,7 @@ def _changes(op: str, memory: str) -> list[tuple[str, str]]:
 # ---- scenarios -------------------------------------------------------------------------------------------------------
 
 
-Body = Callable[[FakePlatform], None]
+Body = Callable[[FakePlatform], object]
 
 
 def _play(group: Any, platform: FakePlatform, steps: list[Step], ranks: Ranks, slack: int) -> None:
@@ -130,7 +130,7 @@ def _play(group: Any, platform: FakePlatform, steps: list[Step], ranks: Ranks, s
 
 
 def _rounds(ranks: Ranks, steps: Callable[[], list[Step]], slack: int = 4) -> Body:
-    return lambda platform: run(platform, ranks, _play, steps(), ranks, slack) and None
+    return lambda platform: run(platform, ranks, _play, steps(), ranks, slack)
 
 
 def _low(**changed: Any) -> Callable[[], list[Step]]:
@@ -165,8 +165,8 @@ SCENARIOS: dict[str, Body] = {
     "low latency, 1 node of 3": _rounds(Ranks(3), _low(format="fp8")),
     "low latency, 2 nodes of 2": _rounds(Ranks(4, 2), _low(send="hook")),
     "low latency, zero copy": _rounds(Ranks(3), _low(combine="zero_copy")),
-    "low latency, only dispatches": lambda platform: run(platform, Ranks(3), _only_dispatches) and None,
-    "low latency, only dispatches, 2 nodes": lambda platform: run(platform, Ranks(2, 1), _only_dispatches) and None,
+    "low latency, only dispatches": lambda platform: run(platform, Ranks(3), _only_dispatches),
+    "low latency, only dispatches, 2 nodes": lambda platform: run(platform, Ranks(2, 1), _only_dispatches),
     "low latency, sums in the node": _node_sums,
     "throughput, 1 node of 3": _rounds(Ranks(3), _high()),
     "throughput, 2 nodes of 2": _rounds(Ranks(4, 2), _high(num_bias=1)),
