@@ -9,7 +9,6 @@ import atexit
 from contextlib import ExitStack
 
 from tests.gpu.critical_paths import KernelCounts
-
 from tests.gpu.ptx.executor import World, playing
 from tests.uccl_ep.gpu.fake_driver import FakeDriver
 

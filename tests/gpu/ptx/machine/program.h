@@ -14,7 +14,8 @@ namespace ptx {
 #define PTX_OPERATIONS(X)                                                                                             \
   X(mov)                                                                                                              \
   X(tid)                                                                                                              \
-  X(ntid) X(ctaid) X(nctaid) X(timer) X(add32) X(add64) X(sub32) X(sub64) X(mullo32) X(mullo64) X(mulwide) X(madlo32) \
+  X(ntid)                                                                                                             \
+  X(ctaid) X(nctaid) X(timer) X(add32) X(add64) X(sub32) X(sub64) X(mullo32) X(mullo64) X(mulwide) X(madlo32)         \
       X(madlo64) X(minu) X(maxu) X(mins32) X(maxs32) X(divu) X(remu) X(andb) X(orb) X(xorb) X(shl32) X(shl64) X(shr)  \
           X(shrs32) X(shflw) X(popc) X(brev) X(clz) X(bfind) X(bfi32) X(bfi64) X(pack16) X(pack32) X(unpack16)        \
               X(unpack32) X(sext8) X(sext16) X(sext32) X(sel) X(eq) X(ne) X(ltu) X(leu) X(gtu) X(geu) X(lts) X(les)   \
@@ -54,6 +55,7 @@ struct Instruction {
   Order order{};
   Scope scope{};
   bool removed = false;      // a barrier that a mutant has taken out
+  bool waits = false;        // it uses what a load of this kernel may just have asked for
   u32 place = 0;             // in Kernel::places
 };
 
