@@ -90,6 +90,35 @@ def _exchange(result: Result) -> str:
     return "\n".join([*lines, table(heads, rows)])
 
 
+def _model(result: Result, gpu_name: str) -> str:
+    """Estimated and measured kernels of the shapes that the time model has counters of; "" where it has none."""
+    from bench.device import time_model
+    from bench.device.gpus import gpu_named
+
+    gpu, counts = gpu_named(gpu_name), time_model.counted()
+    rows = []
+    for found in result.get("shapes", []) if gpu is not None else []:
+        shape = found["shape"]
+        if "error" in found or shape["ranks"] != shape["ranks_per_node"] or shape.get("hidden") != time_model.HIDDEN:
+            continue
+        estimated = time_model.on_one_gpu(counts, gpu, shape["mode"], shape["ranks"], shape["tokens"])
+        for name, took in found["kernels"].items():
+            if name in estimated:
+                us, measured = estimated[name].total_us, took["median_ms"] * 1e3
+                rows.append(
+                    (
+                        name,
+                        shape["ranks"],
+                        f"{us:.1f}",
+                        f"{measured:.1f}",
+                        f"{measured / us:.2f}",
+                        estimated[name].bound,
+                    )
+                )
+    heads = ("kernel, us", "ranks", "estimated", "measured", "ratio", "estimated bound")
+    return f"\nmodel against measurement ({gpu.name}, bench/device/time_model.py)\n{table(heads, rows)}" if rows else ""
+
+
 def _copies(result: Result) -> str:
     plain = result.get("copy", {}).get("gb_per_s")
     lines = [("framework", "", "", f"{plain:.0f}", "100%")] if plain else []
@@ -125,12 +154,16 @@ def render(result: Result) -> str:
     """The whole text of a result file."""
     quick = " (quick: a look, not a measurement)" if result["quick"] else ""
     parts = [f"device_check of {result['started']}, {result['device']}, {result['seconds']} s{quick}"]
+    machine = next((step["result"] for step in result["steps"] if step["name"] == "machine"), None) or {}
+    gpu_name = str((machine.get("gpu") or {}).get("name", ""))
     for step in result["steps"]:
         parts.append(f"\n## {step['name']}: {step['status']}, {step['seconds']} s")
         if step["why"] and step["status"] != "ok":
             parts.append(step["why"].strip()[:1500])
         if step["result"] and step["name"] in SECTIONS:
             parts.append(SECTIONS[step["name"]](step["result"]))
+            if step["name"] in ("low_latency", "throughput") and (model := _model(step["result"], gpu_name)):
+                parts.append(model)
     if result["targets"]:
         rows = [
             (t["name"], f"{t['measured']:.4g}", f"{'>=' if t['at_least'] else '<'} {t['wanted']:.4g}",

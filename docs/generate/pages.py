@@ -9,6 +9,7 @@ import re
 from collections.abc import Callable
 from pathlib import Path
 
+from bench.device import estimates
 from docs.generate import journey
 from docs.generate.benchmarks import benchmark_tables, pictures
 from docs.generate.commands import commands_page
@@ -34,11 +35,16 @@ def _integrator_table() -> str:
     return table_of((ROOT / "tests/integrations/README.md").read_text(encoding="utf-8"), "| feature |")
 
 
+def _estimates() -> str:
+    return estimates.tables(estimates.counted())
+
+
 PARTS: dict[str, Callable[[], str]] = {
     "settings": settings_table,
     "refusals": refusal_table,
     "network-words": network_table,
     "benchmarks": benchmark_tables,
+    "estimates": _estimates,
     "integrators": _integrator_table,
     "memory": memory_table,
     "program": _program,

@@ -151,7 +151,7 @@ class PtxExecutor(HostExecutor):
         self._world.machine.host_learns(threading.get_ident(), event.number)
 
     def memory(self, address: int, num_bytes: int, kind: str) -> None:
-        self._world.machine.region(address, num_bytes, kind)
+        self._world.machine.region(address, num_bytes, kind, getattr(self._local, "device", 0))
 
 
 @contextmanager

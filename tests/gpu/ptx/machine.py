@@ -26,8 +26,29 @@ FLAGS = (
     ),  # kernels' memory has no types here; rounding is part of the contract
 )
 KINDS = {"": 0, "device": 1, "pinned": 2, "tensor": 3}
-_HEAD = 5
+_HEAD = 16
 _MAX_WARPS = 1 << 14
+
+
+@dataclass(frozen=True)
+class Trips:
+    """How often lanes wait for memory, one thing behind the other.
+
+    Attributes:
+        away, wide, line, near: the lane that waits longest uses what loads have brought that were on their way
+            together. One of them was of another device's memory; else one was of 16 bytes; else one of a line of 128
+            bytes that its block had not read yet; else none.
+        host, flag: different words of pinned memory, and of other memory, that the lane with most reads with an order.
+        fence: releases to the system of the lane with most.
+    """
+
+    away: int = 0
+    wide: int = 0
+    line: int = 0
+    near: int = 0
+    host: int = 0
+    flag: int = 0
+    fence: int = 0
 
 
 @dataclass(frozen=True)
@@ -41,6 +62,11 @@ class Counts:
     busiest_lane16: int
     host_words_read: int  # words of pinned memory, each counted once for each lane that read it
     warp16: list[int]
+    loaded: int = 0  # bytes of global memory, by loads of 16 bytes
+    stored: int = 0  # bytes of global memory, by plain stores
+    loaded_away: int = 0  # of those, of other devices
+    stored_away: int = 0
+    trips: Trips = Trips()
 
 
 @functools.cache
@@ -59,7 +85,7 @@ def _library() -> ctypes.CDLL:
         ("host_learns", None, (pointer, number, ctypes.c_uint32)),
         ("hosts_meet", None, (pointer,)),
         ("release", None, (pointer, ctypes.c_uint32)),
-        ("region", None, (pointer, number, number, ctypes.c_uint32)),
+        ("region", None, (pointer, number, number, ctypes.c_uint32, ctypes.c_uint32)),
         ("tensor", None, (pointer, number, number)),
         ("mutate", pointer, (pointer, text, ctypes.c_uint32, text)),
         ("executed", number, (pointer, text, pointer, number)),
@@ -128,8 +154,23 @@ class Machine:
         self._checked(
             self._calls.ptx_launch(self._machine, kernel.encode(), given, args, len(args), counts, _MAX_WARPS)
         )
-        grid, warps, instructions, busiest, host_words = counts[:_HEAD]
-        return Counts(kernel, grid, warps, instructions, busiest, host_words, counts[_HEAD : _HEAD + grid * warps])
+        grid, warps, instructions, busiest, host_words, *moved_and_trips = counts[:_HEAD]
+        of_warps = counts[_HEAD : _HEAD + grid * warps]
+        loaded, stored, loaded_away, stored_away, *trips = moved_and_trips
+        return Counts(
+            kernel,
+            grid,
+            warps,
+            instructions,
+            busiest,
+            host_words,
+            of_warps,
+            loaded,
+            stored,
+            loaded_away,
+            stored_away,
+            Trips(*trips),
+        )
 
     def snapshot(self, thread: int) -> int:
         """What a host thread knows by now, as an event; to be released."""
@@ -155,10 +196,10 @@ class Machine:
         """An event will not be asked for again."""
         self._calls.ptx_release(self._machine, event)
 
-    def region(self, address: int, num_bytes: int, kind: str) -> None:
-        """Memory that kernels may use, by KINDS; "" ends it."""
+    def region(self, address: int, num_bytes: int, kind: str, owner: int = 0) -> None:
+        """Memory that kernels may use, by KINDS, and the device that it is of, 0: no matter which; "" ends it."""
         if num_bytes:
-            self._calls.ptx_region(self._machine, address, num_bytes, KINDS[kind])
+            self._calls.ptx_region(self._machine, address, num_bytes, KINDS[kind], owner)
 
     def tensor(self, address: int, num_bytes: int) -> None:
         """Memory of a tensor, which may be known already."""

@@ -19,6 +19,30 @@ struct SmallShared {
   u32 words[64];
 };
 
+// ---- trips to memory -------------------------------------------------------------------------------------------------
+
+KERNEL copies_one_by_one(Odd a) {
+  const u128* from = reinterpret_cast<const u128*>(a.bytes) + 4 * simt::tid();
+  u128* to = reinterpret_cast<u128*>(a.number) + 4 * simt::tid();
+  UCCL_UNROLL
+  for (u32 i = 0; i < 4; ++i) simt::st_na(to + i, simt::ld_nc(from + i));
+}
+KERNEL copies_four_at_once(Odd a) {
+  const u128* from = reinterpret_cast<const u128*>(a.bytes) + 4 * simt::tid();
+  u128* to = reinterpret_cast<u128*>(a.number) + 4 * simt::tid();
+  u128 unit[4];
+  UCCL_UNROLL
+  for (u32 i = 0; i < 4; ++i) unit[i] = simt::ld_nc(from + i);
+  UCCL_UNROLL
+  for (u32 i = 0; i < 4; ++i) simt::st_na(to + i, unit[i]);
+}
+// Each word says which word is next.
+KERNEL follows(Odd a) {
+  u32 at = 0;
+  for (u32 i = 0; i < 3; ++i) at = reinterpret_cast<const u32*>(a.bytes)[at];
+  reinterpret_cast<u32*>(a.number)[simt::tid()] = at;
+}
+
 // ---- addresses -------------------------------------------------------------------------------------------------------
 
 KERNEL reads_at(Odd a) {
@@ -64,7 +88,7 @@ KERNEL all_blocks_meet(TwoWords a) {
   simt::WaitContext never{};
   never.abort = reinterpret_cast<u64*>(a.flag);
   never.deadline_ns = ~0ull;
-  simt::sync_grid(a.data, never);
+  simt::sync_grid(a.data, never, [] { return false; });
 }
 
 // ---- order -----------------------------------------------------------------------------------------------------------

@@ -282,3 +282,37 @@ def _computed(a: int, b: int) -> list[int]:
         max(x, y),
         (x ^ 0xFFFFFFFF) ^ y,
     ]
+
+
+# ---- trips to memory -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("kernel", "wide"), [("copies_one_by_one", 4), ("copies_four_at_once", 1)])
+def test_ptx_machine_loads_on_their_way_together_are_one_trip(bench: Bench, kernel: str, wide: int) -> None:
+    counts = bench.run(kernel, bench.data, bench.data + 4096, lanes=32)
+    assert (counts.trips.wide, counts.trips.line, counts.trips.near) == (wide, 0, 0)
+    assert counts.loaded == counts.stored == 4 * 16 * 32 and counts.loaded_away == counts.stored_away == 0
+
+
+@pytest.mark.parametrize("owner", [1, 2])
+def test_ptx_machine_a_trip_to_another_device_is_its_own_kind(bench: Bench, owner: int) -> None:
+    bench.machine.region(bench.data, 4 * WORDS, "device", owner)
+    counts = bench.run("copies_four_at_once", bench.data, bench.data + 4096, lanes=32, device=1)
+    away = owner == 2
+    assert (counts.trips.away, counts.trips.wide) == (away, not away)
+    assert counts.loaded_away == counts.stored_away == 2048 * away
+
+
+def test_ptx_machine_a_chain_of_loads_is_a_trip_each(bench: Bench) -> None:
+    bench.words[0], bench.words[64] = 64, 65  # another line, then one more word of it
+    counts = bench.run("follows", bench.data, bench.data + 1024, lanes=32)
+    # The lane that waited longest was the first to read both lines.
+    assert (counts.trips.wide, counts.trips.line + counts.trips.near) == (0, 3) and counts.trips.line >= 1
+
+
+def test_ptx_machine_counts_words_of_the_host_and_releases(bench: Bench) -> None:
+    pinned = Bench(kind="pinned")
+    for at, (host, flag) in ((pinned, (1, 0)), (bench, (0, 1))):
+        counts = at.run("reads_at", at.data + 1024, at.data, lanes=32)
+        assert (counts.trips.host, counts.trips.flag, counts.trips.fence) == (host, flag, 0)
+    pinned.machine.close()

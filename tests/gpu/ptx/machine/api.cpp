@@ -25,16 +25,19 @@ char* ptx_load(ptx::Machine* machine, const char* program) try {
   return nullptr;
 } catch (const std::exception& error) { return text(error.what()); }
 
-// `shape`: grid, lanes, shared bytes, blocks an SM, stream, device, snapshot, GPU, its SMs. `counts`: u64 [5 + room]: grid, warps, instructions, busiest lane, host words, then each warp's.
+// `shape`: grid, lanes, shared bytes, blocks an SM, stream, device, snapshot, GPU, its SMs. `counts`: u64 [16 + room]: grid, warps, instructions, busiest lane, host words, bytes loaded and stored, trips of seven kinds, then each warp's.
 char* ptx_launch(ptx::Machine* machine, const char* kernel, const ptx::u32* shape, const char* args, ptx::u64 arg_bytes,
                  ptx::u64* counts, ptx::u64 room) {
   ptx::Counts made;
   const ptx::LaunchRequest request{kernel,   shape[0], shape[1], shape[2], shape[3], std::string(args, arg_bytes),
                                    shape[4], shape[5], shape[6], shape[7], shape[8]};
   const std::string error = machine->launch(request, &made);
-  const ptx::u64 head[] = {made.grid, made.warps, made.instructions, made.busiest_lane, made.host_words};
+  const ptx::u64 head[] = {made.grid,        made.warps,      made.instructions, made.busiest_lane,
+                           made.host_words,  made.loaded,     made.stored,       made.loaded_away,
+                           made.stored_away, made.trips.away, made.trips.wide,   made.trips.line,
+                           made.trips.near,  made.host_trips, made.flag_trips,   made.fences};
   std::memcpy(counts, head, sizeof head);
-  for (ptx::u64 i = 0; i < room && i < made.warp.size(); ++i) counts[5 + i] = made.warp[i];
+  for (ptx::u64 i = 0; i < room && i < made.warp.size(); ++i) counts[std::size(head) + i] = made.warp[i];
   return text(error);
 }
 
@@ -44,8 +47,8 @@ void ptx_wait(ptx::Machine* machine, ptx::u32 stream, ptx::u32 event) { machine-
 void ptx_host_learns(ptx::Machine* machine, ptx::u64 thread, ptx::u32 event) { machine->host_learns(thread, event); }
 void ptx_hosts_meet(ptx::Machine* machine) { machine->hosts_meet(); }
 void ptx_release(ptx::Machine* machine, ptx::u32 event) { machine->release(event); }
-void ptx_region(ptx::Machine* machine, ptx::u64 address, ptx::u64 bytes, ptx::u32 kind) {
-  machine->region(address, bytes, static_cast<ptx::Kind>(kind));
+void ptx_region(ptx::Machine* machine, ptx::u64 address, ptx::u64 bytes, ptx::u32 kind, ptx::u32 owner) {
+  machine->region(address, bytes, static_cast<ptx::Kind>(kind), owner);
 }
 void ptx_tensor(ptx::Machine* machine, ptx::u64 address, ptx::u64 bytes) { machine->tensor(address, bytes); }
 

@@ -12,6 +12,7 @@ namespace ptx {
 namespace {
 
 constexpr u64 kNullPage = 4096;
+constexpr u64 kLineBytes = 128;
 
 float real(u64 bits) { return std::bit_cast<float>(static_cast<u32>(bits)); }
 u64 bits(float value) { return std::bit_cast<u32>(value); }
@@ -108,11 +109,18 @@ u64 Machine::resolve(Lane& lane, const Instruction& i, u64 address, u32 bytes, b
   if (after != regions_.begin()) {
     const auto& [begin, region] = *std::prev(after);
     if (address < region.end) {
+      lane.away = region.owner != 0 && region.owner != lane.block->launch.request.device;
       if (address + bytes > region.end) fail(lane, "it reaches beyond the end of an allocation");
       if (region.kind == Kind::kPinned && i.order != Order::kWeak && i.scope != Scope::kSys)
         fail(lane, "a scope narrower than the system, of a word in memory that the host uses");
-      if (region.kind == Kind::kPinned && i.op == Op::k_ld && i.order != Order::kWeak)  // weak ones are of rows
-        lane.block->launch.host_words.insert(address ^ static_cast<u64>(lane.id) << 44);
+      if (ordered(i) && i.op != Op::k_st) {
+        const u64 word = address ^ static_cast<u64>(lane.id) << 44;
+        if (region.kind == Kind::kPinned && i.op == Op::k_ld)  // weak ones are of rows
+          lane.host_trips += lane.block->launch.host_words.insert(word).second;
+        else
+          lane.flag_trips += lane.block->launch.flags.insert(word).second;
+      }
+      if ((i.order == Order::kRelease || i.order == Order::kAcqRel) && i.scope == Scope::kSys) ++lane.fences;
       return address;
     }
   }
@@ -134,6 +142,13 @@ void Machine::load_elements(Lane& lane, const Instruction& i) {
     bool shared;
     const u64 address = resolve(lane, i, base, bytes, &shared);
     look(address, bytes, image);
+    if (!shared && !ordered(i)) {
+      Counts& counts = lane.block->launch.counts;
+      if (bytes == 16) counts.loaded += bytes;
+      if (bytes == 16 && lane.away) counts.loaded_away += bytes;
+      const bool near = bytes != 16 && !lane.block->lines.insert(address / kLineBytes).second;
+      lane.asked |= near ? 1 : lane.away ? 8 : bytes == 16 ? 4 : 2;
+    }
     if (settings_.judge) {
       judge(lane, i, address, bytes, shared, false, image);
       if (i.order == Order::kAcquire) acquire(lane, i, address);
@@ -155,6 +170,10 @@ void Machine::store_elements(Lane& lane, const Instruction& i) {
   const u32 bytes = i.bytes * i.count;
   bool shared;
   const u64 address = resolve(lane, i, base, bytes, &shared);
+  if (!shared && !ordered(i)) {
+    lane.block->launch.counts.stored += bytes;
+    if (lane.away) lane.block->launch.counts.stored_away += bytes;
+  }
   u8 image[32];
   for (u32 n = 0; n < i.count; ++n) {
     const u64 value = lane.value(i.from[1 + n]);
@@ -219,6 +238,11 @@ void Machine::run(Lane& lane) {
     ++lane.executed;
     ++launch.kernel->executed[lane.at];
     if (i.predicate != kNoSlot && (lane.registers[i.predicate] != 0) == i.negated) continue;
+    if (i.waits && lane.asked != 0) {
+      Trips& trips = lane.trips;
+      ++(lane.asked & 8 ? trips.away : lane.asked & 4 ? trips.wide : lane.asked & 2 ? trips.line : trips.near);
+      lane.asked = 0;
+    }
     u64 to = 0;
     switch (i.op) {
       case Op::k_mov: to = a(i); break;

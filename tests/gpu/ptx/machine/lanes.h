@@ -23,6 +23,11 @@ struct Machine::Lane {
   u32 next = 0, at = 0;  // instructions: the one to come, the one at hand
   u64 wide = 0, executed = 0;
   u64 last_sleep = 0;  // instructions executed by then
+  Trips trips;
+  u32 host_trips = 0, flag_trips = 0, fences = 0;
+  u8 asked =
+      0;  // loads that are on their way: 8 one of another device, 4 of 16 bytes, 2 of a new line, 1 of a known line
+  bool away = false;  // the address that it resolved last is of another device
   Clock known;
 
   u64 value(const Operand& operand) const { return operand.slot == kNoSlot ? operand.value : registers[operand.slot]; }
@@ -46,6 +51,7 @@ struct Machine::Block {
   std::unique_ptr<u8[]> memory;
   u8* shared = nullptr;  // 128-byte aligned
   Shadow shadow;
+  std::unordered_set<u64> lines;  // that it has read
   u32 arrived = 0, ended = 0, at = 0;
   bool vote = true;
 };
@@ -62,7 +68,7 @@ struct Machine::Launch {
   u32 next_block = 0;
   std::map<u32, std::unique_ptr<Block>> blocks;
   std::vector<Lane*> ready, sleeping;
-  std::unordered_set<u64> host_words;
+  std::unordered_set<u64> host_words, flags;
   Counts counts;
   std::string error;
   bool done = false;

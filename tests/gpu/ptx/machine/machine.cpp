@@ -84,7 +84,7 @@ void Machine::release(u32 event) {
 
 // ---- memory ----------------------------------------------------------------------------------------------------------
 
-void Machine::region(u64 address, u64 bytes, Kind kind) {
+void Machine::region(u64 address, u64 bytes, Kind kind, u32 owner) {
   const std::lock_guard lock(mutex_);
   shadow_.forget(address, bytes);
   std::erase_if(syncs_, [&](const auto& sync) { return sync.first - address < bytes; });
@@ -93,7 +93,7 @@ void Machine::region(u64 address, u64 bytes, Kind kind) {
   auto at = regions_.lower_bound(address);
   if (at != regions_.begin() && std::prev(at)->second.end > address) at = std::prev(at);
   while (at != regions_.end() && at->first < address + bytes) at = regions_.erase(at);
-  if (kind != Kind::kUnknown) regions_[address] = Region{address + bytes, kind};
+  if (kind != Kind::kUnknown) regions_[address] = Region{address + bytes, kind, owner};
 }
 
 void Machine::tensor(u64 address, u64 bytes) {
@@ -272,6 +272,10 @@ void Machine::end_block(Launch& launch, Block& block) {
       launch.all_known.learn(lane.known);
       launch.last_clock = std::max(launch.last_clock, lane.clock);
       busiest = std::max(busiest, lane.wide);
+      if (lane.trips.weight() > launch.counts.trips.weight()) launch.counts.trips = lane.trips;
+      launch.counts.host_trips = std::max<u64>(launch.counts.host_trips, lane.host_trips);
+      launch.counts.flag_trips = std::max<u64>(launch.counts.flag_trips, lane.flag_trips);
+      launch.counts.fences = std::max<u64>(launch.counts.fences, lane.fences);
       launch.counts.instructions += lane.executed;
     }
     launch.all_known.learn(block.lanes[w * 32].id, leaf);

@@ -32,11 +32,25 @@ struct LaunchRequest {
   u32 gpu, num_sms;
 };
 
+struct Trips {
+  u64 away = 0, wide = 0, line = 0, near = 0;
+  u64 weight() const { return 48 * away + 14 * wide + 7 * line + near; }  // about as NVLink, HBM, L2 and L1 are slow
+};
+
 struct Counts {
   u32 grid = 0, warps = 0;
   u64 instructions = 0;
   u64 busiest_lane = 0;  // 16-byte accesses of the lane that made most
   u64 host_words = 0;  // different words of pinned memory that each lane read, added up
+  // Bytes of global memory: loads of 16 bytes; plain stores of any size. Of those, in memory of other devices.
+  u64 loaded = 0, stored = 0, loaded_away = 0, stored_away = 0;
+  // Of the lane that waited longest: how often it used what loads had brought that were on their way together, by the
+  // slowest of them: one of another device's memory, one of 16 bytes, one of a line that its block had not read yet, one
+  // of a line that it had.
+  Trips trips;
+  // Of the lane that has most of each: different words of pinned memory that it read with an order; different other
+  // words that it read, or added to, with an order; releases to the system, each of which waits for all that the lane has stored.
+  u64 host_trips = 0, flag_trips = 0, fences = 0;
   std::vector<u64> warp;  // 16-byte accesses of each warp
 };
 
@@ -61,7 +75,7 @@ class Machine {
   void release(u32 event);
 
   // ---- memory ----
-  void region(u64 address, u64 bytes, Kind kind);  // kUnknown: is gone
+  void region(u64 address, u64 bytes, Kind kind, u32 owner = 0);  // kUnknown: is gone. `owner`: a device; 0: nobody's
   void tensor(u64 address, u64 bytes);  // of a tensor, where it is not known yet
 
   // ---- mutants ----
@@ -86,6 +100,7 @@ class Machine {
   struct Region {
     u64 end;
     Kind kind;
+    u32 owner;
   };
   // A word that lanes have stored and the host may not see yet.
   struct Pending {

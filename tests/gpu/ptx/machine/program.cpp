@@ -74,6 +74,60 @@ Instruction instruction(std::string_view line) {
   return i;
 }
 
+// A load of global memory that orders nothing: a processor goes on behind it until its value is used.
+bool is_plain_load(const Instruction& i) {
+  return i.op == Op::k_ld && i.order == Order::kWeak && (i.space == Space::kGlobal || i.space == Space::kGeneric);
+}
+
+// Slots that may hold the value of a load which nobody has used yet, before each instruction; whoever uses one waits, and
+// then all are there. A copy from register to register uses nothing.
+class Pending {
+ public:
+  explicit Pending(Kernel& kernel) : kernel_(kernel), before_(kernel.code.size()), reached_(kernel.code.size()) {
+    for (auto& slots : before_) slots.resize(kernel.slots);
+  }
+  void mark() {
+    if (kernel_.code.empty()) return;
+    reached_[0] = true;
+    todo_.push_back(0);
+    while (!todo_.empty()) {
+      const u32 at = todo_.back();
+      todo_.pop_back();
+      step(at);
+    }
+  }
+
+ private:
+  void step(u32 at) {
+    Instruction& i = kernel_.code[at];
+    std::vector<bool> slots = before_[at];
+    bool uses = i.predicate != kNoSlot && slots[i.predicate];
+    for (const Operand& operand : i.from) uses = uses || (operand.slot != kNoSlot && slots[operand.slot]);
+    const bool moves = uses && i.op == Op::k_mov;
+    if (uses && !moves) {
+      i.waits = true;
+      slots.assign(slots.size(), false);
+    }
+    for (const u16 slot : i.to)
+      if (slot != kNoSlot) slots[slot] = moves || is_plain_load(i) || (i.predicate != kNoSlot && slots[slot]);
+    if (i.op == Op::k_bra) join(static_cast<u32>(i.offset), slots);
+    if ((i.op != Op::k_bra && i.op != Op::k_ret) || i.predicate != kNoSlot) join(at + 1, slots);
+  }
+  void join(u32 at, const std::vector<bool>& slots) {
+    if (at >= before_.size()) return;
+    bool grows = !reached_[at];
+    reached_[at] = true;
+    for (size_t n = 0; n < slots.size(); ++n)
+      if (slots[n] && !before_[at][n]) before_[at][n] = grows = true;
+    if (grows) todo_.push_back(at);
+  }
+
+  Kernel& kernel_;
+  std::vector<std::vector<bool>> before_;
+  std::vector<bool> reached_;
+  std::vector<u32> todo_;
+};
+
 }  // namespace
 
 std::vector<Kernel> read_program(std::string_view text) {
@@ -95,7 +149,10 @@ std::vector<Kernel> read_program(std::string_view text) {
       kernels.back().code.push_back(instruction(line));
     }
   }
-  for (Kernel& k : kernels) k.executed.resize(k.code.size());
+  for (Kernel& k : kernels) {
+    k.executed.resize(k.code.size());
+    Pending(k).mark();
+  }
   return kernels;
 }
 

@@ -11,6 +11,7 @@
 namespace ptx {
 
 // Every operation, by the name that lower.py gives it.
+// clang-format off: it finds no form of this that it leaves alone
 #define PTX_OPERATIONS(X)                                                                                             \
   X(mov)                                                                                                              \
   X(tid)                                                                                                              \
@@ -23,6 +24,7 @@ namespace ptx {
                       X(fsub) X(fmul) X(fdiv) X(ffma) X(fmax) X(fmin) X(fabs) X(fneg) X(frcp) X(fex2) X(ffloor)       \
                           X(fromu) X(froms) X(tou) X(e4m3x2) X(ld) X(st) X(add) X(cas) X(shared) X(global) X(barsync) \
                               X(barand) X(barwarp) X(shflidx) X(shflbfly) X(ballot) X(redux) X(sleep) X(bra) X(ret)
+// clang-format on
 
 enum class Op : u8 {
 #define X(name) k_##name,
@@ -55,6 +57,7 @@ struct Instruction {
   Order order{};
   Scope scope{};
   bool removed = false;      // a barrier that a mutant has taken out
+  bool waits = false;        // it uses what a load of this kernel may just have asked for
   u32 place = 0;             // in Kernel::places
 };
 
