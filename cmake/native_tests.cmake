@@ -4,7 +4,7 @@
 set(harness ${PROJECT_SOURCE_DIR}/tests/native/main.cpp)
 file(GLOB_RECURSE all_tests CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/tests/*.cpp)
 list(REMOVE_ITEM all_tests ${harness})
-list(FILTER all_tests EXCLUDE REGEX "/tests/rdma/")
+list(FILTER all_tests EXCLUDE REGEX "/tests/(rdma|gpu/ptx)/")  # programs and a library of their own
 if(UCCL_EP_SANITIZE STREQUAL "thread")
   # A quarter of the time, in one thread, where there is no data race to find: the simulated cluster, every interleaving.
   list(FILTER all_tests EXCLUDE REGEX "/tests/(proxy/simulation|exhaustive)/")
