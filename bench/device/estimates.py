@@ -128,7 +128,7 @@ def tables(counts: Mapping[str, Mapping[str, Kernel]]) -> str:
             _NOTE,
             "**Low latency, estimated**: 128 tokens x 7,168, top-8 of 256, FP8 out and BF16 back, both halves.\n",
             _markdown(("GPU, ranks", *dc, "bound by"), _low_latency_rows(counts)),
-            "**Throughput, estimated**: 4,096 tokens, BF16 rows, 24 SMs; rates as DeepEP counts rows.\n",
+            "**Throughput, estimated**: 4,096 tokens, 24 SMs, BF16 rows (DeepEP's dispatch: FP8), its count of rows.\n",
             _markdown(("GPU, ranks", *rates, "bound by"), _throughput_rows(counts)),
             "**Share of a plain copy, estimated**, where one H100 plays all ranks in `bench/device_check.sh`, "
             f"up to {DEFAULT_NUM_SMS} SMs a rank.\n",
