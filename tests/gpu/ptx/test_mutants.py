@@ -1,0 +1,47 @@
+"""Orders that everything rests on, weakened: the machine finds each. `mutants.py` tries them all."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from tests.gpu.ptx.mutants import KNOWN, SEEDS, known, mutants, play
+
+pytestmark = [pytest.mark.compile, pytest.mark.timeout(120)]
+ARCH = "compute_90a"
+ONE, TWO = "low latency, 1 node of 3", "low latency, only dispatches, 2 nodes"
+HIGH = "throughput, 1 node of 3"
+
+
+@pytest.mark.parametrize(
+    ("kernel", "how", "source", "scenario"),
+    [
+        pytest.param("low_latency_dispatch_send", "relax", r"signals\.flag", ONE, id="flag of rows, relaxed"),
+        pytest.param("low_latency_dispatch_send", "narrow", r"signals\.flag", ONE, id="flag of rows, to its own GPU"),
+        pytest.param("low_latency_dispatch_send", "relax", r"ring\.slots", TWO, id="command, before the rows it sends"),
+        pytest.param("low_latency_dispatch_send", "remove", r"sync_block.*last_block", ONE, id="barrier of last_block"),
+        pytest.param("low_latency_dispatch_recv", "relax", r"add_acq_rel_gpu\(counter", ONE, id="grid barrier"),
+        pytest.param("low_latency_combine_send", "relax", r"signals\.flag", ONE, id="flag of sums, relaxed"),
+        pytest.param("low_latency_combine_send", "relax", r"add_acq_rel_gpu\(ticket, 1u", ONE, id="blocks of a launch"),
+        pytest.param("throughput_dispatch", "relax", r"sent_word, number \+ 1", HIGH, id="chunk of a stream"),
+        pytest.param(
+            "throughput_dispatch", "remove", r"all lanes' stores are before", HIGH, id="lanes before the chunk"
+        ),
+        pytest.param(
+            "throughput_counts", "remove", r"sync_block.*fill_counts", HIGH, id="counts before they are summed"
+        ),
+    ],
+)
+def test_ptx_mutant_is_found(kernel: str, how: str, source: str, scenario: str) -> None:
+    executed = play(scenario, SEEDS[0], arch=ARCH).world.machine.executed(kernel)
+    made = [m for m in mutants(ARCH) if (m.kernel, m.how) == (kernel, how) and re.search(source, m.source)]
+    reached = [m for m in made if executed[m.instruction]]
+    assert reached, "no scenario executes the line, or it has changed"
+    assert any(play(scenario, seed, m, ARCH).wrong for m in reached for seed in SEEDS)
+
+
+def test_ptx_mutants_that_are_known_exist() -> None:
+    made = mutants(ARCH)
+    idle = [entry for entry in KNOWN if not any(known(m) == entry[2] for m in made)]
+    assert not idle, f"no mutant is left out for this reason: {idle}"
