@@ -238,9 +238,9 @@ DEV RowCut cut_row(const LowLatencyCall& call, u64 rows, u32 warps, u32 grain) {
 // Four 16-byte units a lane.
 inline constexpr u32 kPieceBytes = 4 * 16 * (simt::kWarp == 1 ? 32 : simt::kWarp);
 
-// Deals the rows of all local experts, each in `pieces`, round `warps` warps, of which this one is number
-// `warp`: experts ascending, then rows. Warp-collective. count(e) is called by one lane an expert; take(e, row, piece) says whether to go on. Returns whether
-// all did.
+// Deals the rows of all local experts, each in `pieces`, round `warps` warps, of which this one is number `warp`: experts
+// ascending, then rows. Warp-collective. One lane an expert calls count(e); take(e, row, piece) says whether to go on.
+// Returns whether all did.
 template <class Count, class Take>
 DEV bool deal_rows(u32 experts, u32 pieces, u32 warp, u32 warps, Count count, Take take) {
   u32 u = warp;  // this warp's next unit, among those of the experts from `base` on

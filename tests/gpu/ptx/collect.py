@@ -18,23 +18,15 @@ import pytest
 
 from bench.device.time_model import CASES, COUNTS, Case
 from tests.gpu import critical_paths
-from tests.gpu.ptx.counting import _worlds, open_driver
+from tests.gpu.ptx.counting import launches, open_driver
 from tests.gpu.ptx.machine import Counts
-from tests.uccl_ep.gpu.fake_driver import FakeDriver
 from uccl_ep import Config
 
 
-def _counts(driver: FakeDriver) -> list[Counts]:
-    world = _worlds[id(driver)]
-    assert not world.errors, world.errors[0]
-    seen, world.counts = world.counts, []
-    return seen
-
-
-def worst(launches: list[Counts]) -> dict[str, dict[str, int]]:
+def worst(seen: list[Counts]) -> dict[str, dict[str, int]]:
     """By kernel, each field's largest."""
     found: dict[str, dict[str, int]] = {}
-    for launch in launches:
+    for launch in seen:
         one = {
             "blocks": launch.grid,
             "warps": launch.warps,
@@ -60,7 +52,7 @@ def collect(case: Case) -> dict[str, dict[str, int]]:
         patch.setenv("UCCL_EP_LOW_LATENCY_COMBINE", case.combine)
         per_node = case.ranks_per_node if case.ranks_per_node < case.ranks else 0
         with critical_paths.gpu_of(open_driver, per_node) as driver:
-            return worst(play(driver, _counts, case.tokens))
+            return worst(play(driver, launches, case.tokens))
 
 
 def main() -> None:

@@ -10,6 +10,7 @@ from contextlib import ExitStack
 
 from tests.gpu.critical_paths import KernelCounts
 from tests.gpu.ptx.executor import World, playing
+from tests.gpu.ptx.machine import Counts
 from tests.uccl_ep.gpu.fake_driver import FakeDriver
 
 _open = ExitStack()
@@ -28,8 +29,8 @@ def open_driver(num_sms: int) -> FakeDriver:
     return driver
 
 
-def counts(driver: FakeDriver) -> list[KernelCounts]:
-    """Of the launches since this was last asked.
+def launches(driver: FakeDriver) -> list[Counts]:
+    """All that the machine counted of the launches since this was last asked.
 
     Raises:
         AssertionError: a kernel broke PTX's rules.
@@ -37,4 +38,11 @@ def counts(driver: FakeDriver) -> list[KernelCounts]:
     world = _worlds[id(driver)]
     assert not world.errors, world.errors[0]
     seen, world.counts = world.counts, []
-    return [KernelCounts(c.kernel, c.grid, c.warps, c.busiest_lane16, c.warp16, c.host_words_read) for c in seen]
+    return seen
+
+
+def counts(driver: FakeDriver) -> list[KernelCounts]:
+    """The same, as far as the table of critical paths shows it."""
+    return [
+        KernelCounts(c.kernel, c.grid, c.warps, c.busiest_lane16, c.warp16, c.host_words_read) for c in launches(driver)
+    ]

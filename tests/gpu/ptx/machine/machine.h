@@ -4,7 +4,6 @@
 // memory. Real memory is read and written, so host threads (proxies) take part as they do beside a GPU.
 #pragma once
 #include <condition_variable>
-#include <deque>
 #include <map>
 #include <mutex>
 #include <thread>
@@ -79,7 +78,7 @@ class Machine {
   void tensor(u64 address, u64 bytes);  // of a tensor, where it is not known yet
 
   // ---- mutants ----
-  // Changes how one instruction orders memory: "relax", "narrow", "remove"; "" = as it was. Throws std::invalid_argument
+  // Changes how one instruction orders memory: "relax", "weaken", "narrow", "remove"; "" = as it was. Throws std::invalid_argument
   // where that is no change.
   void mutate(const std::string& kernel, u32 instruction, const std::string& how);
   const std::map<std::string, Kernel>& kernels() const { return kernels_; }
@@ -121,8 +120,6 @@ class Machine {
   void run(Lane& lane);
   void look_at_all();
   void changed_by_host(Cell& cell, u64 address);
-  template <class T>
-  T load(Lane& lane, const Instruction& i, u64 address);
   void load_elements(Lane& lane, const Instruction& i);
   void store_elements(Lane& lane, const Instruction& i);
   void atomic(Lane& lane, const Instruction& i);
