@@ -28,24 +28,30 @@ contract::Family in_gpu(bool flushes, u64 seed, u32 nics = 1) {
 
 struct Pair {
   explicit Pair(bool flushes, u64 seed = 1) : group(in_gpu(flushes, seed), contract::Shape{}) {}
+  // A queue may still be full of writes that have arrived and whose completions nobody has polled.
   void write(u32 immediate, u64 bytes) {
     const WriteRequest r{1, immediate, contract::random_bytes(), contract::Group::kBase, bytes, immediate};
-    CHECK_EQ(group.lane(0).post({&r, 1}), 1u);
+    CHECK(contract::poll_until([&] { return complete(), group.lane(0).post({&r, 1}) == 1; }));
     group.lane(0).flush();
+    ++written;
+  }
+  void complete() {
+    u64 wr_ids[64];
+    completed += group.lane(0).poll_completions(wr_ids);
   }
   // Polls until rank 1 has been told of so many writes.
   void receive(std::size_t wanted) {
     std::size_t seen = 0;
     CHECK(contract::poll_until([&] {
-      u64 wr_ids[64];
       Arrival a[64];
-      group.lane(0).poll_completions(wr_ids);
+      complete();
       return (seen += group.lane(1).poll_arrivals(a)) == wanted;
     }));
   }
   bool visible() { return std::memcmp(group.memory(1), contract::random_bytes(), 64) == 0; }
 
   contract::Group group;
+  std::size_t written = 0, completed = 0;
 };
 
 }  // namespace
@@ -81,10 +87,7 @@ TEST(transport_verbs_flush_is_one_read_a_batch) {
   p.receive(40);
   CHECK_EQ(f.num_reads(), 2u);
   for (u32 i = 0; i < 40; ++i) p.write(i, 64);
-  for (std::size_t done = 0; done < 40;) {  // all of them are there before the receiver looks
-    u64 wr_ids[64];
-    done += p.group.lane(0).poll_completions(wr_ids);
-  }
+  CHECK(contract::poll_until([&] { return p.complete(), p.completed == p.written; }));  // before the receiver looks
   p.receive(40);
   CHECK(p.visible());
   CHECK_EQ(f.num_reads(), 3u);
@@ -96,9 +99,8 @@ TEST(transport_verbs_flush_that_fails_ends_connections_and_tells_nothing) {
   p.write(1, 64);
   PeerEvent e{};
   CHECK(contract::poll_until([&] {
-    u64 wr_ids[8];
     Arrival a[8];
-    p.group.lane(0).poll_completions(wr_ids);
+    p.complete();
     CHECK_EQ(p.group.lane(1).poll_arrivals(a), 0u);
     return p.group.lane(1).poll_events({&e, 1}) == 1;
   }));
