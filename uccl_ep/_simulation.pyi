@@ -68,15 +68,15 @@ class Totals:
     @property
     def failures(self) -> list[tuple[int, str]]: ...
 
-def simulate(first: int, count: int, profile: str, stop: Stop) -> Totals:
+def simulate(first: int, count: int, profile: str, num_ranks: int, num_nodes: int, stop: Stop) -> Totals:
     """
     Runs seeds [first, first + count) on this thread, without Python's lock.
     """
 
-def explain(seed: int, profile: str) -> str:
+def explain(seed: int, profile: str, num_ranks: int, num_nodes: int) -> str:
     """A failing seed, shortened, in lines; '' when it does not fail."""
 
-def describe(seed: int, profile: str) -> str:
+def describe(seed: int, profile: str, num_ranks: int, num_nodes: int) -> str:
     """What a seed stands for, in one line."""
 
 def answers(seed: int, round: int) -> dict[str, object]:

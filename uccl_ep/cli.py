@@ -252,13 +252,15 @@ def simulate(
     profile: Annotated[
         str, typer.Option(help="rc: in order per queue pair. srd: any order. any: the seed chooses.")
     ] = "any",
+    ranks: Annotated[int, typer.Option(help="Ranks of every run, with --nodes. Default: the seed chooses.")] = 0,
+    nodes: Annotated[int, typer.Option(help="Nodes that these ranks are on, as equal as there can be.")] = 0,
     out: Annotated[Path | None, typer.Option(help="Write totals and failing seeds to this file, as JSON.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object and nothing else.")] = False,
 ) -> None:
     """Prove dispatch and combine against simulated networks that reorder, delay and fail.
 
-    Each seed stands for one whole run: 2 to 64 ranks on any nodes, their tokens, ring sizes, limits, a network and what
-    goes wrong in it. The real kernels, rings and proxy engines of all ranks run on one thread in virtual time. Writes
+    Each seed stands for one whole run: 2 to 64 ranks on any nodes (or what --ranks and --nodes say), their tokens, ring
+    sizes, limits, a network and what goes wrong in it. The real kernels, rings and proxy engines of all ranks run on one thread in virtual time. Writes
     and immediates arrive in any order that the transport contract allows; links stall, ranks are slow, links are cut
     and ranks die. Every row is compared with an oracle; where something was lost, every survivor must say so before
     its deadline and name a rank that can be to blame.
@@ -272,9 +274,12 @@ def simulate(
 
       uccl-ep simulate --minutes 5 --fresh --profile srd --out totals.json
 
+      uccl-ep simulate --seeds 50 --ranks 256 --nodes 32 --jobs 1
+
       uccl-ep simulate --seed 4711
     """
     import time
+    from dataclasses import replace
 
     from rich.console import Console
 
@@ -282,16 +287,17 @@ def simulate(
     from uccl_ep.tools.simulate import SimulateOptions, run_one, run_simulate
 
     console = Console()
+    threads = len(os.sched_getaffinity(0)) if jobs is None else jobs
+    options = SimulateOptions(None, first, threads, minutes, profile, ranks, nodes)
     if seed is not None:
         if as_json or out is not None:
             raise InvalidArgument("--seed explains one seed in words: give --json or --out with --seeds instead")
-        raise typer.Exit(run_one(seed, profile, console))
+        raise typer.Exit(run_one(seed, options, console))
     if fresh:
         first = time.time_ns() // 1_000_000 % (1 << 40)
     if fresh and not as_json:
         console.print(f"first seed: {first}", highlight=False)
-    count = 1000 if seeds is None and minutes is None else seeds
-    options = SimulateOptions(count, first, len(os.sched_getaffinity(0)) if jobs is None else jobs, minutes, profile)
+    options = replace(options, first=first, seeds=1000 if seeds is None and minutes is None else seeds)
     try:
         status = run_simulate(options, out, console, as_json)
     except KeyboardInterrupt:

@@ -135,16 +135,26 @@ NB_MODULE(_simulation, m) {
       .def_ro("failures", &Totals::failures);
   m.def(
       "simulate",
-      [](u64 first, u64 count, const std::string& profile, const StopFlag& stop) {
-        return run_seeds(first, count, profile, stop.set);
+      [](u64 first, u64 count, const std::string& profile, u32 ranks, u32 nodes, const StopFlag& stop) {
+        return run_seeds(first, count, {profile, ranks, nodes}, stop.set);
       },
-      nb::arg("first"), nb::arg("count"), nb::arg("profile"), nb::arg("stop"), nb::call_guard<nb::gil_scoped_release>(),
+      nb::arg("first"), nb::arg("count"), nb::arg("profile"), nb::arg("num_ranks"), nb::arg("num_nodes"),
+      nb::arg("stop"), nb::call_guard<nb::gil_scoped_release>(),
       "Runs seeds [first, first + count) on this thread, without Python's lock.");
-  m.def("explain", &explain_seed, nb::arg("seed"), nb::arg("profile"), nb::call_guard<nb::gil_scoped_release>(),
-        "A failing seed, shortened, in lines; '' when it does not fail.");
   m.def(
-      "describe", [](u64 seed, const std::string& profile) { return describe(draw_case(seed, profile)); },
-      nb::arg("seed"), nb::arg("profile"), "What a seed stands for, in one line.");
+      "explain",
+      [](u64 seed, const std::string& profile, u32 ranks, u32 nodes) {
+        return explain_seed(seed, {profile, ranks, nodes});
+      },
+      nb::arg("seed"), nb::arg("profile"), nb::arg("num_ranks"), nb::arg("num_nodes"),
+      nb::call_guard<nb::gil_scoped_release>(), "A failing seed, shortened, in lines; '' when it does not fail.");
+  m.def(
+      "describe",
+      [](u64 seed, const std::string& profile, u32 ranks, u32 nodes) {
+        return describe(draw_case(seed, {profile, ranks, nodes}));
+      },
+      nb::arg("seed"), nb::arg("profile"), nb::arg("num_ranks"), nb::arg("num_nodes"),
+      "What a seed stands for, in one line.");
   m.def(
       "answers",
       [](u64 seed, u64 round) {

@@ -19,6 +19,24 @@ enum class Presence : u8 { kHere, kGone, kEither };
 using Presences = std::vector<Presence>;  // by rank; empty: everybody is here
 inline Presence presence_of(const Presences& p, u32 rank) { return p.empty() ? Presence::kHere : p[rank]; }
 
+// Whether fits(presences) for some subset of the ranks lost meanwhile, of those that `matters` is true of. The last one
+// tried is that none of them was.
+template <class Matters, class Fits>
+bool fits_some_loss(const Presences& seen, Matters matters, Fits fits) {
+  Presences exact = seen;  // without kEither
+  std::vector<u32> open;
+  for (u32 r = 0; r < seen.size(); ++r) {
+    if (seen[r] != Presence::kEither) continue;
+    exact[r] = Presence::kHere;
+    if (matters(r)) open.push_back(r);
+  }
+  for (u64 lost = 1ull << open.size(); lost-- != 0;) {
+    for (std::size_t i = 0; i < open.size(); ++i) exact[open[i]] = lost >> i & 1 ? Presence::kGone : Presence::kHere;
+    if (fits(exact)) return true;
+  }
+  return false;
+}
+
 // `me` may have left `peer` out at some time: one of them leaves or dies, or the link between them ends.
 bool may_leave_out(const Case& c, u32 me, u32 peer);
 bool leaves(const Case& c, u32 rank);

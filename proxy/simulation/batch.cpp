@@ -8,10 +8,10 @@
 
 namespace uccl::simulation {
 
-Totals run_seeds(u64 first, u64 count, const std::string& profile, const std::atomic<bool>& stop) {
+Totals run_seeds(u64 first, u64 count, const Wish& wish, const std::atomic<bool>& stop) {
   Totals t;
   for (u64 seed = first; seed - first < count && !stop.load(std::memory_order_relaxed); ++seed) {
-    const Case c = draw_case(seed, profile);
+    const Case c = draw_case(seed, wish);
     Outcome o = run_case(c);
     ++t.seeds;
     t.low_latency += c.mode == Mode::kLowLatency;
@@ -35,8 +35,8 @@ Totals run_seeds(u64 first, u64 count, const std::string& profile, const std::at
   return t;
 }
 
-std::string explain_seed(u64 seed, const std::string& profile) {
-  const Shortened s = shorten(draw_case(seed, profile));
+std::string explain_seed(u64 seed, const Wish& wish) {
+  const Shortened s = shorten(draw_case(seed, wish));
   return s.outcome.violation.empty() ? "" : explain(s);
 }
 

@@ -23,10 +23,10 @@ struct Totals {
 };
 
 // Seeds [first, first + count). Ends early, between two, when `stop` is set. Throws std::invalid_argument for an
-// unknown profile.
-Totals run_seeds(u64 first, u64 count, const std::string& profile, const std::atomic<bool>& stop);
+// wish that cannot be.
+Totals run_seeds(u64 first, u64 count, const Wish& wish, const std::atomic<bool>& stop);
 
 // The failure of one seed, shortened and in lines; "" when it does not fail.
-std::string explain_seed(u64 seed, const std::string& profile);
+std::string explain_seed(u64 seed, const Wish& wish);
 
 }  // namespace uccl::simulation

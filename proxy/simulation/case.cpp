@@ -22,15 +22,34 @@ u32 draw_ranks(Random& r) {
   return static_cast<u32>(r.between(33, 64));
 }
 
+// Contiguous, and as equal as there can be.
+std::vector<u32> equal_nodes(u32 ranks, u32 nodes) {
+  std::vector<u32> node(ranks);
+  for (u32 i = 0; i < ranks; ++i) node[i] = static_cast<u32>(u64{i} * nodes / ranks);
+  return node;
+}
+
+void check(const Wish& wish) {
+  if (wish.profile != "any") link_profile(wish.profile);  // refuses an unknown one
+  if (wish.num_ranks == 0 && wish.num_nodes == 0) return;
+  const bool sound = wish.num_ranks >= 2 && wish.num_ranks <= kMaxRanks && wish.num_nodes >= 1 &&
+                     wish.num_nodes <= wish.num_ranks && wish.num_ranks <= u64{wish.num_nodes} * kMaxRanksPerNode;
+  if (!sound)
+    throw std::invalid_argument("a run has 2 to " + std::to_string(kMaxRanks) + " ranks on nodes of 1 to " +
+                                std::to_string(kMaxRanksPerNode) + ": " + std::to_string(wish.num_ranks) +
+                                " ranks on " + std::to_string(wish.num_nodes) + " nodes cannot be");
+}
+
 // One rank a node, even nodes, uneven ones, one node; contiguous or dealt round.
 std::vector<u32> draw_nodes(Random& r, u32 ranks) {
   const u64 kind = r.below(20);
   std::vector<u32> node(ranks, 0);
   if (kind == 0) return node;
-  u32 nodes = kind < 7 ? ranks : static_cast<u32>(r.between(2, std::min(ranks, 12u)));
+  const u32 nodes = kind < 7 ? ranks : static_cast<u32>(r.between(2, std::min(ranks, 12u)));
   const bool dealt = r.one_in(4);
   if (kind < 14) {
-    for (u32 i = 0; i < ranks; ++i) node[i] = dealt ? i % nodes : static_cast<u32>(u64{i} * nodes / ranks);
+    if (!dealt) return equal_nodes(ranks, nodes);
+    for (u32 i = 0; i < ranks; ++i) node[i] = i % nodes;
     return node;
   }
   for (u32 i = 0; i < ranks; ++i) node[i] = i < nodes ? i : static_cast<u32>(r.below(nodes));
@@ -215,20 +234,20 @@ bool Case::lethal() const {
   return std::any_of(faults.begin(), faults.end(), [](const FaultPlan& p) { return p.lethal(); });
 }
 
-Case draw_case(u64 seed, const std::string& profile) {
-  if (profile != "any") link_profile(profile);  // refuses an unknown one
+Case draw_case(u64 seed, const Wish& wish) {
+  check(wish);
   Random r(key_of(seed, 0xca5e));
   Case c;
   c.seed = seed;
   c.mode = r.one_in(2) ? Mode::kLowLatency : Mode::kThroughput;
-  const u32 ranks = draw_ranks(r);
-  c.world.node_of = draw_nodes(r, ranks);
+  const u32 drawn = draw_ranks(r), ranks = wish.num_ranks != 0 ? wish.num_ranks : drawn;
+  c.world.node_of = wish.num_ranks != 0 ? equal_nodes(ranks, wish.num_nodes) : draw_nodes(r, ranks);
   draw_limits(r, &c);
   if (c.mode == Mode::kLowLatency)
     draw_low_latency(r, &c);
   else
     draw_throughput(r, &c);
-  draw_profile(r, profile, &c);
+  draw_profile(r, wish.profile, &c);
   draw_faults(r, &c);
   draw_absences(Random(key_of(seed, 0xab5e)), &c);
   draw_rows(Random(key_of(seed, 0x6f0)), &c);

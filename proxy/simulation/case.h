@@ -1,6 +1,7 @@
 // Everything that is chosen about one simulated run, drawn from its seed: who is where, sizes, limits, network, faults.
 #pragma once
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "kernels/launch/launch.h"
@@ -87,8 +88,16 @@ struct Case {
   bool absences() const { return world.shrink && (lethal() || !leavings.empty()); }  // somebody may be left out
 };
 
-// Profiles by name: "rc", "srd", or "any" for the seed to choose. Throws std::invalid_argument that lists them.
-Case draw_case(u64 seed, const std::string& profile);
+// What a caller fixes about every case; the seed chooses the rest.
+struct Wish {
+  Wish(const char* p) : profile(p) {}
+  Wish(std::string p, u32 ranks = 0, u32 nodes = 0) : profile(std::move(p)), num_ranks(ranks), num_nodes(nodes) {}
+  std::string profile;  // by name: "rc", "srd", or "any" for the seed to choose
+  u32 num_ranks = 0, num_nodes = 0;  // both 0: the seed chooses; nodes of neighbouring ranks, as equal as there can be
+};
+
+// Throws std::invalid_argument for a profile that is not there (it lists them), and for ranks and nodes that cannot be.
+Case draw_case(u64 seed, const Wish& wish);
 std::string describe(const Case& c);
 
 }  // namespace uccl::simulation

@@ -48,8 +48,8 @@ class LowLatencyOracle {
   std::vector<Row> rows_of(u64 round, u32 expert, const Presences& from = {});
   std::vector<u16> combine_row(u64 round, u32 expert, u32 source, u32 token) const;
   std::vector<u16> combined(u64 round, u32 rank);  // bf16 [num_tokens, hidden]
-  // Of one token, without what the experts of ranks in `gone` (bits) would have sent.
-  std::vector<u16> combined_token(u64 round, u32 rank, u32 token, u64 gone);
+  // Of one token, without what the experts of ranks that are gone would have sent.
+  std::vector<u16> combined_token(u64 round, u32 rank, u32 token, const Presences& owners = {});
 
  private:
   u64 combine_key(u64 round, u32 expert, u32 source, u32 token) const;

@@ -146,25 +146,21 @@ u64 ThroughputOracle::check_dispatched(u64 round, u32 me, const DispatchGot& got
 u64 ThroughputOracle::check_combined(u64 round, u32 me, const Buffer<u16>& got, const Buffer<float>& got_weights,
                                      const Presences& from) {
   const u32 hidden = plan(round).combine_hidden, topk = plan(round).combine_topk, tokens = input(round, me).num_tokens;
-  u64 gone = 0, either = 0;
-  for (u32 r = 0; r < from.size(); ++r) {
-    gone |= u64{from[r] == Presence::kGone} << r;
-    either |= u64{from[r] == Presence::kEither} << r;
-  }
+  const u8* const goes_to = input(round, me).goes_to.data();
   for (u32 t = 0; t < tokens; ++t) {
     const u16* const x = got.data() + u64{t} * hidden;
     const float* const weights = got_weights.data() + u64{t} * topk;
-    bool equal = false;
-    for (u64 some = either; !equal; some = (some - 1) & either) {  // every subset of who was lost meanwhile
-      const Combined expected = combined_token(round, me, t, gone | some);
-      const bool sums = std::equal(expected.x.begin(), expected.x.end(), x);
-      equal = sums && std::equal(expected.weights.begin(), expected.weights.end(), weights);
-      if (some != 0 || equal) continue;
-      const auto at = std::mismatch(expected.x.begin(), expected.x.end(), x).first - expected.x.begin();
+    std::ptrdiff_t at = 0;
+    const auto same = [&](const Presences& p) {
+      const Combined expected = combined_token(round, me, t, p);
+      at = std::mismatch(expected.x.begin(), expected.x.end(), x).first - expected.x.begin();
+      return at == std::ptrdiff_t{hidden} && std::equal(expected.weights.begin(), expected.weights.end(), weights);
+    };
+    const auto is_sent = [&](u32 r) { return goes_to[u64{t} * case_.world.num_ranks() + r] != 0; };
+    if (!fits_some_loss(from, is_sent, same))
       differ("combined token " + std::to_string(t) +
-                 (sums ? ": a weight differs" : " differs at channel " + std::to_string(at)),
+                 (at == std::ptrdiff_t{hidden} ? ": a weight differs" : " differs at channel " + std::to_string(at)),
              round, me);
-    }
   }
   return tokens;
 }

@@ -146,7 +146,7 @@ ThroughputOracle::CombineInput ThroughputOracle::combine_input(u64 round, u32 ra
 
 // One node: one fp32 sum of bias and rows by rank. Several: the rows of each cell rounded to bf16, then added by cell;
 // the own node is one, under the own cell's number.
-ThroughputOracle::Combined ThroughputOracle::combined_token(u64 round, u32 rank, u32 t, u64 gone) {
+ThroughputOracle::Combined ThroughputOracle::combined_token(u64 round, u32 rank, u32 t, const Presences& from) {
   const RoundPlan& p = plan(round);
   const ThroughputInput& in = input(round, rank);
   const WorldShape& w = case_.world;
@@ -167,7 +167,8 @@ ThroughputOracle::Combined ThroughputOracle::combined_token(u64 round, u32 rank,
     bool any = false;
     for (u32 r = 0; r < ranks; ++r) {
       const bool local = w.node_of[r] == w.node_of[rank];
-      if ((local ? w.cells()[rank] : w.cells()[r]) != n || !in.goes_to[u64{t} * ranks + r] || (gone >> r & 1)) continue;
+      if ((local ? w.cells()[rank] : w.cells()[r]) != n || !in.goes_to[u64{t} * ranks + r]) continue;
+      if (presence_of(from, r) == Presence::kGone) continue;
       any = true;
       const u64 key = combine_key(round, r, rank, t);
       fill_row(row.data(), hidden, key);
@@ -185,7 +186,7 @@ ThroughputOracle::Combined ThroughputOracle::combined_token(u64 round, u32 rank,
 ThroughputOracle::Combined ThroughputOracle::combined(u64 round, u32 rank) {
   Combined all;
   for (u32 t = 0; t < input(round, rank).num_tokens; ++t) {
-    const Combined one = combined_token(round, rank, t, 0);
+    const Combined one = combined_token(round, rank, t);
     all.x.insert(all.x.end(), one.x.begin(), one.x.end());
     all.weights.insert(all.weights.end(), one.weights.begin(), one.weights.end());
   }

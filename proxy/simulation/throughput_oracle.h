@@ -67,8 +67,8 @@ class ThroughputOracle {
     std::vector<float> weights;  // [num_tokens, combine_topk]
   };
   Combined combined(u64 round, u32 rank);
-  // Of one token, without the rows of ranks in `gone` (bits).
-  Combined combined_token(u64 round, u32 rank, u32 token, u64 gone);
+  // Of one token, without the rows of ranks that are gone.
+  Combined combined_token(u64 round, u32 rank, u32 token, const Presences& from = {});
 
   // Throw Violation (driver.h) that names the first that differs; return how many rows were compared. `left_out` (by
   // rank, or empty): whom the rank had left out when the call began; `from`: of whom it must have heard.

@@ -9,7 +9,7 @@ import json
 import shlex
 import threading
 import time
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
+from uccl_ep._native import MAX_RANKS, MAX_RANKS_PER_NODE
 from uccl_ep.errors import NotSupported, one_of, refuse
 
 try:
@@ -46,6 +47,9 @@ class SimulateOptions:
     jobs: int = 1
     minutes: float | None = None
     profile: str = "any"
+    ranks: int = 0
+    nodes: int = 0
+    """Both 0: the seed chooses."""
 
     def check(self) -> None:
         """Raises InvalidArgument for a value that cannot be."""
@@ -59,6 +63,18 @@ class SimulateOptions:
             refuse("--seeds", self.seeds, "1 or more")
         if self.minutes is not None and not self.minutes > 0:
             refuse("--minutes", self.minutes, "more than 0")
+        if (self.ranks or self.nodes) and not self._can_be_placed():
+            allowed = f"2 to {MAX_RANKS} and --nodes so many that each has 1 to {MAX_RANKS_PER_NODE} of them"
+            refuse("--ranks", f"{self.ranks} with --nodes {self.nodes}", allowed)
+
+    def _can_be_placed(self) -> bool:
+        if not 2 <= self.ranks <= MAX_RANKS or not 1 <= self.nodes <= self.ranks:
+            return False
+        return self.ranks <= self.nodes * MAX_RANKS_PER_NODE
+
+    def wish(self) -> tuple[str, int, int]:
+        """What the native module is told besides seeds."""
+        return self.profile, self.ranks, self.nodes
 
 
 @dataclass
@@ -110,7 +126,7 @@ class _Dealer:
         """A thread's loop: batches until there are no more seeds or `stop` is set."""
         try:
             while (batch := self._take()) is not None:
-                totals = _simulation.simulate(*batch, self.options.profile, self.stop)
+                totals = _simulation.simulate(*batch, *self.options.wish(), self.stop)
                 with self._lock:
                     self.result.add(totals)
                 if totals.seeds < batch[1] or len(self.result.failures) >= MOST_FAILURES:
@@ -170,10 +186,14 @@ def simulate(options: SimulateOptions, progress: Progress | None = None) -> Simu
     return dealer.result
 
 
-def replay_command(seed: int, profile: str) -> str:
+def replay_command(seed: int, options: SimulateOptions) -> str:
     """The command line that runs one seed again."""
     command = ["uccl-ep", "simulate", "--seed", str(seed)]
-    return shlex.join(command + ([] if profile == "any" else ["--profile", profile]))
+    if options.profile != "any":
+        command += ["--profile", options.profile]
+    if options.ranks:
+        command += ["--ranks", str(options.ranks), "--nodes", str(options.nodes)]
+    return shlex.join(command)
 
 
 def summary(result: SimulationResult) -> Table:
@@ -201,26 +221,25 @@ def summary(result: SimulationResult) -> Table:
 def as_json(options: SimulateOptions, result: SimulationResult) -> str:
     """One JSON object: the options, the totals, and each failing seed with its replay command."""
     totals = {one.name: getattr(result, one.name) for one in fields(result) if one.name != "failures"}
-    failures = [
-        {"seed": seed, "what": what, "replay": replay_command(seed, options.profile)} for seed, what in result.failures
-    ]
+    failures = [{"seed": seed, "what": what, "replay": replay_command(seed, options)} for seed, what in result.failures]
     return json.dumps({"options": vars(options), "totals": totals, "failures": failures}, indent=2)
 
 
-def show_failure(seed: int, what: str, profile: str, console: Console) -> None:
+def show_failure(seed: int, what: str, options: SimulateOptions, console: Console) -> None:
     """A failing seed: what is wrong, how to run it again, and the shortened run."""
     console.print(f"[bold red]seed {seed} fails:[/] {escape(what)}", highlight=False, soft_wrap=True)
-    console.print(f"replay: {replay_command(seed, profile)}", markup=False, highlight=False, soft_wrap=True)
-    console.print(_simulation.explain(seed, profile), markup=False, highlight=False, soft_wrap=True)
+    console.print(f"replay: {replay_command(seed, options)}", markup=False, highlight=False, soft_wrap=True)
+    console.print(_simulation.explain(seed, *options.wish()), markup=False, highlight=False, soft_wrap=True)
 
 
-def run_one(seed: int, profile: str, console: Console) -> int:
+def run_one(seed: int, options: SimulateOptions, console: Console) -> int:
     """Replays one seed twice (a run must repeat to the bit) and explains its failure. Returns the exit status."""
-    options = SimulateOptions(seeds=1, first=seed, profile=profile)
+    options = replace(options, seeds=1, first=seed)
     options.check()
-    console.print(f"seed {seed}: {_simulation.describe(seed, profile)}", highlight=False, soft_wrap=True)
+    wish = options.wish()
+    console.print(f"seed {seed}: {_simulation.describe(seed, *wish)}", highlight=False, soft_wrap=True)
     stop = _simulation.Stop()
-    first, second = (_simulation.simulate(seed, 1, profile, stop) for _ in range(2))
+    first, second = (_simulation.simulate(seed, 1, *wish, stop) for _ in range(2))
     console.print(
         f"{first.rows:,} rows checked, {first.writes:,} writes, {first.overtakes:,} reorders, {first.steps:,} steps, "
         f"{first.virtual_ns / 1e6:,.3f} ms of virtual time, trace {first.trace:016x}",
@@ -232,7 +251,7 @@ def run_one(seed: int, profile: str, console: Console) -> int:
     if not first.failures:
         console.print("passes")
         return 0
-    show_failure(seed, first.failures[0][1], profile, console)
+    show_failure(seed, first.failures[0][1], options, console)
     return 1
 
 
@@ -255,6 +274,6 @@ def run_simulate(options: SimulateOptions, out: Path | None, console: Console, j
     for seed, what in result.failures[1:]:
         console.print(f"seed {seed} fails: {what}", markup=False, highlight=False, soft_wrap=True)
     if result.failures:
-        show_failure(*result.failures[0], options.profile, console)
+        show_failure(*result.failures[0], options, console)
         return 1
     return 0

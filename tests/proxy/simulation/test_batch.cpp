@@ -11,8 +11,8 @@ using namespace uccl::simulation;
 
 const std::atomic<bool> go_on{false};
 
-void seeds(u64 first, u64 count, const char* profile) {
-  const Totals t = run_seeds(first, count, profile, go_on);
+void seeds(u64 first, u64 count, const Wish& wish) {
+  const Totals t = run_seeds(first, count, wish, go_on);
   for (const auto& [seed, what] : t.failures) throw check::Failure("seed " + std::to_string(seed) + ": " + what);
   CHECK_EQ(t.seeds, count);
   CHECK(t.rows > (count == 1 ? 0 : 50 * count));
@@ -23,6 +23,11 @@ void seeds(u64 first, u64 count, const char* profile) {
 TEST(simulation_batch_fixed_seeds_any) { seeds(1, 120, "any"); }
 TEST(simulation_batch_fixed_seeds_rc) { seeds(1'000'000, 60, "rc"); }
 TEST(simulation_batch_fixed_seeds_srd) { seeds(2'000'000, 60, "srd"); }
+// Both modes, one of them on GPUs; two where a network disturbs, one where ranks leave. (More than 64 ranks once did not
+// fit the oracle's notes of who was lost.)
+TEST(simulation_batch_of_256_ranks_throughput) { seeds(4, 1, {"any", 256, 32}); }
+TEST(simulation_batch_of_256_ranks_low_latency) { seeds(6, 1, {"any", 256, 32}); }
+TEST(simulation_batch_of_256_ranks_that_leave) { seeds(3, 1, {"any", 256, 32}); }
 // Faults of the simulator: a rank that was not told of what another did before its first spin missed its deadline; ranks
 // that had heard of a death kept time going so that others did not see theirs pass. And of the kernels: after a call had
 // left out one rank at its deadline, its next wait ended at once;

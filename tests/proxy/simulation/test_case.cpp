@@ -20,6 +20,16 @@ TEST(simulation_case_is_the_seeds) {
   CHECK_THROWS(std::invalid_argument, draw_case(1, "token ring"));
 }
 
+TEST(simulation_case_has_the_wished_ranks) {
+  const Case c = draw_case(7, {"rc", 256, 32});
+  CHECK_EQ(c.world.num_ranks(), 256u);
+  CHECK_EQ(c.world.num_nodes(), 32u);
+  CHECK_EQ(c.world.node_of[9], 1u);
+  for (const Wish& wish :
+       {Wish{"any", 5, 6}, Wish{"any", 129, 2}, Wish{"any", 4, 0}, Wish{"any", 0, 4}, Wish{"any", 1, 1}})
+    CHECK_THROWS(std::invalid_argument, draw_case(1, wish));
+}
+
 TEST(simulation_case_covers_what_it_should) {
   u32 cut = 0, apart = 0, shrink = 0, leavings[3] = {}, absences = 0;
   u32 largest = 0, uneven = 0, single = 0, lethal = 0, calm = 0, aged = 0, throughput = 0, tiny_ring = 0;

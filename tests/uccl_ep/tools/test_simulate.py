@@ -127,6 +127,11 @@ def test_minutes_end_a_run_without_end() -> None:
         ({"jobs": 0}, "--jobs must be 1 or more; got 0."),
         ({"seeds": 0}, "--seeds must be 1 or more; got 0."),
         ({"first": -1}, "--first must be 0 or more; got -1."),
+        (
+            {"ranks": 12},
+            "--ranks must be 2 to 4096 and --nodes so many that each has 1 to 64 of them; got '12 with --nodes 0'.",
+        ),
+        ({"ranks": 130, "nodes": 2}, "got '130 with --nodes 2'."),
         ({"minutes": 0.0}, "--minutes must be more than 0; got 0.0."),
     ],
 )
@@ -139,23 +144,23 @@ def test_failing_seeds_are_shown_and_end_with_status_1(monkeypatch: pytest.Monke
     class Totals(sim.SimulationResult):
         pass
 
-    def fail(first: int, count: int, profile: str, stop: object) -> Totals:
+    def fail(first: int, count: int, *_: object) -> Totals:
         return Totals(seeds=count, rows=9, deepest=first, failures=[(first, "row 3: payload differs")])
 
     monkeypatch.setattr(_simulation, "simulate", fail)
-    monkeypatch.setattr(_simulation, "explain", lambda seed, profile: f"the short form of {seed}")
+    monkeypatch.setattr(_simulation, "explain", lambda seed, *_: f"the short form of {seed}")
     file = tmp_path / "totals.json"
     with open(tmp_path / "shown", "w+") as shown:
-        options = sim.SimulateOptions(seeds=10_000, first=40, profile="srd")
+        options = sim.SimulateOptions(seeds=10_000, first=40, profile="srd", ranks=12, nodes=3)
         assert sim.run_simulate(options, file, Console(file=shown, width=200)) == 1
         shown.seek(0)
         text = shown.read()
-    for words in ("seed 40 fails: row 3: payload differs", "replay: uccl-ep simulate --seed 40 --profile srd",
+    for words in ("seed 40 fails: row 3: payload differs", "replay: uccl-ep simulate --seed 40 --profile srd --ranks 12 --nodes 3",
                   "the short form of 40", "failing seeds"):  # fmt: skip
         assert words in text
     written = json.loads(file.read_text())
     assert len(written["failures"]) == sim.MOST_FAILURES  # and not all 10,000 seeds
-    assert written["failures"][0]["replay"] == "uccl-ep simulate --seed 40 --profile srd"
+    assert written["failures"][0]["replay"] == "uccl-ep simulate --seed 40 --profile srd --ranks 12 --nodes 3"
     assert written["totals"]["deepest"] == 40 + 32 * (sim.MOST_FAILURES - 1)
 
 
@@ -221,6 +226,6 @@ def test_a_fixed_set_and_fresh_seeds() -> None:
     first = time.time_ns() // 1_000_000 % (1 << 40)
     print(f"\nfresh seeds from {first}", file=sys.stderr)
     fresh = sim.simulate(sim.SimulateOptions(seeds=None, first=first, jobs=2, minutes=2.0))
-    assert fresh.failures == [], [sim.replay_command(seed, "any") for seed, _ in fresh.failures]
+    assert fresh.failures == [], [sim.replay_command(seed, sim.SimulateOptions()) for seed, _ in fresh.failures]
     print(sim.as_json(sim.SimulateOptions(), fresh), file=sys.stderr)
     assert fixed.seeds + fresh.seeds > 2000
