@@ -257,6 +257,9 @@ class Segment:
     def open(pid: int, fd: int, bytes: int) -> Segment: ...
 
     @staticmethod
+    def map(fd: int, bytes: int) -> Segment: ...
+
+    @staticmethod
     def adopt(fd: int, bytes: int) -> Segment: ...
 
     @property
@@ -266,7 +269,8 @@ class Segment:
     def bytes(self) -> int: ...
 
     @property
-    def fd(self) -> int: ...
+    def fd(self) -> int:
+        """-1 of one that is only mapped."""
 
     def give_back(self, offset: int, bytes: int) -> bool:
         """

@@ -25,10 +25,11 @@ void register_memory(nb::module_& m) {
   nb::class_<Segment>(m, "Segment", "A memfd that other processes of this host can map.")
       .def_static("create", &Segment::create, nb::arg("name"), nb::arg("bytes"))
       .def_static("open", &Segment::open, nb::arg("pid"), nb::arg("fd"), nb::arg("bytes"))
+      .def_static("map", &Segment::map, nb::arg("fd"), nb::arg("bytes"))
       .def_static("adopt", &Segment::adopt, nb::arg("fd"), nb::arg("bytes"))
       .def_prop_ro("address", [](const Segment& s) { return reinterpret_cast<std::uintptr_t>(s.data()); })
       .def_prop_ro("bytes", &Segment::bytes)
-      .def_prop_ro("fd", &Segment::fd)
+      .def_prop_ro("fd", &Segment::fd, "-1 of one that is only mapped.")
       .def("give_back", &Segment::give_back, nb::arg("offset"), nb::arg("bytes"),
            "Gives whole pages back to the system; they read as zeros again. False: it refused.")
       .def("numpy", &view, "A uint8 array over the whole segment, which stays mapped while the array lives.");

@@ -1,7 +1,6 @@
 // Building a rank's proxy: map, make the transport, connect, hand over to the engine.
 #include "bindings/proxy_host.h"
 
-#include <fcntl.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -14,16 +13,6 @@
 #include "ring/layout.h"
 
 namespace uccl {
-namespace {
-
-// A mapping of its own, so that the settings' descriptor stays the caller's.
-std::shared_ptr<Segment> map(int fd, u64 bytes) {
-  const int copy = fcntl(fd, F_DUPFD_CLOEXEC, 3);
-  if (copy < 0) throw std::system_error(errno, std::generic_category(), "duplicate a segment's descriptor");
-  return Segment::adopt(copy, bytes);
-}
-
-}  // namespace
 
 u64 counters_bytes(u32 num_workers, u32 num_ranks) {
   return num_workers * sizeof(WorkerCounters) + num_ranks * sizeof(PeerCounters);
@@ -34,18 +23,18 @@ ProxyHost::ProxyHost(ProxySettings settings) : settings_(std::move(settings)) {
   t.fabric = settings_.fabric;
   for (const SpanSettings& s : settings_.spans) {
     local_.add(Span{s.offset, s.bytes, place(s)});
-    t.shared_memory.span_fds.push_back(s.fd < 0 ? -1 : segments_.back()->fd());
+    t.shared_memory.span_fds.push_back(s.fd);
     t.fabric.span_dmabuf_fds.push_back(s.dmabuf_fd);
     if (s.fd < 0 && t.fabric.flush_by_read)
       t.fabric.flushed_span = static_cast<int>(t.fabric.span_dmabuf_fds.size()) - 1;
   }
-  rings_ = map(settings_.rings_fd, settings_.num_rings * ring_bytes(settings_.ring_capacity));
-  counters_ = map(settings_.counters_fd, counters_bytes(settings_.num_workers, settings_.num_ranks));
+  rings_ = Segment::map(settings_.rings_fd, settings_.num_rings * ring_bytes(settings_.ring_capacity));
+  counters_ = Segment::map(settings_.counters_fd, counters_bytes(settings_.num_workers, settings_.num_ranks));
   if (settings_.events_fd >= 0) {
     if (!std::has_single_bit(settings_.event_capacity))
       throw std::invalid_argument("event_capacity is " + std::to_string(settings_.event_capacity) +
                                   ", allowed: a power of two");
-    events_ = map(settings_.events_fd, settings_.num_workers * event_stride(settings_.event_capacity));
+    events_ = Segment::map(settings_.events_fd, settings_.num_workers * event_stride(settings_.event_capacity));
   }
   t.rank = settings_.rank;
   t.num_ranks = settings_.num_ranks;
@@ -65,7 +54,7 @@ ProxyHost::~ProxyHost() = default;  // the engine first, which stops
 
 u8* ProxyHost::place(const SpanSettings& s) {
   if (s.fd >= 0) {
-    segments_.push_back(map(s.fd, s.bytes));
+    segments_.push_back(Segment::map(s.fd, s.bytes));
     return static_cast<u8*>(segments_.back()->data());
   }
   if (s.dmabuf_fd < 0 && s.address == 0) throw std::invalid_argument("a span has neither memory nor a device's");

@@ -3,6 +3,7 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <poll.h>
 #include <pthread.h>
 #include <signal.h>
 #include <stdio.h>
@@ -12,9 +13,13 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <algorithm>
+#include <mutex>
 #include <system_error>
+#include <thread>
 #include <utility>
 
+#include "memory/home.h"
 #include "memory/start_thread.h"
 
 namespace uccl {
@@ -58,76 +63,189 @@ u64 start_time(int pid) {
 
 }  // namespace
 
+struct WatchedProcess {
+  WatchedProcess(int p, bool use_pidfd) : pid(p), fd(use_pidfd ? open_pidfd(p) : -1) {
+    if (fd < 0) started = start_time(pid);  // 0 when it is already gone: the first look reports it
+  }
+  ~WatchedProcess() {
+    if (fd >= 0) close(fd);
+  }
+  WatchedProcess(const WatchedProcess&) = delete;
+  WatchedProcess& operator=(const WatchedProcess&) = delete;
+
+  // Whether it has ended; `signalled`: its pidfd says so.
+  bool has_ended(bool signalled) {
+    if (fd >= 0) return signalled;
+    const u64 now = start_time(pid);
+    if (started == kUnseen) started = now;
+    return now == 0 || (now != kUnseen && now != started);
+  }
+  bool has_ended() {
+    pollfd one{fd, POLLIN, 0};
+    return has_ended(fd >= 0 && poll(&one, 1, 0) == 1);
+  }
+
+  const int pid, fd;  // fd: pidfd, or -1: looked at through /proc
+  u64 started = 0;    // start time in /proc, tells a reused pid from the process that was meant
+  bool told = false;  // that it has ended
+};
+
+// The thread of this process, from its first watch to its last.
+class WatchThread {
+ public:
+  static WatchThread& the();
+  void add(ProcessWatch* watch);     // throws std::system_error
+  void remove(ProcessWatch* watch);  // of one that is not there: nothing
+
+ private:
+  struct Plan {  // what one poll() waits for: each process, then wake_fd_
+    std::vector<std::shared_ptr<WatchedProcess>> processes;
+    std::vector<pollfd> polled;
+  };
+  std::shared_ptr<WatchedProcess> find(int pid, bool use_pidfd);
+  void make_plan();
+  void wake();
+  void run();
+  bool look();
+  void tell(const WatchedProcess& process);
+
+  std::mutex control_;  // add and remove, to their ends
+  std::mutex mutex_;    // what follows; held while on_exit is called
+  std::vector<ProcessWatch*> watches_;
+  Plan plan_, next_;  // plan_ is the thread's own; it takes next_ when it is woken, so it allocates nothing
+  bool planned_ = false, stopping_ = false;
+  int wake_fd_ = -1;
+  std::thread thread_;
+};
+
+WatchThread& WatchThread::the() {
+  static Home home;
+  static WatchThread* the = new WatchThread();  // for ever: watches may outlive whatever ends with the process
+  if (!home.here()) {  // a child of fork() has no such thread
+    home = Home();
+    the = new WatchThread();
+  }
+  return *the;
+}
+
+std::shared_ptr<WatchedProcess> WatchThread::find(int pid, bool use_pidfd) {
+  for (const ProcessWatch* watch : watches_)
+    for (const ProcessWatch::Watched& w : watch->watched_)
+      if (w.process->pid == pid && (w.process->fd >= 0) == use_pidfd && !w.process->has_ended()) return w.process;
+  return std::make_shared<WatchedProcess>(pid, use_pidfd);
+}
+
+void WatchThread::make_plan() {
+  next_ = Plan();
+  for (const ProcessWatch* watch : watches_)
+    for (const ProcessWatch::Watched& w : watch->watched_)
+      if (std::find(next_.processes.begin(), next_.processes.end(), w.process) == next_.processes.end())
+        next_.processes.push_back(w.process);
+  for (const auto& process : next_.processes) next_.polled.push_back({process->fd, POLLIN, 0});
+  next_.polled.push_back({wake_fd_, POLLIN, 0});
+  planned_ = true;
+}
+
+void WatchThread::wake() {
+  const u64 one = 1;
+  // It cannot refuse a 1 before 2^64 of them; whatever it says, one that is there wakes the thread.
+  [[maybe_unused]] const ssize_t written = write(wake_fd_, &one, sizeof one);
+}
+
+void WatchThread::add(ProcessWatch* watch) {
+  const std::lock_guard<std::mutex> control(control_);
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    for (u32 peer = 0; peer < watch->pids_.size(); ++peer)
+      if (watch->pids_[peer] > 0) watch->watched_.push_back({peer, find(watch->pids_[peer], watch->use_pidfd_)});
+    if (watch->watched_.empty()) return;
+    if (wake_fd_ < 0) wake_fd_ = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    if (wake_fd_ < 0) throw std::system_error(errno, std::generic_category(), "eventfd for the process watch");
+    watches_.push_back(watch);
+    make_plan();
+  }
+  wake();
+  if (thread_.joinable()) return;
+  stopping_ = false;
+  try {
+    thread_ = start_thread("the process watch", [this] { run(); });
+  } catch (...) {
+    watches_.clear();
+    close(std::exchange(wake_fd_, -1));
+    throw;
+  }
+  pthread_setname_np(thread_.native_handle(), "uccl-watch");
+}
+
+void WatchThread::remove(ProcessWatch* watch) {
+  const std::lock_guard<std::mutex> control(control_);
+  {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    if (std::erase(watches_, watch) != 0) {
+      make_plan();
+      stopping_ = watches_.empty();
+      wake();
+    }
+    watch->watched_.clear();
+  }
+  if (!stopping_ || !thread_.joinable()) return;
+  thread_.join();
+  plan_ = next_ = Plan();
+  close(std::exchange(wake_fd_, -1));
+}
+
+void WatchThread::tell(const WatchedProcess& process) {
+  for (ProcessWatch* watch : watches_)
+    for (const ProcessWatch::Watched& w : watch->watched_)
+      if (w.process.get() == &process) watch->on_exit_(w.peer);
+}
+
+// Takes in what poll() has found, and the next plan. Returns whether some process can only be looked at by the clock.
+bool WatchThread::look() {
+  bool by_clock = false;
+  for (std::size_t i = 0; i < plan_.processes.size(); ++i) {
+    WatchedProcess& process = *plan_.processes[i];
+    if (!process.told && process.has_ended(plan_.polled[i].revents != 0)) {
+      process.told = true;
+      tell(process);
+    }
+    if (process.told) plan_.polled[i].fd = -1;  // poll() ignores it: an ended process stays readable for ever
+    by_clock |= process.fd < 0 && !process.told;
+  }
+  return by_clock;
+}
+
+void WatchThread::run() {
+  for (;;) {
+    bool by_clock;
+    {
+      const std::lock_guard<std::mutex> lock(mutex_);
+      if (stopping_) return;
+      by_clock = look();
+      if (std::exchange(planned_, false)) {
+        u64 rings;
+        [[maybe_unused]] const ssize_t heard = read(wake_fd_, &rings, sizeof rings);
+        std::swap(plan_, next_);
+        next_.processes.clear();
+        by_clock = look();
+      }
+    }
+    if (poll(plan_.polled.data(), plan_.polled.size(), by_clock ? ProcessWatch::kPeriodMs : -1) < 0 && errno != EINTR)
+      return;
+  }
+}
+
 ProcessWatch::ProcessWatch(std::vector<int> pids, OnExit on_exit, bool use_pidfd)
     : pids_(std::move(pids)), on_exit_(std::move(on_exit)), use_pidfd_(use_pidfd) {}
 
 ProcessWatch::~ProcessWatch() { stop(); }
 
-void ProcessWatch::open_all() {
-  for (u32 peer = 0; peer < pids_.size(); ++peer) {
-    if (pids_[peer] <= 0) continue;
-    Watched w{peer, pids_[peer], -1, 0, false};
-    if (use_pidfd_) w.fd = open_pidfd(w.pid);
-    if (w.fd < 0) w.started = start_time(w.pid);  // 0 when it is already gone: the first check reports it
-    watched_.push_back(w);
-  }
-}
-
-void ProcessWatch::list_polled() {
-  polled_.clear();
-  polled_.reserve(watched_.size() + 1);
-  for (const Watched& w : watched_) polled_.push_back({w.fd, POLLIN, 0});
-  polled_.push_back({wake_fd_, POLLIN, 0});
-}
-
 void ProcessWatch::start() {
-  if (thread_.joinable()) return;
-  open_all();
-  if (watched_.empty()) return;
-  wake_fd_ = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
-  if (wake_fd_ < 0) throw std::system_error(errno, std::generic_category(), "eventfd for the process watch");
-  list_polled();
-  thread_ = start_thread("the process watch", [this] { run(); });
-  pthread_setname_np(thread_.native_handle(), "uccl-watch");
+  if (watched_.empty()) WatchThread::the().add(this);
 }
 
 void ProcessWatch::stop() {
-  if (thread_.joinable()) {
-    const u64 one = 1;
-    // An eventfd that nobody reads cannot refuse a 1; whatever it says, the join below needs the wake-up only once.
-    [[maybe_unused]] const ssize_t written = write(wake_fd_, &one, sizeof one);
-    thread_.join();
-  }
-  if (wake_fd_ >= 0) close(wake_fd_);
-  wake_fd_ = -1;
-  for (Watched& w : watched_)
-    if (w.fd >= 0) close(w.fd);
-  watched_.clear();
-}
-
-void ProcessWatch::check(Watched& w, bool signalled) {
-  if (w.ended) return;
-  if (w.fd < 0) {
-    const u64 now = start_time(w.pid);
-    if (w.started == kUnseen) w.started = now;
-    signalled = now == 0 || (now != kUnseen && now != w.started);
-  }
-  if (!signalled) return;
-  w.ended = true;
-  on_exit_(w.peer);
-}
-
-void ProcessWatch::run() {
-  bool periodic = false;
-  for (const Watched& w : watched_) periodic |= w.fd < 0;
-  for (;;) {
-    for (std::size_t i = 0; i < watched_.size(); ++i) {
-      check(watched_[i], polled_[i].revents != 0);
-      if (watched_[i].ended) polled_[i].fd = -1;  // poll() ignores it: an ended process stays readable for ever
-    }
-    if (polled_.back().revents != 0) return;
-    if (poll(polled_.data(), polled_.size(), periodic ? kPeriodMs : -1) < 0 && errno != EINTR) return;
-  }
+  if (!watched_.empty()) WatchThread::the().remove(this);
 }
 
 }  // namespace uccl

@@ -97,8 +97,8 @@ void Segment::part() {
   if (!shared_) return;  // since an earlier fork: what was written since would be lost
   shared_ = false;
   const int flags = MAP_PRIVATE | MAP_NORESERVE | MAP_FIXED;
-  if (mmap(data_, bytes_, PROT_READ | PROT_WRITE, flags, fd_, 0) == MAP_FAILED)
-    mmap(data_, bytes_, PROT_READ, MAP_SHARED | MAP_FIXED, fd_, 0);
+  if (fd_ < 0 || mmap(data_, bytes_, PROT_READ | PROT_WRITE, flags, fd_, 0) == MAP_FAILED)
+    mprotect(data_, bytes_, PROT_READ);
 }
 
 std::shared_ptr<Segment> Segment::create(const std::string& name, std::size_t bytes) {
@@ -124,8 +124,14 @@ std::shared_ptr<Segment> Segment::open(int pid, int fd, std::size_t bytes) {
   if (seals < 0 || !(seals & F_SEAL_SHRINK)) {
     throw std::runtime_error(what + " is not sealed against shrinking: its owner could cut the mapping off");
   }
-  void* data = map_shared(d.fd, size, what);
-  return std::shared_ptr<Segment>(new Segment(d.release(), data, size));
+  return std::shared_ptr<Segment>(new Segment(-1, map_shared(d.fd, size, what), size));
+}
+
+std::shared_ptr<Segment> Segment::map(int fd, std::size_t bytes) {
+  const std::string what = "segment fd " + std::to_string(fd);
+  const std::size_t size = whole_pages(bytes, what);
+  demand_size(fd, bytes, what);
+  return std::shared_ptr<Segment>(new Segment(-1, map_shared(fd, size, what), size));
 }
 
 std::shared_ptr<Segment> Segment::adopt(int fd, std::size_t bytes) {
@@ -138,7 +144,7 @@ std::shared_ptr<Segment> Segment::adopt(int fd, std::size_t bytes) {
 }
 
 bool Segment::give_back(std::size_t offset, std::size_t bytes) {
-  if (offset > bytes_ || bytes > bytes_ - offset || !home_.here()) return false;
+  if (fd_ < 0 || offset > bytes_ || bytes > bytes_ - offset || !home_.here()) return false;
   return fallocate(fd_, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, static_cast<off_t>(offset),
                    static_cast<off_t>(bytes)) == 0;
 }
@@ -149,7 +155,7 @@ Segment::~Segment() {
     mapped().segments.erase(this);
   }
   munmap(data_, bytes_);
-  close(fd_);
+  if (fd_ >= 0) close(fd_);
 }
 
 }  // namespace uccl

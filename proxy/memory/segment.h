@@ -1,5 +1,6 @@
 // A span of memory that other processes can map: a memfd, so nothing is left behind whatever kills its owner. In a child
-// of fork() what was mapped before becomes the child's own as it writes to it: nobody else sees what it writes.
+// of fork() what was mapped before becomes the child's own as it writes to it: nobody else sees what it writes. What is
+// only mapped, since it is another's, the child can read.
 #pragma once
 #include <cstddef>
 #include <memory>
@@ -13,9 +14,11 @@ class Segment {
  public:
   // A new zeroed segment of `bytes` (rounded up to pages). Throws std::system_error.
   static std::shared_ptr<Segment> create(const std::string& name, std::size_t bytes);
-  // Maps a segment of a process on this host and in this pid namespace, through /proc/<pid>/fd/<fd>.
-  // Throws std::system_error naming pid, fd and errno; std::runtime_error when it is smaller than `bytes`.
+  // Maps a segment of a process on this host and in this pid namespace, through /proc/<pid>/fd/<fd>, and keeps no
+  // descriptor of it. Throws std::system_error naming pid, fd and errno; std::runtime_error when it is smaller.
   static std::shared_ptr<Segment> open(int pid, int fd, std::size_t bytes);
+  // Maps what a descriptor stands for, which stays the caller's.
+  static std::shared_ptr<Segment> map(int fd, std::size_t bytes);
   // Maps an inherited descriptor (takes ownership of it).
   static std::shared_ptr<Segment> adopt(int fd, std::size_t bytes);
   ~Segment();
@@ -23,12 +26,12 @@ class Segment {
   Segment& operator=(const Segment&) = delete;
 
   // Gives whole pages within [offset, offset + bytes) back to the system; they read as zeros again. False: it refused,
-  // or this is a child of fork(), whose parent uses them.
+  // it is only mapped, or this is a child of fork(), whose parent uses them.
   bool give_back(std::size_t offset, std::size_t bytes);
 
   void* data() const { return data_; }
   std::size_t bytes() const { return bytes_; }
-  int fd() const { return fd_; }
+  int fd() const { return fd_; }  // -1: it is only mapped
 
  private:
   Segment(int fd, void* data, std::size_t bytes);

@@ -1,4 +1,5 @@
-"""Authenticated messages between ranks that need no group: one thread, one listening socket, one connection a peer.
+"""Authenticated messages between ranks that need no group: one listening socket, one connection a peer, on the thread
+that all messengers of a process share (switchboard.py).
 
 For when the group is what broke. A connection carries frames one way. Whoever accepts it sends a nonce first; who
 connects answers with its own nonce and a proof that it knows the secret, and sends nothing more before it has the
@@ -24,9 +25,11 @@ from typing import Any
 
 import msgpack
 
+from uccl_ep.membership import switchboard
 from uccl_ep.membership.connections import MAX_QUEUED_FRAMES as MAX_QUEUED_FRAMES
 from uccl_ep.membership.connections import Incoming, Outgoing, SentFrames
 from uccl_ep.membership.proof import COUNT, MAC, NONCE, RANK, Talk, compare, keyed, seal
+from uccl_ep.system import ownership
 from uccl_ep.system.os_limits import naming
 
 MAX_FRAME_BYTES = (1 << 20) + (1 << 12)  # a handshake blob and its envelope
@@ -34,13 +37,14 @@ _MAX_STRANGERS = 64  # connections without a hello at one time; the oldest gives
 _HELLO_S = 5.0
 _LENGTH, _HELLO, _ANSWER = 4, RANK + NONCE + MAC, COUNT + MAC
 _LINGER_S = 0.3  # what close() gives messages that are still queued: a rank may end right after its last word
+_SOON_S = 0.02  # between turns while something is to be tried again
 _PAUSE_S = 0.05  # before a connection that ended without the peer's proof is made again: a crowd may have pushed it out
 
 Message = dict[str, Any]
 
 
 class Messenger:
-    """One rank's end. Callbacks run on its thread and must not block.
+    """One rank's end. Callbacks run on the switchboard's thread and must not block.
 
     Args:
         rank: of this end.
@@ -79,16 +83,12 @@ class Messenger:
         self._sent: dict[int, SentFrames] = {}
         self._taken: dict[int, int] = {}  # frames of each peer so far
         self._again: dict[int, float] = {}  # ranks whose connection was lost, and when to make it anew
-        with naming("socketpair for the agreement service"):
-            self._bell, self._ringer = socket.socketpair()
-        self._bell.setblocking(False)
         with naming("epoll_create1 for the agreement service"):
             self._selector = selectors.DefaultSelector()
         self._selector.register(self._listener, selectors.EVENT_READ, self._accept)
-        self._selector.register(self._bell, selectors.EVENT_READ, self._hear_bell)
         self._closing, self._linger_until = False, 0.0
-        self._thread = threading.Thread(target=self._run, name=f"uccl-roll-call-{rank}", daemon=True)
-        self._thread.start()
+        self._ended, self._pid = threading.Event(), ownership.here
+        self._board = switchboard.join(self)
 
     def meet(self, addresses: Mapping[int, tuple[str, int]]) -> None:
         """Where the peers listen."""
@@ -107,45 +107,48 @@ class Messenger:
             queue.append(body)
             while len(queue) > MAX_QUEUED_FRAMES:
                 queue.popleft()
-        self._ring()
+        self._board.ring(self)
 
     def close(self) -> None:
-        """Sends what is queued, if that takes no longer than a moment; ends the thread and closes every socket.
+        """Sends what is queued, if that takes no longer than a moment; closes every socket.
 
-        Idempotent; not from a callback.
+        Idempotent; not from a callback. In a child of fork() it does nothing: the thread is the parent's.
         """
         with self._lock:
-            if self._closing:
+            if self._closing or self._pid != ownership.here:
                 return
             self._closing, self._linger_until = True, time.monotonic() + _LINGER_S
-        self._ring()
-        self._thread.join()
+        self._board.ring(self)
+        self._ended.wait()
+        self._board.settle()
 
-    def _ring(self) -> None:
-        try:
-            self._ringer.send(b"\0")
-        except OSError:
-            pass  # closed, or so full of rings that it will be heard anyway
+    # ---- on the switchboard's thread -------------------------------------------------------------------------------
 
-    # ---- the thread ------------------------------------------------------------------------------------------------
+    def fileno(self) -> int:
+        """Readable when there is something to do."""
+        return self._selector.fileno()
 
-    def _run(self) -> None:
-        try:
-            while not self._closing or self._lingers():
-                waiting = any(c.rank < 0 for c in self._incoming.values())
-                soon = self._closing or self._again
-                for key, mask in self._selector.select(0.02 if soon else 1.0 if waiting else None):
-                    key.data(key.fileobj, mask)
-                self._dial()
-                self._drop_silent_strangers()
-        finally:
-            for connection in self._incoming.values():
-                connection.sock.close()
-            for out in self._outgoing.values():
-                out.sock.close()
-            for sock in (self._listener, self._bell, self._ringer):
-                sock.close()
-            self._selector.close()
+    def turn(self) -> float | None:
+        """Does what there is to do; the seconds until the next turn (switchboard.Client)."""
+        for key, mask in self._selector.select(0):
+            key.data(key.fileobj, mask)
+        self._dial()
+        self._drop_silent_strangers()
+        if self._closing:
+            return _SOON_S if self._lingers() else -1.0
+        if self._again:
+            return _SOON_S
+        return 1.0 if any(c.rank < 0 for c in self._incoming.values()) else None
+
+    def finish(self) -> None:
+        """Closes every socket."""
+        for connection in self._incoming.values():
+            connection.sock.close()
+        for out in self._outgoing.values():
+            out.sock.close()
+        self._listener.close()
+        self._selector.close()
+        self._ended.set()
 
     def _lingers(self) -> bool:
         """Whether something is still to be sent, and there is time for it."""
@@ -153,12 +156,6 @@ class Messenger:
             queued = any(self._queues.values())
         queued = queued or any(out.unsent for out in self._outgoing.values())
         return queued and time.monotonic() < self._linger_until
-
-    def _hear_bell(self, bell: Any, mask: int) -> None:
-        try:
-            bell.recv(4096)
-        except BlockingIOError:
-            pass
 
     # ---- accepting -------------------------------------------------------------------------------------------------
 

@@ -53,7 +53,7 @@ def test_bindings_segment_two_mappings_share_bytes() -> None:
     first.numpy()[5] = 9
     assert second.numpy()[5] == third.numpy()[5] == 9
     assert len({first.address, second.address, third.address}) == 3
-    assert len({first.fd, second.fd, third.fd}) == 3
+    assert second.fd == -1 and first.fd != third.fd
 
 
 def test_bindings_segment_refusals_say_what_was_asked() -> None:

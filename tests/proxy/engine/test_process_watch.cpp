@@ -5,6 +5,11 @@
 #include <unistd.h>
 
 #include <atomic>
+#include <filesystem>
+#include <memory>
+#include <stdexcept>
+#include <thread>
+#include <utility>
 #include <vector>
 
 #include "engine/process_watch.h"
@@ -126,4 +131,55 @@ TEST(engine_process_watch_stops_at_once) {
   const u64 took = steady_ns() - before;
   end(pid);
   CHECK(took < 1'000'000'000);
+}
+
+// Descriptors and threads of this process.
+std::pair<std::size_t, std::size_t> counted() {
+  const auto entries = [](const char* folder) {
+    return static_cast<std::size_t>(std::distance(std::filesystem::directory_iterator(folder), {}));
+  };
+  return {entries("/proc/self/fd"), entries("/proc/self/task")};
+}
+
+TEST(engine_process_watch_shares_a_thread_and_a_descriptor_a_process) {
+  const pid_t doomed = spawn_sleeper(), survivor = spawn_sleeper();
+  const auto before = counted();
+  std::atomic<int> calls[3] = {};
+  {
+    std::vector<std::unique_ptr<ProcessWatch>> watches;
+    for (std::atomic<int>& n : calls) {
+      watches.push_back(std::make_unique<ProcessWatch>(std::vector<int>{0, doomed, survivor}, [&n](u32) { ++n; }));
+      watches.back()->start();
+    }
+    const auto during = counted();
+    watches.erase(watches.begin());  // the others go on, and it hears nothing any more
+    end(doomed);
+    const bool told = within(500'000'000, calls[1], 1) && within(500'000'000, calls[2], 1);
+    ProcessWatch late({doomed}, [&](u32) { ++calls[0]; });
+    late.start();
+    const bool told_late = within(500'000'000, calls[0], 1);
+    end(survivor);
+    CHECK(told && told_late);
+    CHECK(within(500'000'000, calls[1], 2));
+    CHECK_EQ(during.first, before.first + 3);  // two pidfds and an eventfd
+    CHECK_EQ(during.second, before.second + 1);
+  }
+  CHECK_EQ(calls[0].load(), 1);
+  CHECK(counted() == before);
+}
+
+TEST(engine_process_watch_starts_and_stops_beside_others) {
+  const pid_t pid = spawn_sleeper();
+  const auto before = counted();
+  std::vector<std::thread> threads;
+  for (int i = 0; i < 4; ++i)
+    threads.emplace_back([pid] {
+      for (int turn = 0; turn < 50; ++turn) {
+        ProcessWatch watch({0, pid}, [](u32) { throw std::logic_error("it lives"); });
+        watch.start();
+      }
+    });
+  for (std::thread& thread : threads) thread.join();
+  end(pid);
+  CHECK(counted() == before);
 }
