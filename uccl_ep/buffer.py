@@ -100,7 +100,7 @@ class Buffer(NoCopies):
     ) -> None:
         self.runtime: Session | None = None
         self._owner = Owner()
-        checks.check_int("num_qps_per_rank", num_qps_per_rank, 1, 1 << 16)
+        checks.check_unused_int("num_qps_per_rank", num_qps_per_rank, 1, 1 << 16)
         cls, budgets = type(self), (num_nvl_bytes, num_rdma_bytes)
         modes = low_latency_mode, enable_shrink
         terms = Terms.checked(device, budgets, *modes, self._alike, lambda ranks: cls.get_dispatch_config(ranks))

@@ -100,7 +100,7 @@ class ElasticBuffer(NoCopies):
         self.allow_hybrid_mode = checks.check_bool("allow_hybrid_mode", allow_hybrid_mode)
         self.allow_multiple_reduction = checks.check_bool("allow_multiple_reduction", allow_multiple_reduction)
         self.prefer_overlap_with_compute = checks.check_bool("prefer_overlap_with_compute", prefer_overlap_with_compute)
-        self.num_allocated_qps = checks.check_int("num_allocated_qps", num_allocated_qps, 0, 1 << 16)
+        self.num_allocated_qps = checks.check_unused_int("num_allocated_qps", num_allocated_qps, 0, 1 << 16)
         self._buffer = _ElasticRows(group, num_bytes, hidden, device)
         self._dispatch = ElasticDispatch(self._buffer, num_max_tokens_per_rank)
         self._combine = ElasticCombine(self._buffer)
