@@ -16,8 +16,10 @@
 namespace uccl {
 namespace {
 
-// A mapping of its own, so that the settings' descriptor stays the caller's.
+// What the rank itself has mapped, where the proxy is in its process: a descriptor and a mapping fewer for each Buffer.
+// In a process of its own a mapping of its own, so that the settings' descriptor stays the caller's.
 std::shared_ptr<Segment> map(int fd, u64 bytes) {
+  if (std::shared_ptr<Segment> here = Segment::owner_of(fd, bytes)) return here;
   const int copy = fcntl(fd, F_DUPFD_CLOEXEC, 3);
   if (copy < 0) throw std::system_error(errno, std::generic_category(), "duplicate a segment's descriptor");
   return Segment::adopt(copy, bytes);

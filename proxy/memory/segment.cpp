@@ -128,6 +128,13 @@ std::shared_ptr<Segment> Segment::open(int pid, int fd, std::size_t bytes) {
   return std::shared_ptr<Segment>(new Segment(d.release(), data, size));
 }
 
+std::shared_ptr<Segment> Segment::owner_of(int fd, std::size_t bytes) {
+  const std::lock_guard<std::mutex> lock(mapped().mutex);
+  for (Segment* segment : mapped().segments)
+    if (segment->fd_ == fd && segment->bytes_ >= bytes) return segment->weak_from_this().lock();
+  return nullptr;
+}
+
 std::shared_ptr<Segment> Segment::adopt(int fd, std::size_t bytes) {
   const std::string what = "inherited segment fd " + std::to_string(fd);
   Descriptor d(fd);

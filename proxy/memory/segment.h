@@ -9,13 +9,15 @@
 
 namespace uccl {
 
-class Segment {
+class Segment : public std::enable_shared_from_this<Segment> {
  public:
   // A new zeroed segment of `bytes` (rounded up to pages). Throws std::system_error.
   static std::shared_ptr<Segment> create(const std::string& name, std::size_t bytes);
   // Maps a segment of a process on this host and in this pid namespace, through /proc/<pid>/fd/<fd>.
   // Throws std::system_error naming pid, fd and errno; std::runtime_error when it is smaller than `bytes`.
   static std::shared_ptr<Segment> open(int pid, int fd, std::size_t bytes);
+  // The segment of this process that owns this descriptor, if it has `bytes`; else null.
+  static std::shared_ptr<Segment> owner_of(int fd, std::size_t bytes);
   // Maps an inherited descriptor (takes ownership of it).
   static std::shared_ptr<Segment> adopt(int fd, std::size_t bytes);
   ~Segment();

@@ -125,6 +125,21 @@ TEST(memory_segment_adopts_a_descriptor) {
   CHECK_EQ(fcntl(small, F_GETFD), -1);
 }
 
+TEST(memory_segment_is_found_by_the_descriptor_that_it_owns) {
+  int fd = -1;
+  {
+    auto a = Segment::create("test", 4096);
+    fd = a->fd();
+    CHECK(Segment::owner_of(fd, 4096) == a);
+    CHECK(Segment::owner_of(fd, 4097) == nullptr);
+    const int copy = dup(fd);
+    CHECK(Segment::owner_of(copy, 4096) == nullptr);  // the same memory, but another's to close
+    close(copy);
+  }
+  CHECK(Segment::owner_of(fd, 4096) == nullptr);
+  CHECK(Segment::owner_of(-1, 1) == nullptr);
+}
+
 TEST(memory_segment_gives_pages_back) {
   auto a = Segment::create("test", 16 * 4096);
   auto b = Segment::open(getpid(), a->fd(), 16 * 4096);
