@@ -18,13 +18,14 @@ from uccl_ep import checks
 from uccl_ep.call_types import Event, Hook, combine_call, dispatch_call, low_latency_dispatch_call
 from uccl_ep.config import Config, combine_config, dispatch_config
 from uccl_ep.device.protocol import Device, EventHandle
-from uccl_ep.errors import InvalidArgument, refuse
+from uccl_ep.errors import InvalidArgument, NotSupported, refuse
 from uccl_ep.events import EventOverlap
 from uccl_ep.group.group import as_group
 from uccl_ep.layout.plan import MemoryBill, low_latency_size_hint
 from uccl_ep.low_latency.handle import Handle as LowLatencyHandle
 from uccl_ep.low_latency.overlap import OverlapArguments
 from uccl_ep.recorder.calls import recorded
+from uccl_ep.refused import FORKS_CAST, BranchCalls
 from uccl_ep.session.session import Session
 from uccl_ep.session.stats import collect_stats
 from uccl_ep.survival.life import Life, Terms
@@ -37,7 +38,7 @@ from uccl_ep.throughput.handle import ThroughputHandle
 Tensor = torch.Tensor
 
 
-class Buffer(NoCopies):
+class Buffer(BranchCalls, NoCopies):
     """Memory, proxy and kernels of one rank for expert-parallel dispatch and combine. Making one is collective.
 
     Args:
@@ -100,7 +101,7 @@ class Buffer(NoCopies):
     ) -> None:
         self.runtime: Session | None = None
         self._owner = Owner()
-        checks.check_int("num_qps_per_rank", num_qps_per_rank, 1, 1 << 16)
+        checks.check_unused_int("num_qps_per_rank", num_qps_per_rank, 1, 1 << 16)
         cls, budgets = type(self), (num_nvl_bytes, num_rdma_bytes)
         modes = low_latency_mode, enable_shrink
         terms = Terms.checked(device, budgets, *modes, self._alike, lambda ranks: cls.get_dispatch_config(ranks))
@@ -189,7 +190,12 @@ class Buffer(NoCopies):
 
     @staticmethod
     def get_low_latency_rdma_size_hint(
-        num_max_dispatch_tokens_per_rank: int, hidden: int, num_ranks: int, num_experts: int
+        num_max_dispatch_tokens_per_rank: int,
+        hidden: int,
+        num_ranks: int,
+        num_experts: int,
+        *,
+        eager_support: bool = False,
     ) -> int:
         """The bytes that low latency takes as num_rdma_bytes: slots per peer node (uccl_ep.memory_bill lists them)."""
         return low_latency_size_hint(num_max_dispatch_tokens_per_rank, hidden, num_ranks, num_experts)
@@ -415,6 +421,7 @@ class Buffer(NoCopies):
         use_ue8m0_for_sf: bool = False,
         topk_weights: Tensor | None = None,
         use_eager: bool = False,
+        align_fp8_quantization: bool = False,
     ) -> tuple[Any, Tensor, LowLatencyHandle, Event, Hook | None]:
         """Sends every token to its experts; rows come out packed by expert.
 
@@ -431,6 +438,7 @@ class Buffer(NoCopies):
             x_global_scale: g, float32 of one element, the same on all ranks that share experts; 448 * 6 / (largest
                 magnitude) uses the formats' whole range. Not looked at without use_nvfp4.
             async_finish: return at once; wait on the event. return_recv_hook: return after sending; the hook receives.
+            topk_weights, use_eager: of branches, without effect. align_fp8_quantization: a fork's cast: False.
 
         Returns:
             (recv_x, recv_count, handle, event, hook). recv_x is bf16 [L, P, H], or (e4m3 [L, P, H], scales f32
@@ -441,8 +449,10 @@ class Buffer(NoCopies):
             undefined. handle = (src_info int32 [L, P], layout_range int64 [L, N] = begin << 32 | count, M, H, E).
 
         Raises:
-            InvalidArgument: before anything is sent.
+            InvalidArgument, NotSupported (align_fp8_quantization with use_fp8): before anything is sent.
         """
+        if align_fp8_quantization and use_fp8:
+            raise NotSupported(f"align_fp8_quantization with use_fp8 is not in uccl_ep: {FORKS_CAST}")
         return self._living.low_latency.dispatch(
             self._run_hook, x, topk_idx, num_max_dispatch_tokens_per_rank, num_experts,
             cumulative_local_expert_recv_stats, dispatch_wait_recv_cost_stats, use_fp8, round_scale, use_ue8m0,
@@ -452,28 +462,13 @@ class Buffer(NoCopies):
     @in_turn("low_latency_combine")
     @recorded("low_latency_combine")
     def low_latency_combine(
-        self,
-        x: Tensor,
-        topk_idx: Tensor,
-        topk_weights: Tensor,
-        handle: LowLatencyHandle,
-        use_logfmt: bool = False,
-        zero_copy: bool = False,
-        async_finish: bool = False,
-        return_recv_hook: bool = False,
-        out: Tensor | None = None,
-        combine_wait_recv_cost_stats: Tensor | None = None,
-        *,
-        use_fp8: bool = False,
-        overlap: bool = False,
-        src_signals: Tensor | None = None,
-        src_signal_expect_value: int = 0,
-        packed_recv_count: Tensor | None = None,
-        comp_signal: Tensor | None = None,
-        block_m: int = 64,
-        threshold: int = 0,
-        num_sms: int = 0,
-    ) -> tuple[Tensor, Event, Hook | None]:
+        self, x: Tensor, topk_idx: Tensor, topk_weights: Tensor, handle: LowLatencyHandle, use_logfmt: bool = False,
+        zero_copy: bool = False, async_finish: bool = False, return_recv_hook: bool = False, out: Tensor | None = None,
+        combine_wait_recv_cost_stats: Tensor | None = None, *, use_fp8: bool = False, use_eager: bool = False,
+        overlap: bool = False, src_signals: Tensor | None = None, src_signal_expect_value: int = 0,
+        packed_recv_count: Tensor | None = None, comp_signal: Tensor | None = None, block_m: int = 64,
+        threshold: int = 0, num_sms: int = 0,
+    ) -> tuple[Tensor, Event, Hook | None]:  # fmt: skip
         """Sends expert outputs back and sums them per token, weighted, in fp32 over ascending k, rounded once.
 
         Args:

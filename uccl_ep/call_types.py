@@ -93,6 +93,7 @@ class LowLatencyDispatchCall(Protocol):
         use_fp8: Literal[True] = True, round_scale: bool = False, use_ue8m0: bool = False, async_finish: bool = False,
         return_recv_hook: bool = False, *, use_nvfp4: Literal[False] = False, x_global_scale: Tensor | None = None,
         use_ue8m0_for_sf: bool = False, topk_weights: Tensor | None = None, use_eager: bool = False,
+        align_fp8_quantization: bool = False,
     ) -> tuple[Pair, Tensor, LowLatencyHandle, Event, Hook | None]: ...  # fmt: skip
     @overload
     def __call__(
@@ -101,6 +102,7 @@ class LowLatencyDispatchCall(Protocol):
         *, use_fp8: Literal[False], round_scale: bool = False, use_ue8m0: bool = False, async_finish: bool = False,
         return_recv_hook: bool = False, use_nvfp4: Literal[False] = False, x_global_scale: Tensor | None = None,
         use_ue8m0_for_sf: bool = False, topk_weights: Tensor | None = None, use_eager: bool = False,
+        align_fp8_quantization: bool = False,
     ) -> tuple[Tensor, Tensor, LowLatencyHandle, Event, Hook | None]: ...  # fmt: skip
     @overload
     def __call__(
@@ -109,6 +111,7 @@ class LowLatencyDispatchCall(Protocol):
         *, use_fp8: Literal[False], round_scale: bool = False, use_ue8m0: bool = False, async_finish: bool = False,
         return_recv_hook: bool = False, use_nvfp4: Literal[True], x_global_scale: Tensor | None = None,
         use_ue8m0_for_sf: bool = False, topk_weights: Tensor | None = None, use_eager: bool = False,
+        align_fp8_quantization: bool = False,
     ) -> tuple[Pair, Tensor, LowLatencyHandle, Event, Hook | None]: ...  # fmt: skip
     @overload  # what is only known when it runs
     def __call__(
@@ -117,6 +120,7 @@ class LowLatencyDispatchCall(Protocol):
         use_fp8: bool = True, round_scale: bool = False, use_ue8m0: bool = False, async_finish: bool = False,
         return_recv_hook: bool = False, *, use_nvfp4: bool = False, x_global_scale: Tensor | None = None,
         use_ue8m0_for_sf: bool = False, topk_weights: Tensor | None = None, use_eager: bool = False,
+        align_fp8_quantization: bool = False,
     ) -> tuple[Any, Tensor, LowLatencyHandle, Event, Hook | None]: ...  # fmt: skip
 
 

@@ -31,6 +31,15 @@ def check_int(name: str, value: Any, least: int, most: int, hint: str = "") -> i
     return number
 
 
+def check_unused_int(name: str, value: Any, least: int, most: int) -> int:
+    """An argument that has no effect here: as `check_int`, and a float that is a whole number, as rtp-llm passes.
+
+    Raises:
+        InvalidArgument: it is neither.
+    """
+    return check_int(name, int(value) if isinstance(value, float) and value.is_integer() else value, least, most)
+
+
 def check_bool(name: str, value: Any) -> bool:
     """True or False, also as 1, 0, or NumPy's.
 

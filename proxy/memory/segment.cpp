@@ -130,6 +130,12 @@ std::shared_ptr<Segment> Segment::open(int pid, int fd, std::size_t bytes) {
 std::shared_ptr<Segment> Segment::map(int fd, std::size_t bytes) {
   const std::string what = "segment fd " + std::to_string(fd);
   const std::size_t size = whole_pages(bytes, what);
+  if (fd >= 0) {
+    const std::lock_guard<std::mutex> lock(mapped().mutex);
+    for (Segment* own : mapped().segments)
+      if (own->fd_ == fd && own->bytes_ >= size)
+        if (std::shared_ptr<Segment> alive = own->weak_from_this().lock()) return alive;
+  }
   demand_size(fd, bytes, what);
   return std::shared_ptr<Segment>(new Segment(-1, map_shared(fd, size, what), size));
 }

@@ -10,14 +10,14 @@
 
 namespace uccl {
 
-class Segment {
+class Segment : public std::enable_shared_from_this<Segment> {
  public:
   // A new zeroed segment of `bytes` (rounded up to pages). Throws std::system_error.
   static std::shared_ptr<Segment> create(const std::string& name, std::size_t bytes);
   // Maps a segment of a process on this host and in this pid namespace, through /proc/<pid>/fd/<fd>, and keeps no
   // descriptor of it. Throws std::system_error naming pid, fd and errno; std::runtime_error when it is smaller.
   static std::shared_ptr<Segment> open(int pid, int fd, std::size_t bytes);
-  // Maps what a descriptor stands for, which stays the caller's.
+  // Maps what a descriptor stands for, which stays the caller's. The segment of this process that owns it, if there is one.
   static std::shared_ptr<Segment> map(int fd, std::size_t bytes);
   // Maps an inherited descriptor (takes ownership of it).
   static std::shared_ptr<Segment> adopt(int fd, std::size_t bytes);

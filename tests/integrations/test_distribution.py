@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from uccl_ep.drop_in.names import MODULES
+from uccl_ep.drop_in import names
+from uccl_ep.drop_in.names import PACKAGES, TOP_LEVEL
 
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = ROOT / "docker" / "deep_ep"
@@ -51,20 +52,25 @@ def install(built: Path, folder: Path) -> None:
     run([sys.executable, "-m", "pip", "install", *options, "--target", str(folder), str(built)])
 
 
-def files_of(modules: dict[str, dict[str, str]]) -> set[str]:
-    packages = {name.rpartition(".")[0] for name in modules} - {""}
-    return {name.replace(".", "/") + ("/__init__.py" if name in packages else ".py") for name in modules}
+def thin_files() -> set[str]:
+    """One for each package or module at the top; what is below comes into being as it is imported."""
+    return {f"{name}/__init__.py" if name in PACKAGES else f"{name}.py" for name in TOP_LEVEL}
 
 
 @pytest.mark.slow
 def test_distribution_package_is_deep_ep(tmp_path: Path) -> None:
     built = wheel(PACKAGE, tmp_path)
     assert built.name.startswith("uccl_ep_deep_ep-")
-    assert owned(built) == files_of(MODULES)  # one thin file for each module of the table, and no other
+    assert owned(built) == thin_files()
     site = tmp_path / "site"
     install(built, site)
     version, origin, torch_loaded = run([sys.executable, "-c", SHOW], PYTHONPATH=f"{site}:{ROOT}").split()
     assert "+uccl.ep." in version and origin == str(site / "deep_ep" / "__init__.py")
+    more = "import deep_ep, importlib.metadata as m, deep_ep_v25.buffers.ep; from deep_ep.utils.math import align; "
+    more += "print(m.version('deep_ep'), deep_ep_v25.__version__, align(5, 4))"
+    assert run([sys.executable, "-c", more], PYTHONPATH=f"{site}:{ROOT}").split() == [
+        names.version_of("deep_ep"), names.version_of("deep_ep_v25"), "8",
+    ]  # fmt: skip
     assert torch_loaded == "True"  # by the event classes, not by the import of deep_ep
     lone = "import deep_ep, sys; print('torch' in sys.modules, sorted(deep_ep.__all__)[0])"
     assert run([sys.executable, "-c", lone], PYTHONPATH=f"{site}:{ROOT}").split()[0] == "False"

@@ -48,23 +48,27 @@ class Pair:
         return [other, value] if self._rank else [value, other]
 
 
-@contextlib.contextmanager
-def free_descriptors(free: int) -> Any:
-    """This process can open `free` more."""
-    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+def limit_for(free: int) -> int:
+    """The limit of open files under which this process can open `free` more."""
     # Taken, not looked for: a thread that blocks in accept() holds a number that /proc does not show.
     taken = [os.open(os.devnull, os.O_RDONLY) for _ in range(free + 1)]
-    limit = taken[-1]
     for fd in taken:
         os.close(fd)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (limit, before[1]))
+    return taken[-1]
+
+
+@contextlib.contextmanager
+def free_descriptors(free: int) -> Any:
+    """This process can open `free` more, unless it raises its limit."""
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (limit_for(free), before[1]))
     try:
         yield
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, before)
 
 
-def change(what: str, held: contextlib.ExitStack) -> None:
+def change(what: str) -> None:
     name, _, value = what.partition("=")
     if name == "user":
         os.setgroups([])
@@ -75,26 +79,25 @@ def change(what: str, held: contextlib.ExitStack) -> None:
     elif name == "address_space":
         resource.setrlimit(resource.RLIMIT_AS, (int(value), int(value)))
     elif name == "files":
-        held.enter_context(free_descriptors(int(value)))
+        resource.setrlimit(resource.RLIMIT_NOFILE, (limit_for(int(value)),) * 2)  # a Buffer would raise the soft one
 
 
 def one_rank(rank: int, pipes: tuple[Connection, Connection], what: str) -> None:
     group, began = Pair(rank, pipes[rank]), 0.0
     pipes[1 - rank].close()  # so that the other's end is seen
-    with contextlib.ExitStack() as held:
-        change(what, held)
-        began = time.monotonic()
-        try:
-            hint = Buffer.get_low_latency_rdma_size_hint(4, 128, 2, 2)
-            buffer = Buffer(group, 1 << 20, hint, low_latency_mode=True, explicitly_destroy=True)
-            x, ids = torch.ones(4, 128).bfloat16(), torch.tensor([[0, 1]] * 4)
-            rows, _, handle, *_ = buffer.low_latency_dispatch(x, ids, 4, 2, use_fp8=False)
-            sums = buffer.low_latency_combine(rows, ids, torch.ones(4, 2), handle)[0]
-            told = f"nodes {buffer.runtime.topology.num_nodes} sum {float(sums.float().sum())}"
-            group.all_gather_object(None)
-            buffer.destroy()
-        except (UcclEpError, OSError) as error:
-            told = f"{type(error).__name__}: {error}"
+    change(what)
+    began = time.monotonic()
+    try:
+        hint = Buffer.get_low_latency_rdma_size_hint(4, 128, 2, 2)
+        buffer = Buffer(group, 1 << 20, hint, low_latency_mode=True, explicitly_destroy=True)
+        x, ids = torch.ones(4, 128).bfloat16(), torch.tensor([[0, 1]] * 4)
+        rows, _, handle, *_ = buffer.low_latency_dispatch(x, ids, 4, 2, use_fp8=False)
+        sums = buffer.low_latency_combine(rows, ids, torch.ones(4, 2), handle)[0]
+        told = f"nodes {buffer.runtime.topology.num_nodes} sum {float(sums.float().sum())}"
+        group.all_gather_object(None)
+        buffer.destroy()
+    except (UcclEpError, OSError) as error:
+        told = f"{type(error).__name__}: {error}"
     # One write: two processes share the pipe.
     os.write(1, f"rank {rank}: {told} | {time.monotonic() - began:.2f}\n".encode())
 

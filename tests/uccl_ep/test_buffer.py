@@ -46,7 +46,7 @@ CONTRACT: dict[str, tuple[dict[str, Any], set[str]]] = {
             "cumulative_local_expert_recv_stats": None, "dispatch_wait_recv_cost_stats": None, "use_fp8": True,
             "round_scale": False, "use_ue8m0": False, "async_finish": False, "return_recv_hook": False,
         },
-        {"x_global_scale", "use_nvfp4", "topk_weights", "use_ue8m0_for_sf", "use_eager"},
+        {"x_global_scale", "use_nvfp4", "topk_weights", "use_ue8m0_for_sf", "use_eager", "align_fp8_quantization"},
     ),
     "low_latency_combine": (
         {
@@ -55,12 +55,13 @@ CONTRACT: dict[str, tuple[dict[str, Any], set[str]]] = {
             "combine_wait_recv_cost_stats": None,
         },
         {
-            "use_fp8", "overlap", "src_signals", "src_signal_expect_value", "packed_recv_count", "comp_signal",
-            "block_m", "threshold", "num_sms",
+            "use_fp8", "use_eager", "overlap", "src_signals", "src_signal_expect_value", "packed_recv_count",
+            "comp_signal", "block_m", "threshold", "num_sms",
         },
     ),
     "get_low_latency_rdma_size_hint": (
-        dict.fromkeys(("num_max_dispatch_tokens_per_rank", "hidden", "num_ranks", "num_experts"), REQUIRED), set(),
+        dict.fromkeys(("num_max_dispatch_tokens_per_rank", "hidden", "num_ranks", "num_experts"), REQUIRED),
+        {"eager_support"},
     ),
     "get_local_buffer_tensor": (
         {"dtype": REQUIRED, "size": None, "offset": 0, "use_rdma_buffer": False}, set(),
@@ -105,7 +106,7 @@ def test_buffer_signature_is_deepeps(name: str) -> None:
 def test_buffer_accepts_every_branchs_keywords_and_shows_its_attributes(variables: Any) -> None:
     def body(group: ThreadGroup) -> None:
         buffer = Buffer(
-            group, MIB, 0, False, 8, True, False, True, False, None,
+            group, MIB, 0, False, 8.0, True, False, True, False, None,
             use_fabric=True, allow_nvlink_for_normal_mode=False, eager_support=True, is_intranode=True, device="cpu",
         )  # fmt: skip
         assert buffer.group is group
@@ -131,6 +132,7 @@ def test_buffer_accepts_every_branchs_keywords_and_shows_its_attributes(variable
         ({"num_rdma_bytes": 64}, ["num_rdma_bytes=64", "multiple of 128"]),
         ({"num_rdma_bytes": True}, ["num_rdma_bytes=True", "multiple of 128"]),
         ({"num_qps_per_rank": 0}, ["num_qps_per_rank=0", "1 to 65536"]),
+        ({"num_qps_per_rank": 8.5}, ["num_qps_per_rank=8.5", "1 to 65536"]),
         ({"low_latency_mode": True}, ["num_rdma_bytes=0", "low-latency size", "get_low_latency_rdma_size_hint"]),
     ],
 )

@@ -38,6 +38,15 @@ def test_checks_matrix_names_every_dtype() -> None:
     assert_refused(lambda: checks.check_matrix("topk_idx", torch.zeros(1, 1), (torch.int64, torch.int32)), wanted)
 
 
+def test_checks_unused_int_takes_a_float_that_is_whole() -> None:
+    """rtp-llm divides: `num_qps_per_rank=num_experts / num_ranks`."""
+    got = checks.check_unused_int("num_qps_per_rank", 8.0, 1, 24)
+    assert got == 8 and type(got) is int and checks.check_unused_int("num_qps_per_rank", 8, 1, 24) == 8
+    for value in (8.5, float("nan"), float("inf"), 0.0, 25.0, True, "8", None):
+        assert_refused(lambda v=value: checks.check_unused_int("num_qps_per_rank", v, 1, 24), ["num_qps_per_rank="])
+    assert_refused(lambda: checks.check_int("num_experts", 8.0, 1, 24), ["num_experts=8.0"])
+
+
 def test_checks_aligned_copies_only_what_is_not() -> None:
     storage = torch.arange(64, dtype=torch.bfloat16)
     assert storage.data_ptr() % 16 == 0

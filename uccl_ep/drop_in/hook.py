@@ -7,13 +7,17 @@ Nothing is written to disk, so another distribution that provides `deep_ep` stay
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, MutableMapping, Sequence
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
+from typing import TYPE_CHECKING, Any
 
 from uccl_ep.drop_in.names import MODULES, PACKAGES, TOP_LEVEL, fill
 from uccl_ep.errors import Described, refuse
+
+if TYPE_CHECKING:
+    from importlib.metadata import Distribution
 
 ORIGIN = "uccl_ep.drop_in"
 
@@ -25,18 +29,42 @@ class _Loader(Loader):
 
 
 class _Finder(MetaPathFinder):
-    """Answers for `deep_ep` and its modules. Its package has no folder, so no part of another one is mixed in."""
+    """Answers for `deep_ep` and its modules. Its package has no folder, so no part of another one is mixed in.
+
+    Args:
+        top: also for the packages themselves, not only for what is below them.
+    """
+
+    def __init__(self, top: bool) -> None:
+        self._top = top
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        if fullname not in MODULES:
+        if fullname not in MODULES or (not self._top and "." not in fullname):
             return None
         return ModuleSpec(fullname, _Loader(), origin=ORIGIN, is_package=fullname in PACKAGES)
 
+    def find_distributions(self, context: Any = None) -> Iterable[Distribution]:
+        """`importlib.metadata.version("deep_ep")`: NeMo puts it into the key of a cache. By name only."""
+        from uccl_ep.drop_in.metadata import distributions  # whoever asks has loaded importlib.metadata
 
-_finder = _Finder()
+        return distributions(context)
+
+
+_finder, _below = _Finder(top=True), _Finder(top=False)
 _replaced: dict[str, ModuleType] = {}
+
+
+def become(module: str, namespace: MutableMapping[str, Any]) -> None:
+    """Makes a package of docker/deep_ep, which is a file, what the hook makes of `module`; what is below it, too.
+
+    Args:
+        module: its name. namespace: its `globals()`.
+    """
+    fill(module, namespace)
+    if _below not in sys.meta_path:
+        sys.meta_path.append(_below)  # last: a file beside the package comes first
 
 
 def is_installed() -> bool:

@@ -14,15 +14,17 @@ from uccl_ep.device.protocol import EventHandle
 from uccl_ep.elastic import sizes
 from uccl_ep.elastic.combine import ElasticCombine
 from uccl_ep.elastic.dispatch import Call, ElasticDispatch, Results
-from uccl_ep.elastic.experimental import refusal
 from uccl_ep.elastic.handle import EPHandle
 from uccl_ep.errors import InvalidArgument, refuse
 from uccl_ep.events import EventOverlap
 from uccl_ep.group.group import as_group
+from uccl_ep.refused import EXPERIMENTAL, refusal
 from uccl_ep.system.ownership import NoCopies, Owner, in_turn
 
 Tensor = torch.Tensor
 Event = EventOverlap[EventHandle]
+_ENGRAM, _ALL_GATHER = f"Engram {EXPERIMENTAL}", f"all-gather {EXPERIMENTAL}"
+_PIPELINE = f"pipeline send and receive {EXPERIMENTAL}"
 
 
 class _ElasticRows(Buffer):
@@ -100,7 +102,7 @@ class ElasticBuffer(NoCopies):
         self.allow_hybrid_mode = checks.check_bool("allow_hybrid_mode", allow_hybrid_mode)
         self.allow_multiple_reduction = checks.check_bool("allow_multiple_reduction", allow_multiple_reduction)
         self.prefer_overlap_with_compute = checks.check_bool("prefer_overlap_with_compute", prefer_overlap_with_compute)
-        self.num_allocated_qps = checks.check_int("num_allocated_qps", num_allocated_qps, 0, 1 << 16)
+        self.num_allocated_qps = checks.check_unused_int("num_allocated_qps", num_allocated_qps, 0, 1 << 16)
         self._buffer = _ElasticRows(group, num_bytes, hidden, device)
         self._dispatch = ElasticDispatch(self._buffer, num_max_tokens_per_rank)
         self._combine = ElasticCombine(self._buffer)
@@ -332,18 +334,18 @@ class ElasticBuffer(NoCopies):
 
     # ---- what upstream calls experimental ------------------------------------------------------------------------
 
-    get_engram_storage_size_hint = refusal("Engram", "get_engram_storage_size_hint")
-    engram_write = refusal("Engram", "engram_write")
-    engram_fetch = refusal("Engram", "engram_fetch")
-    get_pp_buffer_size_hint = refusal("pipeline send and receive", "get_pp_buffer_size_hint")
-    pp_set_config = refusal("pipeline send and receive", "pp_set_config")
-    pp_send = refusal("pipeline send and receive", "pp_send")
-    pp_recv = refusal("pipeline send and receive", "pp_recv")
-    get_agrs_num_max_session_bytes = refusal("all-gather", "get_agrs_num_max_session_bytes")
-    get_agrs_buffer_size_hint = refusal("all-gather", "get_agrs_buffer_size_hint")
-    agrs_set_config = refusal("all-gather", "agrs_set_config")
-    create_agrs_session = refusal("all-gather", "create_agrs_session")
-    destroy_agrs_session = refusal("all-gather", "destroy_agrs_session")
-    agrs_new_session = refusal("all-gather", "agrs_new_session")
-    agrs_get_inplace_tensor = refusal("all-gather", "agrs_get_inplace_tensor")
-    all_gather = refusal("all-gather", "all_gather")
+    get_engram_storage_size_hint = refusal("ElasticBuffer.get_engram_storage_size_hint", _ENGRAM)
+    engram_write = refusal("ElasticBuffer.engram_write", _ENGRAM)
+    engram_fetch = refusal("ElasticBuffer.engram_fetch", _ENGRAM)
+    get_pp_buffer_size_hint = refusal("ElasticBuffer.get_pp_buffer_size_hint", _PIPELINE)
+    pp_set_config = refusal("ElasticBuffer.pp_set_config", _PIPELINE)
+    pp_send = refusal("ElasticBuffer.pp_send", _PIPELINE)
+    pp_recv = refusal("ElasticBuffer.pp_recv", _PIPELINE)
+    get_agrs_num_max_session_bytes = refusal("ElasticBuffer.get_agrs_num_max_session_bytes", _ALL_GATHER)
+    get_agrs_buffer_size_hint = refusal("ElasticBuffer.get_agrs_buffer_size_hint", _ALL_GATHER)
+    agrs_set_config = refusal("ElasticBuffer.agrs_set_config", _ALL_GATHER)
+    create_agrs_session = refusal("ElasticBuffer.create_agrs_session", _ALL_GATHER)
+    destroy_agrs_session = refusal("ElasticBuffer.destroy_agrs_session", _ALL_GATHER)
+    agrs_new_session = refusal("ElasticBuffer.agrs_new_session", _ALL_GATHER)
+    agrs_get_inplace_tensor = refusal("ElasticBuffer.agrs_get_inplace_tensor", _ALL_GATHER)
+    all_gather = refusal("ElasticBuffer.all_gather", _ALL_GATHER)

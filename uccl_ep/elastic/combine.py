@@ -89,7 +89,7 @@ class ElasticCombine:
         if not isinstance(handle, EPHandle):
             refuse("handle", handle, "the EPHandle that dispatch returned")
         for name, value in zip(("num_sms", "num_qps"), unused, strict=True):
-            checks.check_int(name, value, 0, 1 << 16)
+            checks.check_unused_int(name, value, 0, 1 << 16)
         _ = handle.topk_idx  # unchanged?
         x = checks.check_matrix("x", x, (torch.bfloat16,))
         rows = handle.num_expanded_tokens

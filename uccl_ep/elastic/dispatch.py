@@ -191,9 +191,9 @@ class ElasticDispatch:
                 refuse(name, value, f"{own}, as the handle's dispatch had, or None")
         if call.expand and not handle.do_expand:
             refuse("do_expand", True, "False, as the handle's dispatch had")
-        if call.zero_padding and not handle.do_expand:
+        if call.zero_padding and not call.expand:
             refuse("do_zero_padding", True, "False without do_expand=True")
-        return Options(*kept, handle.num_sms, False, handle.do_expand, call.zero_padding, call.column_major)
+        return Options(*kept, handle.num_sms, False, call.expand, call.zero_padding, call.column_major)
 
     # ---- sending ---------------------------------------------------------------------------------------------------
 
@@ -255,7 +255,8 @@ class ElasticDispatch:
         else:
             expanded = expand.worst_rows(num_tokens, idx.shape[1], local, options.alignment)
         here = torch.arange(num_tokens, dtype=torch.int32, device=idx.device)
-        per_rank = routing[0][:, self._rank] if len(routing) == 6 else routing[-4]
+        prefix = routing.routing.rank_prefix
+        per_rank = prefix if prefix.dim() == 1 else prefix[:, self._rank]
         return EPHandle(
             do_expand=options.expand,
             num_experts=options.num_experts,

@@ -13,6 +13,7 @@ from uccl_ep.elastic.dispatch import Call
 from uccl_ep.elastic.handle import EPHandle
 from uccl_ep.errors import NotSupported, refuse
 from uccl_ep.events import EventOverlap
+from uccl_ep.refused import LOAD_BALANCING, refusal
 from uccl_ep.system.ownership import NoCopies, in_turn
 
 Tensor = torch.Tensor
@@ -24,7 +25,22 @@ _ATTRIBUTES = (
 )
 
 
-class EPBuffer(NoCopies):
+class BufferBase(NoCopies):
+    """V2.5's base of every buffer, for isinstance; here that is EPBuffer alone."""
+
+    _elastic: ElasticBuffer
+    main_context = refusal("BufferBase.main_context", "it is a native object of DeepEP's")
+
+    def print_memory_usage(self) -> None:
+        """Prints what this rank has allocated, by purpose."""
+        print(self._elastic._buffer.memory_bill())
+
+    def destroy(self) -> None:
+        """As ElasticBuffer.destroy."""
+        self._elastic.destroy()
+
+
+class EPBuffer(BufferBase):
     """ElasticBuffer with V2.5's arguments; see there for what they mean, for shapes, and for the attributes.
 
     Args that differ: no num_cpu_bytes; `lb_allocation_plan_or_num_bytes` must be 0 (expert load balancing inside the
@@ -56,7 +72,7 @@ class EPBuffer(NoCopies):
         device: str | None = None,
     ) -> None:
         if not isinstance(lb_allocation_plan_or_num_bytes, int) or lb_allocation_plan_or_num_bytes:
-            raise NotSupported("lb_allocation_plan_or_num_bytes: load balancing inside the buffer is not in uccl_ep")
+            raise NotSupported(f"lb_allocation_plan_or_num_bytes is not in uccl_ep: {LOAD_BALANCING}")
         self._elastic = ElasticBuffer(
             group,
             num_bytes,
@@ -80,9 +96,6 @@ class EPBuffer(NoCopies):
         self.get_comm_stream = self._elastic.get_comm_stream
         self.get_physical_domain_size = self._elastic.get_physical_domain_size
         self.get_logical_domain_size = self._elastic.get_logical_domain_size
-        self.get_theoretical_num_sms = self._elastic.get_theoretical_num_sms
-        self.get_theoretical_num_qps = self._elastic.get_theoretical_num_qps
-        self.destroy = self._elastic.destroy
 
     @property
     def runtime(self) -> Any:
@@ -93,9 +106,23 @@ class EPBuffer(NoCopies):
     capture = staticmethod(ElasticBuffer.capture)
     _unpack_bias = staticmethod(ElasticBuffer._unpack_bias)
 
-    def print_memory_usage(self) -> None:
-        """Prints what this rank has allocated, by purpose."""
-        print(self._elastic._buffer.memory_bill())
+    def get_theoretical_num_sms(
+        self,
+        num_experts: int,
+        num_topk: int,
+        num_scaleout_topk: int = 0,
+        rdma_gbs: float = 0,
+        nvlink_gbs: float = 0,
+        sm_read_gbs: float = 0,
+        sm_write_gbs: float = 0,
+    ) -> int:
+        """As ElasticBuffer.get_theoretical_num_sms; bandwidths in GB/s, of which 0 means not known."""
+        gbs = rdma_gbs, nvlink_gbs, sm_read_gbs, sm_write_gbs
+        return self._elastic.get_theoretical_num_sms(num_experts, num_topk, num_scaleout_topk, *gbs)
+
+    def get_theoretical_num_qps(self, num_sms: int) -> int:
+        """As ElasticBuffer.get_theoretical_num_qps."""
+        return self._elastic.get_theoretical_num_qps(num_sms)
 
     @in_turn("dispatch")
     def dispatch(
@@ -185,14 +212,6 @@ class EPBuffer(NoCopies):
             return event
         return combined, weights, event
 
-    def lb_prefetch_weights(self, *arguments: Any, **keywords: Any) -> None:
-        """Not part of uccl_ep. Raises NotSupported, as the other lb_ methods."""
-        raise NotSupported("EPBuffer.lb_prefetch_weights: load balancing inside the buffer is not in uccl_ep")
-
-    def lb_reduce_grads(self, *arguments: Any, **keywords: Any) -> None:
-        """Not part of uccl_ep."""
-        raise NotSupported("EPBuffer.lb_reduce_grads: load balancing inside the buffer is not in uccl_ep")
-
-    def lb_get_theoretical_num_sms(self, *arguments: Any, **keywords: Any) -> None:
-        """Not part of uccl_ep."""
-        raise NotSupported("EPBuffer.lb_get_theoretical_num_sms: load balancing inside the buffer is not in uccl_ep")
+    lb_prefetch_weights = refusal("EPBuffer.lb_prefetch_weights", LOAD_BALANCING)
+    lb_reduce_grads = refusal("EPBuffer.lb_reduce_grads", LOAD_BALANCING)
+    lb_get_theoretical_num_sms = refusal("EPBuffer.lb_get_theoretical_num_sms", LOAD_BALANCING)

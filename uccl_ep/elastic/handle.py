@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 
+from uccl_ep.refused import refusal
+
 Tensor = torch.Tensor
 
 
@@ -66,3 +68,5 @@ class EPHandle:
     def expanded_rows(self) -> Tensor:
         """int32 [n, K]: the row of each (token, k) in an expanded result, -1 where the expert is elsewhere."""
         return self.recv_src_metadata[:, 2:]
+
+    deterministic_sort = refusal("EPHandle.deterministic_sort", "rows come in order already")

@@ -16,8 +16,9 @@ from uccl_ep.elastic.buffer import ElasticBuffer
 from uccl_ep.elastic.dispatch import Call
 from uccl_ep.elastic.handle import EPHandle
 from uccl_ep.elastic.sizes import check_hidden
-from uccl_ep.errors import Described, NotSupported, refuse
+from uccl_ep.errors import Described, refuse
 from uccl_ep.group.group import as_group
+from uccl_ep.refused import refusal
 from uccl_ep.system.ownership import NoCopies, in_turn
 
 Tensor = torch.Tensor
@@ -210,15 +211,47 @@ class HybridEPBuffer(NoCopies):
             return combined, None
         return combined, indices_to_map(made.topk_idx, own, combined.shape[0], self.num_experts)[1]
 
-    def dispatch(self, *arguments: Any, **keywords: Any) -> Any:
-        """Not part of uccl_ep. Raises NotSupported."""
-        raise NotSupported(
-            "HybridEPBuffer.dispatch: only dispatch_with_permute is in uccl_ep; use it, or ElasticBuffer"
-        )
+    def empty_jit_cache(self) -> None:
+        """Does nothing: no kernel is built for a shape here (`uccl-ep warmup` is about those of the GPU)."""
 
-    def combine(self, *arguments: Any, **keywords: Any) -> Any:
-        """Not part of uccl_ep. Raises NotSupported."""
-        raise NotSupported("HybridEPBuffer.combine: only combine_with_unpermute is in uccl_ep")
+    def update_template_config(
+        self,
+        hidden_dim: int | None = None,
+        num_of_tokens_per_rank: int | None = None,
+        num_local_experts: int | None = None,
+        pad_multiple: int | None = None,
+        use_fp8: bool | None = None,
+        fuse_permute_dispatch: bool = False,
+        **settings: Any,
+    ) -> SimpleNamespace:
+        """Checks sizes against the buffer's, which upstream builds kernels for and may enlarge its memory for.
+
+        Args:
+            hidden_dim, num_of_tokens_per_rank: up to the buffer's. num_local_experts: the buffer's.
+            pad_multiple, use_fp8, fuse_permute_dispatch, settings: what dispatch_with_permute is told in each call, and
+                blocks and stages of upstream's kernels: without effect.
+
+        Returns:
+            The sizes, as `configurer.buffer_config` has them.
+
+        Raises:
+            InvalidArgument: a size that the buffer was not made for.
+        """
+        sizes = self.configurer.buffer_config
+        for name, value, most in (
+            ("hidden_dim", hidden_dim, sizes.hidden_dim),
+            ("num_of_tokens_per_rank", num_of_tokens_per_rank, sizes.max_num_of_tokens_per_rank),
+        ):
+            if value is not None:
+                checks.check_int(name, value, 1, most, "Make the buffer larger: its memory does not grow.")
+        if num_local_experts is not None and num_local_experts != sizes.num_of_experts_per_rank:
+            refuse(
+                "num_local_experts", num_local_experts, f"{sizes.num_of_experts_per_rank}, as the buffer was made for"
+            )
+        return SimpleNamespace(**vars(sizes))
+
+    dispatch = refusal("HybridEPBuffer.dispatch", "call dispatch_with_permute, or use ElasticBuffer")
+    combine = refusal("HybridEPBuffer.combine", "call combine_with_unpermute")
 
     # ---- pieces ------------------------------------------------------------------------------------------------
 

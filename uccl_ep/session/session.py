@@ -41,7 +41,7 @@ from uccl_ep.session.device_choice import gpu_facts, kind_of
 from uccl_ep.session.diagnosis import Diagnosis
 from uccl_ep.session.proxy_link import CONNECT_TIMEOUT_S, ProcessProxy, ProxyConfig, ProxyLink, ThreadProxy
 from uccl_ep.settings import PREFIX, Settings
-from uccl_ep.system.os_limits import address_space, in_words
+from uccl_ep.system.os_limits import address_space, in_words, make_room
 from uccl_ep.system.ownership import NoCopies
 
 if TYPE_CHECKING:
@@ -95,6 +95,7 @@ class Session(NoCopies):
         start: Start = Start(),  # noqa: B008 - frozen
     ) -> None:
         self.rank, self.num_ranks = group.rank(), group.size()
+        make_room(100 + 8 * self.num_ranks * max(1, settings.proxy_threads))
         self.settings = settings
         self._driver, self._prepare = start.driver, start.prepare
         self._proxy: ProxyLink | None = None

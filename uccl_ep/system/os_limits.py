@@ -38,6 +38,23 @@ def address_space() -> int | None:
     return None if soft == resource.RLIM_INFINITY else soft
 
 
+def make_room(wanted: int) -> None:
+    """Raises this process's soft limit of open files, where fewer than `wanted` are left, as far as the hard one goes.
+
+    The usual soft limit is 1,024, and each Buffer takes some thirty descriptors: a model with one a layer meets it.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    try:
+        needed = len(os.listdir("/proc/self/fd")) + wanted
+    except OSError:  # not even one is left to look with
+        needed = soft + wanted
+    if soft == resource.RLIM_INFINITY or needed <= soft:
+        return
+    most = needed if hard == resource.RLIM_INFINITY else min(needed, hard)
+    if most > soft:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+
+
 @contextmanager
 def naming(what: str) -> Iterator[None]:
     """What the system refuses inside is said with what it was for: Python's own text is a number and a few words."""

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from uccl_ep import _native
 from uccl_ep.device.protocol import HostWords
-from uccl_ep.errors import NotSupported
+from uccl_ep.errors import Described, NotSupported, refuse
 
 Tensor = torch.Tensor
 
@@ -87,7 +87,8 @@ class ThroughputHandle(tuple[Tensor, ...]):
     """DeepEP's handle tuple (6 tensors on one node, 10 on several) with the routing that combine uses.
 
     The tensors are worked out when they are first looked at: combine needs none of them, and in an asynchronous call
-    the tables that they come from are filled only when its event has happened.
+    the tables that they come from are filled only when its event has happened. Autograd's
+    `save_for_backward(*handle)` gives a plain tuple of them back, so one of them carries the routing (`routing_of`).
     """
 
     routing: Routing
@@ -104,6 +105,8 @@ class ThroughputHandle(tuple[Tensor, ...]):
     def _tensors(self) -> tuple[Tensor, ...]:
         if self._parts is None:
             self._parts = _one_node(self.routing) if self._num_nodes == 1 else _several_nodes(self.routing)
+            # On the storage, which every view and saved copy of the tensor shares; the routing does not hold this one.
+            setattr(self._parts[_PLACES[len(self)].carrier].untyped_storage(), _CARRIED, self.routing)
         return self._parts
 
     def __len__(self) -> int:
@@ -128,6 +131,36 @@ class ThroughputHandle(tuple[Tensor, ...]):
 
     def __reduce__(self) -> Any:
         raise NotSupported("a dispatch handle names live buffers of this process; it cannot be pickled or copied")
+
+
+class _Places(NamedTuple):
+    """Where a handle's tuple has the tensor that carries the routing, and one that is the routing's own."""
+
+    carrier: int
+    channel_prefix: int
+
+
+_CARRIED = "uccl_ep_routing"
+_PLACES = {6: _Places(2, 1), 10: _Places(5, 2)}
+
+
+def routing_of(handle: object) -> Routing:
+    """The routing of a dispatch's handle, also of one that has become a plain tuple or list of its tensors.
+
+    Raises:
+        InvalidArgument: it is something else, or its tensors are copies or in another order.
+    """
+    if isinstance(handle, ThroughputHandle):
+        return handle.routing
+    if isinstance(handle, (tuple, list)) and len(handle) in _PLACES and all(isinstance(t, Tensor) for t in handle):
+        places = _PLACES[len(handle)]
+        carrier, prefix = handle[places.carrier], handle[places.channel_prefix]
+        routing = getattr(carrier.untyped_storage(), _CARRIED, None)
+        if isinstance(routing, Routing) and prefix.data_ptr() == routing.channel_prefix.data_ptr():
+            return routing
+        hint = "Pass its tensors on as they came, in their order; a copy of them has lost what the call needs."
+        refuse("handle", Described(f"{len(handle)} tensors"), "the handle that dispatch returned, or its tensors", hint)
+    refuse("handle", handle, "the handle that dispatch returned", "Pass it on as it came.")
 
 
 def _send_order(routing: Routing) -> Tensor:

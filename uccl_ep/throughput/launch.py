@@ -14,7 +14,7 @@ from uccl_ep.errors import Described, InvalidArgument, NotSupported, refuse
 from uccl_ep.membership.fault_errors import LayoutFault, dtype_code, layout_error
 from uccl_ep.session.session import Session
 from uccl_ep.sizes import format_bytes
-from uccl_ep.throughput.handle import Routing
+from uccl_ep.throughput.handle import Routing, routing_of
 
 # On a CPU, rings of a node that fit into its caches together stay there, each this large at most.
 _CACHED_RING_BYTES, _CACHED_RINGS, _CACHED_RING_SLOTS = 2 << 20, 8, 8
@@ -105,9 +105,7 @@ class Throughput:
         Raises:
             InvalidArgument: not a handle that a dispatch of this Buffer returned.
         """
-        routing = getattr(handle, "routing", None)
-        if not isinstance(routing, Routing):
-            refuse("handle", handle, "the handle that dispatch returned", "Pass it on as it came.")
+        routing = routing_of(handle)
         if routing.owner is not self._owner:
             wanted = "the handle that dispatch of this Buffer returned"
             refuse(

@@ -1,5 +1,5 @@
 """deep_ep, answered by uccl_ep; the names are in uccl_ep/drop_in/names.py."""
 
-from uccl_ep.drop_in.names import fill
+from uccl_ep.drop_in.hook import become
 
-fill(__name__, globals())
+become(__name__, globals())

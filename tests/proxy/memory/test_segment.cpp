@@ -120,12 +120,20 @@ TEST(memory_segment_adopts_a_descriptor) {
   CHECK_EQ(fcntl(small, F_GETFD), -1);
 }
 
+TEST(memory_segment_maps_nothing_twice_that_its_process_owns) {
+  auto a = Segment::create("test", 4096);
+  CHECK(Segment::map(a->fd(), 4096) == a);
+  const int copy = dup(a->fd());
+  CHECK(Segment::map(copy, 4096) != a);  // the same memory, but another's to close
+  close(copy);
+}
+
 TEST(memory_segment_that_is_only_mapped_has_no_descriptor) {
   auto a = Segment::create("test", 2 * 4096);
-  const int next = dup(a->fd());
+  const int copy = dup(a->fd()), next = dup(copy);
   close(next);
-  const std::shared_ptr<Segment> mapped[] = {Segment::map(a->fd(), 4097), Segment::open(getpid(), a->fd(), 4097)};
-  const int after = dup(a->fd());
+  const std::shared_ptr<Segment> mapped[] = {Segment::map(copy, 4097), Segment::open(getpid(), copy, 4097)};
+  const int after = dup(copy);
   close(after);
   CHECK_EQ(after, next);
   for (const auto& b : mapped) {
@@ -135,14 +143,17 @@ TEST(memory_segment_that_is_only_mapped_has_no_descriptor) {
   }
   std::strcpy(static_cast<char*>(mapped[0]->data()), "seen");
   CHECK_EQ(std::string(static_cast<char*>(mapped[1]->data())), std::string("seen"));
-  CHECK_THROWS(std::runtime_error, Segment::map(a->fd(), 3 * 4096));
+  CHECK_THROWS(std::runtime_error, Segment::map(copy, 3 * 4096));
+  close(copy);
   CHECK_THROWS(std::system_error, Segment::map(9999, 4096));
 }
 
 // The child reads on, and a write to another's memory is none: it ends the child.
 TEST(memory_segment_that_is_only_mapped_can_be_read_in_a_child) {
   auto a = Segment::create("test", 4096);
-  auto b = Segment::map(a->fd(), 4096);
+  const int copy = dup(a->fd());
+  auto b = Segment::map(copy, 4096);
+  close(copy);
   std::strcpy(static_cast<char*>(a->data()), "seen");
   for (const bool writes : {false, true}) {
     const pid_t child = fork();

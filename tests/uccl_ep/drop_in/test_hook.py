@@ -6,13 +6,15 @@ import importlib
 import importlib.util
 import sys
 from collections.abc import Iterator
+from importlib.metadata import version
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
 import uccl_ep
 from uccl_ep import InvalidArgument, install_as_deep_ep, uninstall_as_deep_ep
-from uccl_ep.drop_in import is_installed
+from uccl_ep.drop_in import hook, is_installed
 
 
 @pytest.fixture(autouse=True)
@@ -52,6 +54,20 @@ def test_hook_on_and_off() -> None:
         with pytest.raises(ModuleNotFoundError):
             importlib.import_module("deep_ep.utils")
     assert module.Config is uccl_ep.Config  # what was imported stays usable
+
+
+def test_hook_of_a_package_in_files_answers_below_it_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What docker/deep_ep's `__init__` calls."""
+    monkeypatch.setattr(sys, "meta_path", list(sys.meta_path))
+    package = ModuleType("deep_ep")
+    package.__path__ = []
+    monkeypatch.setitem(sys.modules, "deep_ep", package)
+    for _ in range(2):  # deep_ep and deep_ep_v25
+        hook.become("deep_ep", package.__dict__)
+    assert len([f for f in sys.meta_path if "uccl_ep.drop_in" in type(f).__module__]) == 1
+    assert importlib.import_module("deep_ep.utils.math").align(5, 4) == 8 and not is_installed()
+    assert importlib.util.find_spec("deep_ep_cpp") is None
+    assert version("deep_ep") == package.__version__
 
 
 def test_hook_comes_before_another_and_leaves_it_alone(another: Path) -> None:

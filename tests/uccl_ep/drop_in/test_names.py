@@ -114,6 +114,34 @@ def test_names_version_compares_as_upstreams_and_says_whose_it_is() -> None:
     version = Version(importlib.import_module("deep_ep").__version__)
     assert version.release == (2, 1, 0) and str(version.local) == f"uccl.ep.{uccl_ep.__version__}"
     assert version >= Version("2.1.0")
+    assert Version(importlib.import_module("deep_ep_v25").__version__).release == (2, 5, 0)
+    assert {name.partition(".")[0] for name in names.MODULES} == set(names.VERSIONS)
+
+
+def test_names_of_utils_are_found_flat_and_by_module() -> None:
+    """CollectiveX and DeepEP's own tests import the one or the other; V2.5 has a package of its own."""
+    scope: dict[str, Any] = {}
+    exec("from deep_ep.utils import calc_diff, init_dist, bench, per_token_cast_to_fp8", scope)
+    exec("from deep_ep.utils.math import calc_diff as c, align\nfrom deep_ep.utils.envs import init_dist as i", scope)
+    exec("from deep_ep_v25.utils.math import calc_diff as d\nfrom deep_ep.buffers.legacy import Buffer", scope)
+    assert scope["calc_diff"] is scope["c"] is scope["d"] and scope["init_dist"] is scope["i"]
+    assert scope["Buffer"] is uccl_ep.Buffer
+    v25 = importlib.import_module("deep_ep_v25")
+    assert v25.EPBuffer is uccl_ep.EPBuffer and issubclass(v25.EPBuffer, v25.BufferBase) and not hasattr(v25, "Buffer")
+    assert v25.utils.EventOverlap is uccl_ep.EventOverlap and v25.comm.barrier.__name__ == "barrier"
+
+
+def test_names_that_are_refused_can_be_imported_and_say_why() -> None:
+    scope: dict[str, Any] = {}
+    exec("from deep_ep import BucketBuffer, get_num_tma_alignment\nfrom deep_ep.utils.refs import combine", scope)
+    for name, words in (
+        ("BucketBuffer", "BucketBuffer is not in uccl_ep: buckets are gathered and reduced by torch.distributed"),
+        ("get_num_tma_alignment", "it is for BufferAllocator; experts are not balanced inside the buffer"),
+        ("combine", "combine is not in uccl_ep: it is of DeepEP's own tests"),
+    ):
+        with pytest.raises(uccl_ep.NotSupported, match=words):
+            scope[name](1, two=2)
+    assert scope["BucketBuffer"] | None  # in annotations
 
 
 def test_names_a_broken_installation_is_an_import_error(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -143,7 +143,7 @@ def test_dispatch_cached(variables: Any, expanded: bool) -> None:
         handle, want = first[3], expected(other)[rank]
         x, idx, weights, again, _ = buffer.dispatch(
             other.x[rank], topk_weights=other.topk_weights[rank], handle=handle, num_sms=handle.num_sms,
-            do_cpu_sync=False, expert_alignment=2, do_zero_padding=expanded,
+            do_cpu_sync=False, expert_alignment=2, do_zero_padding=expanded, do_expand=expanded,
         )  # fmt: skip
         assert again is handle and weights is not None
         if expanded:
@@ -154,8 +154,9 @@ def test_dispatch_cached(variables: Any, expanded: bool) -> None:
                 assert same(x[row], want.tokens.recv_x[choice[0]] if filled else torch.zeros_like(x[row]))  # type: ignore[index]
         else:
             assert same(x, want.tokens.recv_x) and same(weights, want.weights) and same(idx, first[1])
-        gradients = buffer.dispatch(other.x[rank], handle=handle)
-        assert gradients[2] is None and same(gradients[0], x) or expanded
+        compact = buffer.dispatch(other.x[rank], handle=handle)  # also of an expanded handle, as upstream
+        assert same(compact[0], want.tokens.recv_x) and same(compact[1], want.tokens.recv_topk_idx)
+        assert compact[2] is None and compact[3] is handle
         bad: dict[str, Any]
         for bad, words in (
             ({"topk_idx": c.topk_idx[rank]}, "do_cpu_sync must be left out with a handle; got one of them."),
@@ -163,6 +164,7 @@ def test_dispatch_cached(variables: Any, expanded: bool) -> None:
             ({"expert_alignment": 3}, "expert_alignment=3"),
             ({"num_experts": 7}, "num_experts=7"),
             ({"num_max_tokens_per_rank": 7}, "num_max_tokens_per_rank=7"),
+            ({"do_zero_padding": True}, "do_zero_padding=True"),
         ):
             assert_refused(lambda bad=bad: buffer.dispatch(c.x[rank], handle=handle, **bad), [words])
 

@@ -95,6 +95,8 @@ def test_low_latency_api_refusals_name_argument_value_and_allowed(variables: Any
                 assert_refused(call, words)
             with pytest.raises(NotSupported):
                 send(use_ue8m0_for_sf=True)()
+            with pytest.raises(NotSupported, match="align_fp8_quantization .*rows are cast as DeepEP casts them"):
+                send(align_fp8_quantization=True)()
             combined, _, _ = give_back(use_logfmt=False)()  # type: ignore[misc]
             assert same(combined, sums_of(c)[rank])  # type: ignore[has-type]  # nothing of all that was sent or counted
 

@@ -9,6 +9,7 @@ import resource
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -47,6 +48,49 @@ def test_limits_name_the_call_and_the_limit(monkeypatch: pytest.MonkeyPatch) -> 
     with pytest.raises(OSError, match=r"a: Too many open files \(/some/file\)"), naming("a"):
         open_of = OSError(errno.EMFILE, os.strerror(errno.EMFILE), "/some/file")
         raise open_of
+
+
+MANY_BUFFERS = (
+    "import resource, sys, uccl_ep\n"
+    "resource.setrlimit(resource.RLIMIT_NOFILE, (64, int(sys.argv[1])))\n"
+    "def body(group):\n"
+    "    made = [uccl_ep.Buffer(group, 2 << 20, explicitly_destroy=True) for _ in range(12)]\n"
+    "    [each.destroy() for each in made]\n"
+    "uccl_ep.run_ranks(1, body)\n"
+    "print(*resource.getrlimit(resource.RLIMIT_NOFILE))\n"
+)
+
+
+def test_limits_soft_one_is_raised_for_many_buffers() -> None:
+    """One Buffer for each layer of a model: a login's soft limit of open files is not what it may have."""
+    command = [sys.executable, "-c", MANY_BUFFERS]
+    done = subprocess.run([*command, "4096"], cwd=ROOT, capture_output=True, text=True, timeout=50)
+    soft, hard = map(int, done.stdout.split())
+    assert 64 < soft <= 1024 < hard == 4096, done.stderr  # as far as needed, and no further
+    short = subprocess.run([*command, "70"], cwd=ROOT, capture_output=True, text=True, timeout=50)
+    assert short.returncode == 1 and "This process may have 70 (hard limit 70) open files" in short.stderr
+
+
+@pytest.mark.parametrize(
+    ("soft", "hard", "raised"),
+    [
+        (1024, 4096, None),  # enough
+        (resource.RLIM_INFINITY, resource.RLIM_INFINITY, None),
+        (100, 100, None),  # nothing to be had
+        (100, 4096, (550, 4096)),
+        (100, 300, (300, 300)),
+        (100, resource.RLIM_INFINITY, (550, resource.RLIM_INFINITY)),
+    ],
+)
+def test_limits_soft_one_is_raised_no_further(
+    monkeypatch: pytest.MonkeyPatch, soft: int, hard: int, raised: Any
+) -> None:
+    set_to: list[Any] = []
+    monkeypatch.setattr(resource, "getrlimit", lambda which: (soft, hard))
+    monkeypatch.setattr(resource, "setrlimit", lambda which, to: set_to.append(to))
+    monkeypatch.setattr(os, "listdir", lambda path: ["0"] * 50)
+    os_limits.make_room(500)
+    assert set_to == ([] if raised is None else [raised])
 
 
 @pytest.mark.parametrize(
@@ -95,7 +139,7 @@ def test_limits_of_address_space_cost_zero_copy_its_room_alone(per_node: str) ->
 
 
 def test_limits_of_address_space_are_named() -> None:
-    rings = {"UCCL_EP_RINGS": "8", "UCCL_EP_RING_CAPACITY": str(1 << 20), "UCCL_EP_PROXY_THREADS": "2"}  # 256 MiB
+    rings = {"UCCL_EP_RINGS": "8", "UCCL_EP_RING_CAPACITY": str(1 << 20), "UCCL_EP_PROXY_THREADS": "4"}  # 512 MiB
     for said in pair("address_space=900000000", "same", **rings):
         wanted = (
             r"mmap of \d+ bytes: Cannot allocate memory.* 900000000 .* bytes of address space \(ulimit -v, RLIMIT_AS\)"

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-import pickle
 import time
 from collections.abc import Callable
 from typing import Any
@@ -13,7 +11,7 @@ import torch
 
 from tests.uccl_ep.gate import Gate
 from tests.uccl_ep.ranks import MIB, assert_refused, case, layout_arguments, same, throughput
-from uccl_ep import Buffer, Config, NotSupported, PeerTimeout, SettingsMismatch, ThreadGroup, reference, run_ranks
+from uccl_ep import Buffer, Config, PeerTimeout, SettingsMismatch, ThreadGroup, reference, run_ranks
 from uccl_ep.device import output_pool
 from uccl_ep.reference import RandomCase, ThroughputInput
 
@@ -205,35 +203,6 @@ def test_throughput_api_refusals_name_argument_value_and_allowed(variables: Any)
             assert combined.shape == (t, 128)
 
     run_ranks(2, body)
-
-
-def handles_of(variables: Any, per_node: int, check: Callable[[Buffer, Any, torch.Tensor], None]) -> None:
-    variables(RANKS_PER_NODE=per_node)
-    c = case(8, num_ranks=2, hidden=128)
-
-    def body(group: ThreadGroup) -> None:
-        with throughput(group) as buffer, throughput(group) as other:
-            layout = layout_arguments(buffer, c.topk_idx[group.rank()], 8)
-            x, _, _, _, handle, _ = buffer.dispatch(c.x[group.rank()], **layout)
-            check(buffer, handle, x)
-            for foreign in (lambda: other.combine(x, handle), lambda: other.dispatch(c.x[group.rank()], handle=handle)):
-                assert_refused(foreign, ["handle=one of another Buffer", "dispatch of this Buffer returned"])
-            buffer.combine(x, handle)
-
-    run_ranks(2, body)
-
-
-@pytest.mark.parametrize("per_node", [0, 1])
-def test_throughput_api_handle_must_be_the_one_that_dispatch_returned(variables: Any, per_node: int) -> None:
-    def check(buffer: Buffer, handle: Any, x: torch.Tensor) -> None:
-        for forged in (tuple(handle), None, 7, list(handle), handle[0]):
-            assert_refused(lambda f=forged: buffer.combine(x, f), ["handle=", "as it came"])
-        with pytest.raises(NotSupported, match="cannot be pickled"):
-            pickle.dumps(handle)
-        with pytest.raises(NotSupported, match="cannot be pickled"):
-            copy.deepcopy(handle)
-
-    handles_of(variables, per_node, check)
 
 
 def test_throughput_api_bias_forms() -> None:

@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
+import copy
+import gc
+import pickle
+import weakref
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 import torch
 
+from tests.uccl_ep.ranks import assert_refused, case, layout_arguments, same, throughput
+from uccl_ep import Buffer, NotSupported, ThreadGroup, run_ranks
 from uccl_ep.device.protocol import HostWords
 from uccl_ep.throughput.handle import Routing, ThroughputHandle
 
@@ -44,3 +53,88 @@ def test_routing_handle(num_nodes: int, parts: int) -> None:
     if num_nodes > 1:
         assert handle[7].view(torch.int32).tolist() == [[0, 0], [0, 1], [1, 0]]  # source rank, token
     assert repr(handle) == f"ThroughputHandle({parts} tensors, 0 rows)"
+
+
+def handles_of(variables: Any, per_node: int, check: Callable[[Buffer, Any, torch.Tensor], None]) -> None:
+    variables(RANKS_PER_NODE=per_node)
+    c = case(8, num_ranks=2, hidden=128)
+
+    def body(group: ThreadGroup) -> None:
+        with throughput(group) as buffer, throughput(group) as other:
+            layout = layout_arguments(buffer, c.topk_idx[group.rank()], 8)
+            x, _, _, _, handle, _ = buffer.dispatch(c.x[group.rank()], **layout)
+            check(buffer, handle, x)
+            for foreign in (lambda: other.combine(x, handle), lambda: other.dispatch(c.x[group.rank()], handle=handle)):
+                assert_refused(foreign, ["handle=one of another Buffer", "dispatch of this Buffer returned"])
+            buffer.combine(x, handle)
+
+    run_ranks(2, body)
+
+
+@pytest.mark.parametrize("per_node", [0, 1])
+def test_routing_handle_must_be_the_one_that_dispatch_returned(variables: Any, per_node: int) -> None:
+    def check(buffer: Buffer, handle: Any, x: torch.Tensor) -> None:
+        copies = [t.clone() for t in handle]
+        for forged in (None, 7, handle[0], handle[1:], (None,) * 6, copies, tuple(handle)[::-1]):
+            assert_refused(lambda f=forged: buffer.combine(x, f), ["handle=", "the handle that dispatch returned"])
+        with pytest.raises(NotSupported, match="cannot be pickled"):
+            pickle.dumps(handle)
+        with pytest.raises(NotSupported, match="cannot be pickled"):
+            copy.deepcopy(handle)
+
+    handles_of(variables, per_node, check)
+
+
+@pytest.mark.parametrize("per_node", [0, 1])
+def test_routing_handle_comes_back_from_autograd_as_a_tuple(variables: Any, per_node: int) -> None:
+    """xtuner: `ctx.save_for_backward(*handle)`, and nobody keeps the handle itself; PyTorch saves and detaches."""
+    variables(RANKS_PER_NODE=per_node)
+    c = case(23, "mixed", num_ranks=2, num_experts=4, hidden=64, max_tokens=9)
+
+    def body(group: ThreadGroup) -> None:
+        with throughput(group) as buffer:
+            layout = layout_arguments(buffer, c.topk_idx[group.rank()], 4)
+
+            class Dispatch(torch.autograd.Function):
+                @staticmethod
+                def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+                    rows, *_, handle, _ = buffer.dispatch(x, **layout)
+                    ctx.save_for_backward(*handle)
+                    return rows
+
+                @staticmethod
+                def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
+                    kept = ctx.saved_tensors
+                    assert type(kept) is tuple
+                    once = buffer.combine(gradient, kept)[0]
+                    again = buffer.combine(gradient, [t.detach() for t in kept])[0]
+                    assert same(once, again) and same(buffer.dispatch(once, handle=kept)[0], Dispatch.apply(once))
+                    return once
+
+            x = c.x[group.rank()].requires_grad_()
+            rows = Dispatch.apply(x)
+            gc.collect()
+            rows.backward(torch.ones_like(rows))
+            assert x.grad is not None
+            assert same(x.grad, layout["is_token_in_rank"].sum(1, keepdim=True).expand_as(x).bfloat16())
+
+    run_ranks(2, body)
+
+
+def test_routing_handle_tuple_frees_its_routing(variables: Any) -> None:
+    def body(group: ThreadGroup) -> None:
+        with throughput(group) as buffer:
+            x, *_, handle, _ = buffer.dispatch(
+                torch.zeros(3, 64).bfloat16(), **layout_arguments(buffer, torch.zeros(3, 1).long(), 1)
+            )
+            routing, kept = weakref.ref(handle.routing), tuple(handle)
+            del handle
+            assert routing() is not None and buffer.combine(x, kept)[0].shape == x.shape
+            gc.disable()  # no cycle: the last tensor takes it along
+            try:
+                del kept
+                assert routing() is None
+            finally:
+                gc.enable()
+
+    run_ranks(1, body)

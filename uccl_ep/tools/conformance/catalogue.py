@@ -14,6 +14,7 @@ FILES = (
     "throughput_combine",
     "low_latency_dispatch",
     "low_latency_combine",
+    "batches",
     "elastic_dispatch",
     "elastic_combine",
     "masks",
