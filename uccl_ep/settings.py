@@ -8,16 +8,14 @@ from __future__ import annotations
 
 import difflib
 import functools
-import ipaddress
-import math
 import os
-import re
 import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from uccl_ep.errors import InvalidArgument, one_of, refuse
-from uccl_ep.sizes import parse_bytes
+from uccl_ep import setting_values as values
+from uccl_ep.errors import one_of, refuse
+from uccl_ep.system.site_settings import SiteValue, read_site
 
 PREFIX = "UCCL_EP_"
 
@@ -59,6 +57,8 @@ class Settings:
     hop_limit: int = 64
     mtu: int = 0
     udp_source_port: int = 0
+    ib_timeout: int = 20
+    ib_retry_cnt: int = 7
     relaxed_ordering: bool = True
     observe_dir: str = ""
     metrics_port: int = 0
@@ -66,13 +66,16 @@ class Settings:
     flight_recorder: str = ""
     trace: str = ""
     as_deep_ep: bool = False
+    site: tuple[SiteValue, ...] = field(default=(), compare=False)  # no variable: which of these others' variables gave
 
     @classmethod
     def from_environment(cls, environment: Mapping[str, str] | None = None) -> Settings:
-        """Parse the UCCL_EP_* entries of `environment` (default: os.environ); blank means default.
+        """Parse the UCCL_EP_* entries of `environment` (default: os.environ); blank means default. Under them lie those
+        of NCCL, UCCL and NVSHMEM that mean the same (site_settings.py), so that a default is what the cluster has set.
 
         Warns:
-            UserWarning: once per unknown UCCL_EP_* name, with the nearest known one.
+            UserWarning: once per unknown UCCL_EP_* name, with the nearest known one, and per value of others that
+                cannot be honoured.
 
         Raises:
             InvalidArgument: a value outside what its row allows; the message names the variable.
@@ -83,12 +86,26 @@ class Settings:
             if name.startswith(PREFIX) and name not in known:
                 nearest = difflib.get_close_matches(name, known, n=1, cutoff=0.0)[0]
                 warnings.warn(f"unknown environment variable {name}: ignored. Nearest: {nearest}", stacklevel=2)
-        values = {
+        given: dict[str, Value] = {
             variable.field: variable.parse(source[variable.name])
             for variable in VARIABLES
             if source.get(variable.name, "").strip()
         }
-        return cls(**values)  # type: ignore[arg-type]  # each parser returns its field's type; tests check all rows
+        rows = {variable.field: variable for variable in VARIABLES}
+        site, aloud = read_site(source, given, lambda name, text: "" if rows[name].takes(text) else rows[name].allowed)
+        for words in aloud:
+            warnings.warn(words, stacklevel=2)
+        given.update({s.field: rows[s.field].read(s.reading) for s in site if s.field != "interface"})
+        return cls(**given, site=tuple(site))  # type: ignore[arg-type]  # a parser returns its field's type; tested
+
+    def from_site(self, name: str) -> SiteValue | None:
+        """Which variable of another library has given a field; None: none."""
+        return next((value for value in self.site if value.field == name), None)
+
+    def said_by(self, name: str) -> str:
+        """`UCCL_EP_MTU`, or `NCCL_IB_TC` where that has given the field: for reasons and refusals."""
+        value = self.from_site(name)
+        return PREFIX + name.upper() if value is None else value.variable
 
 
 Value = int | float | bool | str | tuple[int, ...]
@@ -127,6 +144,14 @@ class Variable:
         except (ValueError, OverflowError):
             refuse(self.name, text, one_of(self.allowed.split(" | ")), f"{self.help} Default: {_show(self.default)}.")
 
+    def takes(self, text: str) -> bool:
+        """Whether `text` is allowed."""
+        try:
+            self.read(text)
+        except (ValueError, OverflowError):
+            return False
+        return True
+
 
 @dataclass(frozen=True)
 class DescribedVariable:
@@ -162,15 +187,8 @@ def _show(value: Value) -> str:
     return "empty" if value == "" else str(value)
 
 
-def _whole(text: str, least: int, most: int) -> int:
-    number = int(text, 10)
-    if not least <= number <= most:
-        raise ValueError(text)
-    return number
-
-
 def _integer(name: str, least: int, most: int, help_text: str) -> Variable:
-    return Variable(PREFIX + name, "int", f"{least} to {most}", help_text, lambda text: _whole(text, least, most))
+    return Variable(PREFIX + name, "int", f"{least} to {most}", help_text, lambda text: values.whole(text, least, most))
 
 
 def _choice(name: str, choices: tuple[str, ...], help_text: str) -> Variable:
@@ -183,92 +201,11 @@ def _choice(name: str, choices: tuple[str, ...], help_text: str) -> Variable:
 
 
 def _path(name: str, help_text: str) -> Variable:
-    return Variable(PREFIX + name, "path", "a folder, made when missing", help_text, _folder)
-
-
-def _power_of_two(text: str) -> int:
-    number = _whole(text, 2, 1 << 20)
-    if number & (number - 1):
-        raise ValueError(text)
-    return number
-
-
-def _bytes(text: str) -> int:
-    try:
-        number = parse_bytes(text)
-    except InvalidArgument as error:
-        raise ValueError(text) from error
-    return _whole(str(number), 16, 1 << 40)
-
-
-def _seconds(text: str) -> float:
-    number = float(text)
-    if not (number > 0.0 and math.isfinite(number)):
-        raise ValueError(text)
-    return number
-
-
-def _address(text: str) -> str:
-    address = ipaddress.ip_address(text)
-    if address.is_unspecified:  # a listener binds one interface, never all of them
-        raise ValueError(text)
-    return str(address)
-
-
-def _cpu_list(text: str) -> tuple[int, ...]:
-    cpus: dict[int, None] = {}  # the order is the order of proxy threads; a repeat would say nothing
-    for part in text.split(","):
-        first, dash, last = part.strip().partition("-")
-        low = _whole(first, 0, 65535)
-        high = _whole(last, low, 65535) if dash else low
-        cpus.update(dict.fromkeys(range(low, high + 1)))
-    return tuple(cpus)
-
-
-def _folder(text: str) -> str:
-    path = os.path.abspath(os.path.expanduser(text))
-    if "\0" in path:
-        raise ValueError(text)
-    if os.path.exists(path) and not os.path.isdir(path):
-        raise ValueError(text)
-    return path
-
-
-def _device(text: str) -> str:
-    if not re.fullmatch(r"auto|cpu|(cuda|hip)(:\d{1,3})?", text.lower()):
-        raise ValueError(text)
-    return text.lower()
-
-
-def _nics(text: str) -> str:
-    names = [name.strip() for name in text.split(",")]
-    excluded = {name.startswith("^") for name in names}
-    if len(excluded) != 1 or not all(re.fullmatch(r"\^?[\w.*?-]+(:[1-9]\d{0,2})?", name) for name in names):
-        raise ValueError(text)
-    return ",".join(names)
-
-
-def _word(text: str) -> str:
-    if not re.fullmatch(r"[\w;.-]+", text):
-        raise ValueError(text)
-    return text
-
-
-def _mtu(text: str) -> int:
-    if text not in ("0", "256", "512", "1024", "2048", "4096"):
-        raise ValueError(text)
-    return int(text)
-
-
-def _boolean(text: str) -> bool:
-    words = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
-    if text.lower() not in words:
-        raise ValueError(text)
-    return words[text.lower()]
+    return Variable(PREFIX + name, "path", "a folder, made when missing", help_text, values.folder)
 
 
 def _switch(name: str, help_text: str) -> Variable:
-    return Variable(PREFIX + name, "bool", "1 | 0 | true | false | yes | no | on | off", help_text, _boolean)
+    return Variable(PREFIX + name, "bool", "1 | 0 | true | false | yes | no | on | off", help_text, values.boolean)
 
 
 VARIABLES: tuple[Variable, ...] = (
@@ -286,7 +223,7 @@ VARIABLES: tuple[Variable, ...] = (
         "int",
         f"a power of two, 2 to {1 << 20}",
         "Commands of 16 bytes that one ring holds.",
-        _power_of_two,
+        values.power_of_two,
     ),
     # 512 is half of what the immediate's 10-bit sequence field counts, so that no reorder overflows a window.
     _integer("MAX_IN_FLIGHT", 1, 512, "Writes per peer that are posted and not complete."),
@@ -295,7 +232,7 @@ VARIABLES: tuple[Variable, ...] = (
         "bytes",
         f"16 to {1 << 40}, also with a unit such as 8MiB",
         "Bytes per peer that are posted and not complete.",
-        _bytes,
+        values.num_bytes,
     ),
     _choice(
         "LOW_LATENCY_COMBINE",
@@ -303,20 +240,22 @@ VARIABLES: tuple[Variable, ...] = (
         "Rows of a low-latency combine: each to its owner by itself, or summed in the node first; auto: the model's.",
     ),
     _integer("LOW_LATENCY_TOPK", 1, 32, "Most experts of a token in low latency: fewer take less memory."),
-    Variable(PREFIX + "TIMEOUT_S", "float", "a number of seconds above 0", "When a wait for peers ends.", _seconds),
+    Variable(
+        PREFIX + "TIMEOUT_S", "float", "a number of seconds above 0", "When a wait for peers ends.", values.seconds
+    ),
     Variable(
         PREFIX + "INTERFACE",
         "address",
         "an IPv4 or IPv6 address of one interface",
         "The address to listen on; empty: 127.0.0.1 when all ranks share a host.",
-        _address,
+        values.address,
     ),
     Variable(
         PREFIX + "PIN_CPUS",
         "list of int",
         "CPU numbers and ranges such as 0,2,4-7",
         "CPUs for proxy threads, in order; empty: not pinned.",
-        _cpu_list,
+        values.cpu_list,
     ),
     _integer("HOST_BLOCKS", 0, 65535, "Blocks of each kernel that runs on the CPU; 0: choose."),
     _integer(
@@ -330,7 +269,7 @@ VARIABLES: tuple[Variable, ...] = (
         "device",
         "auto | cpu | cuda | cuda:N | hip | hip:N",
         "Where kernels run; auto: on a GPU where one can be used.",
-        _device,
+        values.device,
     ),
     _switch("EXPLAIN", "Print every choice."),
     _integer("SHUFFLE_SEED", 0, 2**64 - 1, "Loopback: deliver in a random order from this seed; 0: as posted."),
@@ -340,7 +279,7 @@ VARIABLES: tuple[Variable, ...] = (
         "list of names",
         "mlx5_0,mlx5_1:1 to use, or ^mlx5_2,^mlx5_3 to leave out; * and ? stand for characters",
         "NICs (and ports) for verbs, efa and libfabric; empty: the nearest to each rank's GPU or CPUs.",
-        _nics,
+        values.nics,
     ),
     _integer("GID_INDEX", -1, 1023, "Entry of the port's GID table (RoCE, InfiniBand); -1: by rule."),
     _choice(
@@ -353,7 +292,7 @@ VARIABLES: tuple[Variable, ...] = (
         "name",
         "a libfabric provider: tcp, shm, cxi, efa, verbs, ...",
         "libfabric's provider; empty: the best that all ranks have.",
-        _word,
+        values.word,
     ),
     _integer("QUEUE_PAIRS", 1, 64, "verbs: queue pairs per peer, proxy thread and NIC."),
     _integer("SERVICE_LEVEL", 0, 15, "InfiniBand's or EFA's service level; 0: EFA's for low latency on EFA."),
@@ -364,9 +303,13 @@ VARIABLES: tuple[Variable, ...] = (
         "bytes",
         "0 | 256 | 512 | 1024 | 2048 | 4096",
         "Payload of an RDMA packet; 0: the most that both ports of a connection have.",
-        _mtu,
+        values.mtu,
     ),
     _integer("UDP_SOURCE_PORT", 0, 65535, "RoCE: first of a range of source ports, one a queue pair; 0: the driver's."),
+    _integer(
+        "IB_TIMEOUT", 1, 31, "verbs: a packet without an answer is sent again after 4.096 us times 2 to this power."
+    ),
+    _integer("IB_RETRY_CNT", 0, 7, "verbs: how often it is sent again before the peer counts as lost."),
     _switch("RELAXED_ORDERING", "verbs: a NIC may write the bytes of a message in any order; they are told of after."),
     _path(
         "OBSERVE_DIR",
@@ -380,14 +323,14 @@ VARIABLES: tuple[Variable, ...] = (
         "name",
         "letters, digits, and . _ - ;",
         "The job's name in metrics; empty: torchrun's or Slurm's, else the host and process that started the ranks.",
-        _word,
+        values.word,
     ),
     Variable(
         PREFIX + "FLIGHT_RECORDER",
         "path",
         "a folder, made when missing, or off",
         "Where a rank leaves its flight record when a peer fails; empty: a folder of this user's in the temporary one.",
-        lambda text: "off" if text.lower() == "off" else _folder(text),
+        lambda text: "off" if text.lower() == "off" else values.folder(text),
     ),
     _path(
         "TRACE",

@@ -18,7 +18,7 @@ from docs.generate.imported import ROOT, imported_pages, table_of
 from docs.generate.markdown import blocks
 from docs.generate.memory import memory_table
 from docs.generate.messages import network_table, refusal_table
-from docs.generate.settings_table import settings_table
+from docs.generate.settings_table import settings_table, site_settings_table
 
 PAGES = ROOT / "docs/pages"
 KEPT_PICTURES = ("journey-1-light.svg", "journey-1-dark.svg")
@@ -44,6 +44,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "settings": settings_table,
     "builds": builds_table,
     "refused-names": refused_table,
+    "site_settings": site_settings_table,
     "refusals": refusal_table,
     "network-words": network_table,
     "benchmarks": benchmark_tables,

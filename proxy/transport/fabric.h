@@ -21,9 +21,11 @@ struct FabricSettings {
   u32 service_level = 0, traffic_class = 0, hop_limit = 64;
   u32 mtu = 0;                    // bytes; 0: what the port is at
   u32 udp_source_port = 0;        // first of a range, one a queue pair, so that paths differ; 0: the driver chooses
-  u32 timeout = 14;               // InfiniBand's 4.096 us * 2^timeout until a retry
-  u32 retries = 6;                // 7 means for ever on some devices: a dead peer would never be noticed
-  bool relaxed_ordering = true;   // of a write's bytes on PCIe; the immediate still comes after them
+  // A packet without an answer is sent again after InfiniBand's 4.096 us * 2^timeout, so often: what the field has, 34 s
+  // at least, so that a link that goes for 20 s and comes back costs no connection. EFA has its own.
+  u32 timeout = 20;
+  u32 retries = 7;  // soft-RoCE: at most 6, since 7 means for ever there and a dead peer would never be noticed
+  bool relaxed_ordering = true;  // of a write's bytes on PCIe; the immediate still comes after them
   // The dma-buf that holds local.spans()[i] from its byte 0 on (a GPU's memory), -1 or absent: plain memory of this
   // process. Known to who holds the memory, so not among the choices that Python makes.
   std::vector<int> span_dmabuf_fds;

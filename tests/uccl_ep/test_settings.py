@@ -45,6 +45,8 @@ GOOD = [
     ("HOP_LIMIT", "255", 255),
     ("MTU", "4096", 4096),
     ("UDP_SOURCE_PORT", "49152", 49152),
+    ("IB_TIMEOUT", "14", 14),
+    ("IB_RETRY_CNT", "6", 6),
     ("RELAXED_ORDERING", "0", False),
     ("OBSERVE_DIR", "/tmp/seen", "/tmp/seen"),
     ("METRICS_PORT", "9400", 9400),
@@ -95,6 +97,9 @@ BAD = [
     ("HOP_LIMIT", "0"),
     ("MTU", "1500"),
     ("UDP_SOURCE_PORT", "65536"),
+    ("IB_TIMEOUT", "0"),
+    ("IB_TIMEOUT", "32"),
+    ("IB_RETRY_CNT", "8"),
     ("RELAXED_ORDERING", "strict"),
     ("OBSERVE_DIR", __file__),
     ("METRICS_PORT", "65536"),
@@ -136,6 +141,8 @@ def test_defaults_of_an_empty_environment() -> None:
         "hop_limit": 64,
         "mtu": 0,
         "udp_source_port": 0,
+        "ib_timeout": 20,
+        "ib_retry_cnt": 7,
         "relaxed_ordering": True,
         "observe_dir": "",
         "metrics_port": 0,
@@ -143,11 +150,12 @@ def test_defaults_of_an_empty_environment() -> None:
         "flight_recorder": "",
         "trace": "",
         "as_deep_ep": False,
+        "site": (),
     }
 
 
 def test_table_and_fields_are_the_same_set() -> None:
-    assert [v.field for v in VARIABLES] == [field.name for field in dataclasses.fields(Settings)]
+    assert [*(v.field for v in VARIABLES), "site"] == [field.name for field in dataclasses.fields(Settings)]
     assert {name for name, _, _ in GOOD} == {v.name.removeprefix("UCCL_EP_") for v in VARIABLES}
 
 

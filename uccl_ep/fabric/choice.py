@@ -12,7 +12,7 @@ from typing import TextIO
 from uccl_ep.errors import InvalidArgument, SettingsMismatch, UcclEpError
 from uccl_ep.fabric.config import FabricConfig
 from uccl_ep.fabric.facts import NIC_FAMILIES, Facts
-from uccl_ep.fabric.gids import GidEntry, choose_gid
+from uccl_ep.fabric.gids import GidEntry, choose_gid, wanted_gid
 from uccl_ep.fabric.nics import NicPort, Place, Share, share_out
 from uccl_ep.group.handshake import Hello
 from uccl_ep.group.topology import Topology
@@ -280,7 +280,7 @@ def _with_nics(settings: Settings, choice: FabricChoice, group: _Group) -> Fabri
     nics, notes = [], []
     peers = [group.gids_of(t.rank) for t in group.remote]
     for port in group.mine:
-        gid = choose_gid(port.kind, port.lid, port.gids, peers, settings.gid_index, group.one_host)
+        gid = choose_gid(port.kind, port.lid, port.gids, peers, wanted_gid(settings, port.kind), group.one_host)
         nics.append((port.name, port.port, gid.index))
         notes.append((f"address of {port}: {'LID' if gid.index < 0 else f'GID {gid.index}'}", gid.reason))
     if group.mine:
@@ -293,7 +293,9 @@ def _with_nics(settings: Settings, choice: FabricChoice, group: _Group) -> Fabri
     if why:
         notes.append((f"MTU {mtu or 'by port'}", why))
     level = settings.service_level
-    if choice.family == "efa" and not level:
+    notes += _site_notes(settings, choice.family)
+    site = settings.from_site("service_level")
+    if choice.family == "efa" and (not level or (site is not None and not site.of_uccl)):
         level = _EFA_LOW_LATENCY
         notes.append((f"service level {level}", "EFA's for low latency; UCCL_EP_SERVICE_LEVEL names another"))
     config = FabricConfig(
@@ -305,12 +307,21 @@ def _with_nics(settings: Settings, choice: FabricChoice, group: _Group) -> Fabri
         hop_limit=settings.hop_limit,
         mtu=mtu,
         udp_source_port=settings.udp_source_port,
+        timeout=settings.ib_timeout,
+        retries=settings.ib_retry_cnt,
         relaxed_ordering=settings.relaxed_ordering,
     )
     if config.provider:
         why = "UCCL_EP_PROVIDER says so" if settings.provider else "the best that all ranks have"
         notes.insert(0, (f"libfabric provider {config.provider}", why))
     return FabricChoice(choice.family, choice.reason, config, tuple(notes))
+
+
+def _site_notes(settings: Settings, family: str) -> list[tuple[str, str]]:
+    """What other libraries' variables have decided. On EFA that is UCCL's only."""
+    of_nics = ("service_level", "traffic_class", "ib_timeout", "ib_retry_cnt")
+    said = [value for value in settings.site if value.field in of_nics and (family == "verbs" or value.of_uccl)]
+    return [(f"{value.field.replace('_', ' ')} {value.reading}", f"{value.words} says so") for value in said]
 
 
 def _mtu(settings: Settings, group: _Group) -> tuple[int, str]:

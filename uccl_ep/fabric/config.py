@@ -9,7 +9,8 @@ from typing import Any
 from uccl_ep import _native
 
 _COPIED = (
-    "provider queue_pairs service_level traffic_class hop_limit mtu udp_source_port relaxed_ordering flush_by_read"
+    "provider queue_pairs service_level traffic_class hop_limit mtu udp_source_port timeout retries relaxed_ordering "
+    "flush_by_read"
 )
 
 
@@ -25,6 +26,8 @@ class FabricConfig:
     hop_limit: int = 64
     mtu: int = 0
     udp_source_port: int = 0
+    timeout: int = 20
+    retries: int = 7
     relaxed_ordering: bool = True
     flush_by_read: bool = False
 

@@ -23,7 +23,9 @@ from uccl_ep.fabric.nics import NicPort, Selection, check_selection, parse_selec
 from uccl_ep.fabric.registration import Registration, choose_registration
 from uccl_ep.fabric.sysfs import Machine, Nic, PciFunction, Port, read_machine, read_pci
 from uccl_ep.fabric.visibility import GpuOrder, order_of
+from uccl_ep.group.handshake import route_address
 from uccl_ep.settings import Settings
+from uccl_ep.system.site_settings import address_by_names
 
 if TYPE_CHECKING:
     from uccl_ep.gpu.driver import Driver
@@ -110,6 +112,22 @@ def networks_of_this_host() -> dict[str, list[str]]:
     return found
 
 
+def host_address(settings: Settings, networks: Networks | None = None) -> tuple[str, str]:
+    """(the address that other hosts reach this one by, why it is that).
+
+    Args:
+        networks: of this host; None: they are looked up, where a variable asks for an interface by name.
+    """
+    if settings.interface:
+        return settings.interface, "UCCL_EP_INTERFACE says so"
+    default, why = route_address(), "the default route leaves from it"
+    site = settings.from_site("interface")
+    if site is None:
+        return default, why
+    found = address_by_names(site.reading, networks_of_this_host() if networks is None else networks, default)
+    return (found, f"{site.words} says so") if found else (default, f"{why}; {site.words} names no interface here")
+
+
 def can_load(name: str) -> bool:
     """Whether a shared library is on this machine."""
     try:
@@ -160,14 +178,15 @@ def gather(
     probes = probes or Probes()
     machine = read_machine(probes.root)
     selection = parse_selection(settings.nics)
-    check_selection(selection, [(nic.name, port.number) for nic in machine.nics for port in nic.ports])
+    if settings.from_site("nics") is None:  # others' lists hold for a whole cluster: not every host has every name
+        check_selection(selection, [(nic.name, port.number) for nic in machine.nics for port in nic.ports])
     home = _home(machine, gpu, settings, probes)
     networks = probes.networks() if machine.nics else {}
     limits = probes.limits() if machine.nics else {}
     ports, left_out = [], []
     for nic in machine.nics:
         for port in nic.ports:
-            why = _why_not(nic, port, selection, settings.gid_index)
+            why = _why_not(nic, port, selection, settings)
             if why:
                 left_out.append(f"{nic.name}:{port.number} {why}")
             else:
@@ -255,17 +274,19 @@ def _kind(nic: Nic, port: Port) -> str:
     return "infiniband" if port.link_layer == "InfiniBand" else "ethernet"
 
 
-def _why_not(nic: Nic, port: Port, selection: Selection, gid_index: int) -> str:
+def _why_not(nic: Nic, port: Port, selection: Selection, settings: Settings) -> str:
     """Why a port is not used; empty: nothing speaks against it."""
-    if not selection.allows(nic.name, port.number):
-        return "is left out by UCCL_EP_NICS"
+    site = settings.from_site("nics")
+    means_it = site is None or site.of_uccl or nic.kind not in ("efa", "cxi")  # NCCL reaches those without verbs
+    if means_it and not selection.allows(nic.name, port.number):
+        return f"is left out by {site.words if site is not None else 'UCCL_EP_NICS'}"
     if nic.kind == "iwarp":
         return "is iWARP, which has no write with immediate data"
     if not port.active:
         return f"is {port.state}: check the cable, the switch port" + (
             " and the subnet manager" if port.link_layer == "InfiniBand" else ""
         )
-    if nic.kind == "verbs" and port.link_layer == "Ethernet" and gid_index < 0:
+    if nic.kind == "verbs" and port.link_layer == "Ethernet" and settings.gid_index < 0:
         if not any(gid.kind == "v2" for gid in port.gids):
             return "has no RoCE v2 address: give its network interface an IP address"
     return ""

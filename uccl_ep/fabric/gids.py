@@ -12,7 +12,9 @@ from dataclasses import dataclass
 
 from uccl_ep.errors import Described, refuse
 from uccl_ep.fabric.sysfs import Gid
+from uccl_ep.settings import Settings
 
+OURS = "UCCL_EP_GID_INDEX"
 LID = -1  # NicSettings::gid_index: no GID, the LID is enough
 _MOST = 32  # entries that travel in a hello
 Networks = Mapping[str, Sequence[str]]  # netdev -> its addresses with prefix length: "10.0.0.7/24"
@@ -55,6 +57,14 @@ class GidEntry:
 
 
 @dataclass(frozen=True)
+class Wanted:
+    """The index that a variable asks for; -1: none, the rule chooses."""
+
+    index: int = -1
+    variable: str = OURS
+
+
+@dataclass(frozen=True)
 class GidChoice:
     """An index, or LID, and why."""
 
@@ -82,7 +92,12 @@ def usable(entry: GidEntry, one_host: bool) -> bool:
 
 
 def choose_gid(
-    kind: str, lid: int, table: Sequence[GidEntry], peers: Sequence[Sequence[GidEntry]], wanted: int, one_host: bool
+    kind: str,
+    lid: int,
+    table: Sequence[GidEntry],
+    peers: Sequence[Sequence[GidEntry]],
+    wanted: Wanted,
+    one_host: bool,
 ) -> GidChoice:
     """The address of a port.
 
@@ -91,13 +106,13 @@ def choose_gid(
         lid: its LID, 0 when it has none.
         table: its GIDs.
         peers: for each rank that is reached over the network, the GIDs of its ports.
-        wanted: UCCL_EP_GID_INDEX, -1 to choose.
+        wanted: what a variable asks for.
         one_host: all ranks are on one host, where even a loopback address reaches everybody.
 
     Raises:
         InvalidArgument: the port has no such entry, or none that peers could answer to.
     """
-    if wanted >= 0:
+    if wanted.index >= 0:
         return _asked_for(table, wanted, kind)
     if kind == "efa":
         return GidChoice(0, "EFA has one address, at index 0")
@@ -108,13 +123,21 @@ def choose_gid(
     return _roce(table, peers, one_host)
 
 
-def _asked_for(table: Sequence[GidEntry], wanted: int, kind: str) -> GidChoice:
-    found = next((entry for entry in table if entry.index == wanted), None)
+def wanted_gid(settings: Settings, kind: str) -> Wanted:
+    """What is asked for on ports of a kind. Other libraries' variables mean RoCE, and UCCL's EFA as well."""
+    site = settings.from_site("gid_index")
+    foreign = site is not None and kind != "ethernet" and not (kind == "efa" and site.of_uccl)
+    return Wanted() if foreign else Wanted(settings.gid_index, settings.said_by("gid_index"))
+
+
+def _asked_for(table: Sequence[GidEntry], wanted: Wanted, kind: str) -> GidChoice:
+    found = next((entry for entry in table if entry.index == wanted.index), None)
     if found is None and kind != "efa":
         there = "; ".join(f"{e.index}: {e.words}" for e in sorted(table, key=lambda e: e.index)) or "no entry at all"
-        refuse("UCCL_EP_GID_INDEX", wanted, f"an entry of this port's table ({there})")
+        by_rule = "" if wanted.variable == OURS else f"{OURS}=-1 chooses by rule."
+        refuse(wanted.variable, wanted.index, f"an entry of this port's table ({there})", by_rule)
     shown = f" ({found.words})" if found is not None and kind == "ethernet" else ""
-    return GidChoice(wanted, f"UCCL_EP_GID_INDEX asks for it{shown}")
+    return GidChoice(wanted.index, f"{wanted.variable} asks for it{shown}")
 
 
 def _infiniband(lid: int, table: Sequence[GidEntry], peers: Sequence[Sequence[GidEntry]]) -> GidChoice:

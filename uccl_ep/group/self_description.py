@@ -20,7 +20,7 @@ from uccl_ep.settings import PREFIX, Settings
 UNLIMITED = -1
 # Settings that are a rank's own business, or that start-up compares by itself (session.py).
 _OWN = frozenset(
-    "pin_cpus nics interface cache_dir explain device shuffle_seed gid_index as_deep_ep flight_recorder".split()
+    "pin_cpus nics interface cache_dir explain device shuffle_seed gid_index as_deep_ep flight_recorder site".split()
 )
 
 

@@ -19,7 +19,7 @@ from uccl_ep.group.topology import Topology
 from uccl_ep.layout.plan import MemoryBill
 from uccl_ep.layout.regions import Placement
 from uccl_ep.plan.record import BillLine, Choice, GroupPlan, NicPlan, RankPlan
-from uccl_ep.settings import Settings
+from uccl_ep.settings import PREFIX, Settings
 
 _MOST_OVER = 4  # alternatives that are listed
 _WAYS = {"dmabuf": "dma-buf", "peer_memory": "a peer-memory module", "host": "pinned host memory"}
@@ -106,6 +106,7 @@ def _group_choices(agreed: Agreed, told: Mapping[int, Facts]) -> tuple[Choice, .
         Choice("rows", f"{agreed.placement.where} memory", agreed.placement.reason, over),
         *_visibility(agreed),
         Choice("proxy", agreed.settings.proxy, "UCCL_EP_PROXY: as threads of the rank, or as a process beside it"),
+        *[Choice(f"{PREFIX}{s.field.upper()}", s.reading, f"{s.words} says so") for s in agreed.settings.site],
     )
 
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from uccl_ep import _native
 from uccl_ep.errors import InvalidArgument, PeerLost, refuse
 from uccl_ep.fabric.choice import choose_fabric, explain
-from uccl_ep.fabric.facts import tell
+from uccl_ep.fabric.facts import host_address, tell
 from uccl_ep.group.group import Group
 from uccl_ep.group.handshake import (
     Endpoints,
@@ -24,7 +24,6 @@ from uccl_ep.group.handshake import (
     exchange,
     host_identity,
     process_name,
-    route_address,
 )
 from uccl_ep.group.self_description import describe_self
 from uccl_ep.group.topology import split_into_nodes
@@ -193,7 +192,7 @@ class Session(NoCopies):
             host_id=host_identity(),
             process=process_name(),
             pid=os.getpid(),
-            interface=self.settings.interface or route_address(),
+            interface=host_address(self.settings)[0],
             settings=dict(shared),
             session=secrets.randbits(63),
             public=pair.public() if known is None else b"",

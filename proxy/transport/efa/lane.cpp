@@ -13,9 +13,12 @@
 namespace uccl {
 namespace {
 
-constexpr u32 kPollsPerLook = 1024;
 constexpr u32 kControlCode = 0xffff;
 constexpr auto kFarewellTime = std::chrono::seconds(1);
+
+u64 now_in_ns() {
+  return static_cast<u64>(std::chrono::steady_clock::now().time_since_epoch() / std::chrono::nanoseconds(1));
+}
 
 u64 source_key(u32 handle, u32 queue_pair) { return static_cast<u64>(handle) << 32 | queue_pair; }
 
@@ -32,7 +35,7 @@ u32 EfaLane::least_outstanding(const Peer& peer) const {
 Route EfaLane::route_of(const WriteRequest& r, u32 path) const {
   const Peer& p = peers_[r.peer];
   const u32 nic = p.paths[path].nic;
-  return {memories_[nic].get(), p.spans.find(r), p.spans.chunk_bytes(), devices_[nic].largest};
+  return {shared_.memories[nic].get(), p.spans.find(r), p.spans.chunk_bytes(), shared_.devices[nic].largest};
 }
 
 std::size_t EfaLane::take(std::span<const WriteRequest> requests) {
@@ -205,6 +208,8 @@ void EfaLane::succeed(u32 index, Kind kind) {
     emit_piece(index, route_of(q.write, q.path), true);  // into the place that just became free
   } else if (kind == Kind::kLast) {
     complete_[(complete_begin_ + num_complete_++) % complete_.size()] = index;
+  } else if (kind == Kind::kProbe) {
+    release(index);
   } else {
     const u32 peer = q.write.peer, path = q.path;
     peers_[peer].greetings_done += kind == Kind::kControl && q.write.immediate == kEfaGreeting;
@@ -291,13 +296,41 @@ void EfaLane::report_farewells() {
 }
 
 std::size_t EfaLane::poll_events(std::span<PeerEvent> out) {
-  for (u32 nic = 0; ++polls_ % kPollsPerLook == 0 && nic < rails_.size(); ++nic) {
-    const int fault = rails_[nic]->nic.fault();
+  if (const u64 now_ns = now_in_ns(); rounds_.looks(now_ns)) look_around(now_ns);
+  return receives_drained_ ? book_.take_events(out) : 0;
+}
+
+void EfaLane::look_around(u64 now_ns) {
+  for (const auto& nic : shared_.nics) {
+    if (hears_events_) nic->poll_async();
+    const int fault = nic->fault();
     for (u32 p = 0; fault != 0 && p < peers_.size(); ++p) {
       if (book_.is_open(p)) book_.fail(p, PeerFault::kNetwork, fault);
     }
   }
-  return receives_drained_ ? book_.take_events(out) : 0;
+  for (u64 left = rounds_.due(now_ns, peers_.size()); left != 0; --left) {
+    probe(next_probed_);
+    next_probed_ = (next_probed_ + 1) % static_cast<u32>(peers_.size());
+    probed_path_ += next_probed_ == 0;
+  }
+  flush();
+}
+
+// A write of no bytes to a peer that nothing is on its way to: a device says nothing of a peer that has gone.
+void EfaLane::probe(u32 peer) {
+  const Peer& p = peers_[peer];
+  if (!book_.is_open(peer) || p.outstanding != 0 || p.leaving || free_.size() <= kControls / 2) return;
+  const u32 path_idx = probed_path_ % static_cast<u32>(p.paths.size());
+  const EfaPath& path = p.paths[path_idx];
+  Rail& rail = *rails_[path.nic];
+  if (rail.outstanding == rail.depth) return;
+  const u32 index = free_.back();
+  free_.pop_back();
+  requests_[index] = Request{WriteRequest{peer, 0}, 0, path_idx, 0, Kind::kProbe};
+  ibv::QpEx* x = begin(index, Kind::kProbe, path);
+  x->wr_rdma_write(x, path.greeting_rkey, path.greeting_address);
+  x->wr_set_sge(x, rail.dummy.lkey, rail.dummy.addr, 0);
+  x->wr_set_ud_addr(x, path.handle, path.queue_pair, path.qkey);
 }
 
 void EfaLane::part(u32 peer, u32 farewell) {

@@ -10,6 +10,7 @@
 #include "transport/judging_lane.h"
 #include "transport/verbs/queue_pair.h"
 #include "transport/verbs/remote_spans.h"
+#include "transport/verbs/rounds.h"
 
 namespace uccl {
 
@@ -34,12 +35,19 @@ struct EfaPath {
 inline constexpr u32 kEfaGreeting = 1u << 16;  // the sender's proof lies in the greeting area
 inline constexpr u32 kEfaFarewell = 2u << 16;  // | code
 
+// What all lanes of a rank share; outlives them.
+struct EfaShared {
+  const std::vector<std::unique_ptr<VerbsNic>>& nics;
+  const std::vector<std::unique_ptr<VerbsMemory>>& memories;  // one a NIC
+  const std::vector<EfaDevice>& devices;
+  const efadv::Functions& functions;
+  const VerbsTuning& tuning;
+};
+
 class EfaLane final : public JudgingLane {
  public:
   // Control path; throws std::runtime_error. Says in `notes` which features the device granted.
-  EfaLane(const TransportSettings& settings, const std::vector<std::unique_ptr<VerbsNic>>& nics,
-          const std::vector<std::unique_ptr<VerbsMemory>>& memories, const std::vector<EfaDevice>& devices,
-          const efadv::Functions& functions, std::vector<Note>& notes);
+  EfaLane(const TransportSettings& settings, const EfaShared& shared, bool hears_events, std::vector<Note>& notes);
   ~EfaLane() override;
 
   void flush() override;
@@ -49,6 +57,7 @@ class EfaLane final : public JudgingLane {
 
   // Control path.
   u32 queue_pair_number(u32 nic) const { return rails_[nic]->pair->number(); }
+  bool unsolicited() const { return rails_[0]->unsolicited; }  // the same on all: one library, devices of one kind
   void add_peer(u32 peer, const VerbsAddress& address, std::vector<EfaPath> paths);
   // Writes the proof, and sends a note once that is complete; false: no room now.
   bool greet(u32 peer, u32 path, u64 proof_address, u32 lkey);
@@ -72,6 +81,7 @@ class EfaLane final : public JudgingLane {
   };
   struct RailShape {
     u32 depth, receives, arriving;
+    u32 own_receives;  // of greetings and farewells alone
     bool unsolicited;
   };
   struct Rail {  // a NIC's queue pair and queues
@@ -81,11 +91,11 @@ class EfaLane final : public JudgingLane {
     ibv::Sge dummy;  // the NIC's
     std::vector<ibv::RecvWr> blank;  // kBatch receives of no bytes, chained
     std::unique_ptr<QueuePair> pair;  // after its completion queues, so that it goes first
-    u32 depth, receives;
+    u32 depth, receives, own_receives;
     u32 outstanding = 0, owed_receives = 0;
     bool unsolicited, started = false;
   };
-  enum class Kind : u8 { kPiece, kLast, kGreeting, kControl };
+  enum class Kind : u8 { kPiece, kLast, kGreeting, kControl, kProbe };
   struct Request {  // of one write, or of a control message; in use from post to its last completion
     WriteRequest write;
     u64 at = 0;  // where the last piece begins
@@ -97,7 +107,7 @@ class EfaLane final : public JudgingLane {
 
   // rails.cpp
   RailShape shape_of(const VerbsNic& nic, const EfaDevice& device) const;
-  void make_queue_pair(Rail& rail, const efadv::Functions& functions, std::vector<Note>& notes) const;
+  void make_queue_pair(Rail& rail, std::vector<Note>& notes) const;
   void to_ready(ibv::Qp* qp, const VerbsNic& nic, u32 qkey, bool rnr_retries) const;
   // lane.cpp
   std::size_t take(std::span<const WriteRequest> requests) override;
@@ -110,6 +120,8 @@ class EfaLane final : public JudgingLane {
   ibv::QpEx* begin(u32 index, Kind kind, const EfaPath& path);
   bool send_control(u32 peer, u32 path, u32 immediate);
   void report_farewells();
+  void look_around(u64 now_ns);
+  void probe(u32 peer);
   bool wait_until(bool (EfaLane::*done)() const);
   bool all_quiet() const;
   void complete(const Completion& c);
@@ -120,8 +132,8 @@ class EfaLane final : public JudgingLane {
   void leave();
 
   const TransportSettings settings_;
-  const std::vector<std::unique_ptr<VerbsMemory>>& memories_;
-  const std::vector<EfaDevice>& devices_;
+  const EfaShared shared_;
+  const bool hears_events_;
   std::vector<std::unique_ptr<Rail>> rails_;
   std::vector<Peer> peers_;
   std::map<std::pair<u32, u64>, u32> sources_;  // (our NIC, their handle and queue pair) -> peer; fixed once connected
@@ -133,7 +145,8 @@ class EfaLane final : public JudgingLane {
   std::vector<Arrival> stash_;
   std::size_t stash_taken_ = 0;
   bool receives_drained_ = true;
-  u32 polls_ = 0;
+  Rounds rounds_;
+  u32 next_probed_ = 0, probed_path_ = 0;
 };
 
 }  // namespace uccl

@@ -38,8 +38,8 @@ EfaTransport::EfaTransport(const TransportSettings& settings, const ibv::Functio
   for (const NicSettings& n : settings_.fabric.nics) make_nic(n);
   for (u32 l = 0; l < settings_.num_lanes; ++l) {
     std::vector<Note> ignored;  // what lane 0 says holds for all
-    lanes_.push_back(
-        std::make_unique<EfaLane>(settings_, nics_, memories_, devices_, extra_, l == 0 ? notes_ : ignored));
+    lanes_.push_back(std::make_unique<EfaLane>(settings_, EfaShared{nics_, memories_, devices_, extra_, tuning_},
+                                               l == 0, l == 0 ? notes_ : ignored));
   }
 }
 
@@ -68,6 +68,7 @@ void EfaTransport::make_nic(const NicSettings& n) {
 }
 
 std::string EfaTransport::local_address() {
+  own_.kind = lanes_[0]->unsolicited() ? VerbsKind::kUnsolicitedDatagram : VerbsKind::kScalableDatagram;
   for (u32 nic = 0; nic < nics_.size(); ++nic) {
     own_.nics[nic].queue_pairs.clear();
     for (const auto& lane : lanes_) own_.nics[nic].queue_pairs.push_back(lane->queue_pair_number(nic));

@@ -147,7 +147,7 @@ VerbsAddress decode_address(std::string_view bytes) {
   VerbsAddress a;
   if (in.get<u32>("magic") != kMagic) Reader::fail("magic", "these bytes are no address of a verbs or efa transport");
   in.bounded<u32>("version", kVersion, kVersion);
-  a.kind = static_cast<VerbsKind>(in.bounded<u32>("kind", 1, 2));
+  a.kind = static_cast<VerbsKind>(in.bounded<u32>("kind", 1, 3));
   a.fingerprint = in.get<u64>("fingerprint");
   a.nonce = in.get<Nonce>("nonce");
   a.rank = in.bounded<u32>("rank", 0, kMaxRanks - 1);
@@ -168,7 +168,7 @@ VerbsAddress decode_address(std::string_view bytes) {
     a.spans.push_back(s);
   }
   const u64 pairs =
-      a.kind == VerbsKind::kScalableDatagram ? a.num_lanes : static_cast<u64>(a.num_ranks) * a.num_lanes * a.queues;
+      a.kind != VerbsKind::kReliableConnected ? a.num_lanes : static_cast<u64>(a.num_ranks) * a.num_lanes * a.queues;
   for (u32 i = in.bounded<u32>("number of nics", 1, kMaxNics); i > 0; --i) a.nics.push_back(read_nic(in, rkeys, pairs));
   if (!in.empty()) Reader::fail("end", "there are bytes behind it");
   return a;

@@ -10,7 +10,8 @@
 
 namespace uccl {
 
-enum class VerbsKind : u32 { kReliableConnected = 1, kScalableDatagram = 2 };
+// EFA's devices refuse RDMA between queue pairs whose writes take a receive and those whose writes take none.
+enum class VerbsKind : u32 { kReliableConnected = 1, kScalableDatagram = 2, kUnsolicitedDatagram = 3 };
 
 struct VerbsNicAddress {
   std::string device;  // for messages: "mlx5_0"

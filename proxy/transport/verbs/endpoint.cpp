@@ -12,9 +12,22 @@ namespace uccl {
 namespace {
 
 constexpr u32 kLeastEntries = 64;
+constexpr u32 kLeastReceives = 2;  // of a queue pair: a message, and the farewell behind it
 
 u32 limit(u64 wanted, int most) {
   return static_cast<u32>(std::min<u64>(std::max<u64>(wanted, kLeastEntries), most > 0 ? static_cast<u32>(most) : 1));
+}
+
+// Of each queue pair, where none are shared: all of them together never complete more than their queue holds.
+u32 own_receives(const VerbsNic& nic, const EndpointShape& shape, u32 entries) {
+  const u32 queues = std::max(shape.num_queues, 1u);
+  const u32 n = std::min(limit(ceil_div(shape.receives, queues), nic.limits().max_qp_wr), entries / queues);
+  if (nic.limits().max_srq <= 0 && n < kLeastReceives)
+    throw std::runtime_error("verbs: " + nic.name() + ": a completion queue of " + std::to_string(entries) +
+                             " entries is all that the device allows, and " + std::to_string(queues) +
+                             " queue pairs of a lane need " + std::to_string(kLeastReceives) +
+                             " each; use fewer queue_pairs");
+  return n;
 }
 
 }  // namespace
@@ -34,7 +47,7 @@ VerbsEndpoint::VerbsEndpoint(const VerbsNic& nic, const EndpointShape& shape, st
       depth_(static_cast<u32>(std::min<u64>(shape.queue_depth, static_cast<u32>(std::max(nic.limits().max_qp_wr, 1))))),
       send_entries_(limit(static_cast<u64>(shape.num_queues) * depth_, nic.limits().max_cqe)),
       receive_entries_(limit(shape.receives, nic.limits().max_cqe)),
-      own_receives_(limit(ceil_div(shape.receives, std::max(shape.num_queues, 1u)), nic.limits().max_qp_wr)),
+      own_receives_(own_receives(nic, shape, receive_entries_)),
       sends_(nic, send_entries_, shape.try_extended),
       receives_(nic, receive_entries_, shape.try_extended),
       table_(shape.num_queues),

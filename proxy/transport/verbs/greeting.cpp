@@ -123,6 +123,7 @@ void VerbsGreeting::run() {
     for (u32 l = 0; l < s_.lanes.size(); ++l) {
       for (u32 e = 0; e < s_.lanes[l]->num_endpoints(); ++e) poll(l, e);
     }
+    interrupt_unheard();
     restart_broken();
     if (num_proven_ == before) sched_yield();
     if (num_proven_ != links_.size() && Clock::now() > deadline) give_up();
@@ -151,16 +152,23 @@ void VerbsGreeting::speak(Link& link) {
   ++q.posted;
   s_.lanes[link.lane]->endpoint(q.endpoint).take_room(1);
   link.spoken = true;
+  link.again = Clock::now() + link.patience;
 }
 
 void VerbsGreeting::poll(u32 lane, u32 endpoint) {
   VerbsEndpoint& e = s_.lanes[lane]->endpoint(endpoint);
   Completion batch[kBatch];
-  int n = e.sends().poll(batch);
+  const int n = e.sends().poll(batch);
   for (int i = 0; i < n; ++i) sent(batch[i], lane);
-  n = e.receives().poll(batch);
-  for (int i = 0; i < n; ++i) received(batch[i], lane, endpoint);
+  poll_receives(lane, endpoint);
   e.refill_shared();
+}
+
+int VerbsGreeting::poll_receives(u32 lane, u32 endpoint) {
+  Completion batch[kBatch];
+  const int n = s_.lanes[lane]->endpoint(endpoint).receives().poll(batch);
+  for (int i = 0; i < n; ++i) received(batch[i], lane, endpoint);
+  return std::max(n, 0);
 }
 
 void VerbsGreeting::sent(const Completion& c, u32 lane) {
@@ -171,9 +179,9 @@ void VerbsGreeting::sent(const Completion& c, u32 lane) {
   s_.lanes[lane]->endpoint(q.endpoint).give_room(1);
   Link* link = link_of(lane, index);
   if (link == nullptr) return;
-  if (c.status != ibv::kWcSuccess) {
+  if (c.status != ibv::kWcSuccess || link->interrupted) {
     link->broken = true;
-    reasons_[link->peer] = verbs_explain(kVerbsStatus | static_cast<int>(c.status));
+    if (!link->interrupted) reasons_[link->peer] = verbs_explain(kVerbsStatus | static_cast<int>(c.status));
     return;
   }
   if (!link->arrived) {
@@ -206,6 +214,20 @@ void VerbsGreeting::received(const Completion& c, u32 lane, u32 endpoint) {
   num_proven_ += link->proven();
 }
 
+// The error state ends what is on its way: its completion says that it was flushed, and the link counts as broken.
+void VerbsGreeting::interrupt_unheard() {
+  const Clock::time_point now = Clock::now();
+  for (Link& link : links_) {
+    if (!link.unheard() || now < link.again) continue;
+    VerbsQueue& q = s_.lanes[link.lane]->queue(link.queue);
+    poll(link.lane, q.endpoint);  // this thread may have stood still since it looked
+    if (!link.unheard()) continue;
+    q.pair.to_error();
+    link.patience = std::min<Clock::duration>(2 * link.patience, kMostPatience);
+    link.interrupted = true;
+  }
+}
+
 void VerbsGreeting::restart_broken() {
   for (Link& link : links_) {
     VerbsQueue& q = s_.lanes[link.lane]->queue(link.queue);
@@ -214,8 +236,10 @@ void VerbsGreeting::restart_broken() {
       throw std::runtime_error("verbs: the connection to rank " + std::to_string(link.peer) +
                                " broke while it was being proven: " + reasons_[link.peer]);
     }
+    // With receives of its own, their flushed completions first too: the new ones need the queue's room.
+    while (poll_receives(link.lane, q.endpoint) != 0) {}
     num_proven_ -= link.proven();
-    link.broken = link.arrived = false;
+    link.broken = link.arrived = link.interrupted = false;
     link.path.receive_psn = (link.begin_receive_psn + (link.heard ? 1 : 0)) & kPsnMask;
     q.pair.reset();
     s_.lanes[link.lane]->endpoint(q.endpoint).renew_receives(q.pair, q.owed_receives);

@@ -8,8 +8,10 @@
 // A proof (transport/proof.h) is of both ranks' nonces, which their addresses carry, and of who speaks to whom on which
 // queue pair: one that was recorded proves nothing to another life of a rank, on another queue pair or the other way.
 //
-// Who speaks before the other side is there gets "retries exceeded": its queue pair is made anew and speaks again. That
-// loses nothing: the packet number begins where it began, so what had arrived already is recognised by the other NIC.
+// Who speaks before the other side is there is not heard, and its NIC would repeat that seconds later only: its queue pair
+// is made anew and speaks again, after 0.1 s, then 0.2 s and so on to 1.6 s. That loses nothing: the packet number begins
+// where it began, so what had arrived already is recognised by the other NIC. It is done where neither side was heard:
+// then the peer, which answers what it hears, has sent nothing.
 #pragma once
 #include <chrono>
 #include <memory>
@@ -70,6 +72,7 @@ class VerbsGreeting {
 
  private:
   using Clock = std::chrono::steady_clock;
+  static constexpr std::chrono::milliseconds kFirstPatience{100}, kMostPatience{1600};
   struct Link {
     u32 lane, queue;  // the lane's index
     u32 peer, number;  // which of the peer's queue pairs here: NIC pair and queue
@@ -78,15 +81,21 @@ class VerbsGreeting {
     u32 begin_receive_psn;
     Proof expected;
     bool spoken = false, arrived = false, heard = false, broken = false;
+    bool interrupted = false;  // by us: whatever its greeting's completion says, the queue pair is of no use
     u32 after = 0;  // arrivals behind the greeting
+    Clock::duration patience = kFirstPatience;
+    Clock::time_point again{};  // when it is made anew if nothing was heard
     bool proven() const { return arrived && heard; }
+    bool unheard() const { return spoken && !arrived && !heard && !broken && !interrupted; }
   };
   void make_links();
   Link make_link(u32 lane, u32 peer, const NicPair& nics, u32 q, u32 pair_idx);
   void speak(Link& link);
   void poll(u32 lane, u32 endpoint);
+  int poll_receives(u32 lane, u32 endpoint);  // how many there were
   void sent(const Completion& c, u32 lane);
   void received(const Completion& c, u32 lane, u32 endpoint);
+  void interrupt_unheard();
   void restart_broken();
   void open_all();
   [[noreturn]] void give_up() const;

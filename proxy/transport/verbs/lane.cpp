@@ -41,7 +41,8 @@ VerbsLane::VerbsLane(const TransportSettings& settings, const VerbsTuning& tunin
       peers_(settings.num_ranks),
       staged_(kStaged),
       unsent_(static_cast<u32>(settings.num_ranks * nics.size() * settings.fabric.queue_pairs)),
-      completed_(static_cast<u32>(settings.num_ranks * nics.size() * settings.fabric.queue_pairs)) {
+      completed_(static_cast<u32>(settings.num_ranks * nics.size() * settings.fabric.queue_pairs)),
+      rounds_(tuning.probe_ns) {
   const u32 per_peer = settings.fabric.queue_pairs;
   u32 others = 0;
   for (u32 peer = 0; peer < settings.num_ranks; ++peer)

@@ -11,6 +11,7 @@
 #include "transport/verbs/endpoint.h"
 #include "transport/verbs/flush.h"
 #include "transport/verbs/remote_spans.h"
+#include "transport/verbs/rounds.h"
 
 namespace uccl {
 
@@ -146,7 +147,7 @@ class VerbsLane final : public JudgingLane {
   void part(u32 peer, u32 farewell) override;
   void end_queue(VerbsQueue& q);
   void drop_staged(VerbsQueue& q);
-  void look_around();
+  void look_around(u64 now_ns);
   void probe_some(u64 now_ns);
   void leave();
   bool wait_all(bool (VerbsLane::*done)() const, u64 limit_ns);
@@ -171,8 +172,7 @@ class VerbsLane final : public JudgingLane {
   u32 next_endpoint_ = 0;
   bool receives_drained_ = true;
   u32 num_broken_ = 0;
-  u32 polls_ = 0;
-  u64 next_probe_ns_ = 0;
+  Rounds rounds_;
   u32 next_probed_ = 0;
 };
 

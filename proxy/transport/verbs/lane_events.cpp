@@ -15,9 +15,7 @@ namespace {
 using State = VerbsQueue::State;
 
 constexpr u32 kFarewellAbrupt = 1u << 31;  // other queue pairs of the sender end without a farewell
-constexpr u32 kFlushPatience = 64;         // polls that a flushed queue pair waits for its reason
-constexpr u32 kPollsPerLook = 1024;        // poll_events calls between two looks at the clock and the NIC's events
-constexpr u64 kProbeRounds = 32;  // probes are spread over their interval: a thousand at once would be a stall
+constexpr u32 kFlushPatience = 64;  // polls that a flushed queue pair waits for its reason
 
 u64 now_in_ns() {
   return static_cast<u64>(std::chrono::steady_clock::now().time_since_epoch() / std::chrono::nanoseconds(1));
@@ -119,7 +117,7 @@ void VerbsLane::drop_staged(VerbsQueue& q) {
 
 // After the arrivals that came before them, so that a peer's last words are heard before its end is.
 std::size_t VerbsLane::poll_events(std::span<PeerEvent> out) {
-  if (++polls_ % kPollsPerLook == 0) look_around();
+  if (const u64 now_ns = now_in_ns(); rounds_.looks(now_ns)) look_around(now_ns);
   for (std::size_t i = 0; num_broken_ != 0 && i < queues_.size(); ++i) {
     VerbsQueue& q = queues_[i];
     if (q.state == State::kBroken && --q.patience == 0) fail_queue(q, kVerbsStatus | int{ibv::kWcWrFlushErr});
@@ -127,20 +125,17 @@ std::size_t VerbsLane::poll_events(std::span<PeerEvent> out) {
   return receives_drained_ ? book_.take_events(out) : 0;
 }
 
-void VerbsLane::look_around() {
+void VerbsLane::look_around(u64 now_ns) {
   for (u32 e = 0; e < endpoints_.size(); ++e) {
     if (hears_events_) nics_[e]->poll_async();
     if (const int fault = nics_[e]->fault(); fault != 0) fail_endpoint(e, fault);
   }
-  probe_some(now_in_ns());
+  probe_some(now_ns);
 }
 
 // A NIC says nothing of a peer that has gone until something is sent there.
 void VerbsLane::probe_some(u64 now_ns) {
-  if (now_ns < next_probe_ns_ || queues_.empty()) return;
-  next_probe_ns_ = now_ns + tuning_.probe_ns / kProbeRounds;
-  const std::size_t some = queues_.size() / kProbeRounds + 1;
-  for (std::size_t i = 0; i < some; ++i) {
+  for (u64 left = rounds_.due(now_ns, queues_.size()); left != 0; --left) {
     VerbsQueue& q = queues_[next_probed_];
     next_probed_ = static_cast<u32>((next_probed_ + 1) % queues_.size());
     if (q.state != State::kOpen || !q.idle() || q.held() != 0 || !endpoints_[q.endpoint]->has_room(1)) continue;

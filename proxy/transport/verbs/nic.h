@@ -1,6 +1,7 @@
 // One port of one RDMA device as a rank uses it: context, protection domain, limits, address. Shared by all lanes; only
 // poll_async() changes it after construction, and only lane 0 calls that.
 #pragma once
+#include <algorithm>
 #include <atomic>
 #include <string>
 #include <vector>
@@ -49,6 +50,10 @@ class VerbsNic {
   // payloads inside of requests: by vendor, since none of them says.
   bool chains_extended() const;
   bool takes_inline() const;
+  // How often a queue pair's packet is sent again: as asked, or what its provider still counts.
+  u32 retries(const FabricSettings& fabric) const {
+    return is_soft() ? std::min(fabric.retries, kMostCountedBySoftRoce) : fabric.retries;
+  }
   bool is_soft() const { return device_.vendor_id == kSoftRoceVendor; }
   std::string name() const { return settings_.device + ":" + std::to_string(settings_.port); }
 
@@ -60,11 +65,13 @@ class VerbsNic {
 
  private:
   static constexpr u32 kDummyBytes = 4096, kSoftRoceVendor = 0xffffff;
+  static constexpr u32 kMostCountedBySoftRoce = 6;  // it repeats for ever with 7
   void open_device();
   void register_dummy();
   void choose_gid(std::vector<Note>& notes);
   void read_port(const FabricSettings& fabric, std::vector<Note>& notes);
   void note_on_demand_paging(std::vector<Note>& notes) const;
+  void note_patience(const FabricSettings& fabric, std::vector<Note>& notes) const;
   void release();
 
   const ibv::Functions& functions_;

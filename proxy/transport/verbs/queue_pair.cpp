@@ -123,7 +123,7 @@ void QueuePair::connect(const FabricSettings& fabric, const VerbsPath& path) {
   a = ibv::QpAttr{};
   a.qp_state = ibv::kQpsRts;
   a.timeout = static_cast<u8>(fabric.timeout);
-  a.retry_cnt = static_cast<u8>(fabric.retries);
+  a.retry_cnt = static_cast<u8>(nic_->retries(fabric));
   a.rnr_retry = kRnrRetriesForEver;
   a.sq_psn = path.send_psn;
   a.max_rd_atomic = 1;

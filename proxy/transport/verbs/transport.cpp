@@ -48,7 +48,7 @@ void check_fabric(const TransportSettings& s, const std::string& family) {
 
 std::unique_ptr<VerbsAddress> parse_peer(const std::string& bytes, u32 peer, const VerbsAddress& own,
                                          std::vector<Note>& notes) {
-  const std::string family = own.kind == VerbsKind::kScalableDatagram ? "efa" : "verbs";
+  const std::string family = own.kind != VerbsKind::kReliableConnected ? "efa" : "verbs";
   const std::string who = family + ": rank " + std::to_string(own.rank) + ": rank " + std::to_string(peer);
   auto a = std::make_unique<VerbsAddress>();
   try {
@@ -59,7 +59,15 @@ std::unique_ptr<VerbsAddress> parse_peer(const std::string& bytes, u32 peer, con
     throw std::runtime_error(who + " says " + what + " " + std::to_string(theirs) + ", this rank " +
                              std::to_string(mine) + "; they must be the same on all ranks");
   };
-  same("kind of transport (1 verbs, 2 efa)", static_cast<u64>(a->kind), static_cast<u64>(own.kind));
+  if (family == "efa" && a->kind != own.kind && a->kind != VerbsKind::kReliableConnected) {
+    const bool theirs = a->kind == VerbsKind::kUnsolicitedDatagram;
+    throw std::runtime_error(who +
+                             std::string(theirs ? " takes writes without receives, this rank with them"
+                                                : " takes writes with receives, this rank without them") +
+                             ", and their devices refuse what is between them: install one rdma-core and one EFA " +
+                             "driver on all hosts");
+  }
+  same("kind of transport (1 verbs, 2 or 3 efa)", static_cast<u64>(a->kind), static_cast<u64>(own.kind));
   same("rank", a->rank, peer);
   same("num_ranks", a->num_ranks, own.num_ranks);
   same("num_lanes", a->num_lanes, own.num_lanes);

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 
 from tests.rdma.inside.context import Context, sh
 from tests.rdma.inside.exchange import both_ways
+from tests.rdma.inside.network import harmed
 from tests.rdma.inside.report import Report
 from tests.rdma.inside.sides import Answer, Side, connect, connected, native, pyverbs
 
 _DEADLINE_S = 20.0
+_FLAPS_S = (0.3, 1.0, 5.0, 20.0)
+_FIELDS = {"timeout": 20, "retries": 7}  # what a job has: 34 s; soft-RoCE's 6 retries are 30 s
 _REMOTE_ACCESS, _RETRY_EXCEEDED = 0x10000 | 10, 0x10000 | 12  # enum ibv_wc_status, proxy/transport/verbs/errors.h
 _PORT_ERROR = 0x10100 | 10  # enum ibv_event_type: this side's own NIC has lost its link
 
@@ -20,6 +24,7 @@ def run(context: Context, report: Report) -> None:
     _killed(context, report)
     _survivors(context, report)
     _link_down(context, report)
+    _flaps(context, report)
 
 
 def _event(report: Report, what: str, done: Answer, codes: tuple[int, ...]) -> None:
@@ -94,6 +99,29 @@ def _link_down(context: Context, report: Report) -> None:
         _after(context, report, "link down", cut, (_RETRY_EXCEEDED, _PORT_ERROR))
     finally:
         sh("ip link set v1 up && ip route replace 10.9.0.1/32 dev v1 src 10.9.0.2 table 101")
+
+
+def _flaps(context: Context, report: Report) -> None:
+    """Every packet is lost for a while: with the defaults nobody is told. What once was the default lasts half a second."""
+    for seconds in _FLAPS_S:
+        with connected(*(native(context.programs, rank, **_FIELDS) for rank in range(2))) as (ours, theirs):
+            begin = time.monotonic()
+            with harmed("loss 100%"):
+                ours.tell("write", 1, 64, 7168, 5, 60)
+                time.sleep(seconds)
+            done = ours.answer(70.0)
+            came = theirs.ask("expect", 64, 20)["arrived"]
+            after = time.monotonic() - begin
+            figure = (
+                f"{done['completed']} of 64 writes complete, {came} told, after {after:.1f} s; events {done['events']}"
+            )
+            report.add(
+                f"link gone for {seconds:g} s", figure, (done["completed"], came, done["events"]) == (64, 64, [])
+            )
+    with connected(*(native(context.programs, rank, timeout=14, retries=6) for rank in range(2))) as (ours, _):
+        with harmed("loss 100%"):
+            done = ours.ask("write", 1, 4, 7168, 5, 20)
+        _event(report, "the same with timeout 14, retries 6", done, (_RETRY_EXCEEDED,))
 
 
 def _after(

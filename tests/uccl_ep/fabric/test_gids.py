@@ -11,8 +11,9 @@ from tests.uccl_ep.fabric import machines
 from tests.uccl_ep.fabric.machines import V1, V2, Gid, mapped
 from uccl_ep import InvalidArgument
 from uccl_ep.fabric import sysfs
-from uccl_ep.fabric.gids import LID, GidEntry, choose_gid, entries_of
+from uccl_ep.fabric.gids import LID, GidEntry, Wanted, choose_gid, entries_of, wanted_gid
 from uccl_ep.fabric.sysfs import read_machine
+from uccl_ep.settings import Settings
 
 GLOBAL = "2001:0db8:0000:0001:0000:0000:0000:0007"
 LOCAL = "fe80:0000:0000:0000:0a00:27ff:fe00:0007"
@@ -23,7 +24,7 @@ def entry(index: int, address: str, kind: str = "v2", network: str = "") -> GidE
 
 
 def roce(table: list[GidEntry], peers: list[list[GidEntry]] | None = None, wanted: int = -1, one_host: bool = False):  # type: ignore[no-untyped-def]
-    return choose_gid("ethernet", 0, table, peers or [], wanted, one_host)
+    return choose_gid("ethernet", 0, table, peers or [], Wanted(wanted), one_host)
 
 
 TABLE = [entry(0, LOCAL, "v1"), entry(1, LOCAL), entry(2, "10.0.0.7", "v1"), entry(3, "10.0.0.7"), entry(5, GLOBAL)]
@@ -83,7 +84,7 @@ def infiniband(lid: int, subnets: list[int], wanted: int = -1, own: int = 0xFE80
         address = sysfs.ipaddress.IPv6Address(subnet << 64 | 0x1234)
         return [GidEntry(0, "v1", str(address))]
 
-    return choose_gid("infiniband", lid, gids(own) if own else [], [gids(s) for s in subnets], wanted, False)
+    return choose_gid("infiniband", lid, gids(own) if own else [], [gids(s) for s in subnets], Wanted(wanted), False)
 
 
 def test_gids_infiniband_by_lid_or_routed() -> None:
@@ -99,9 +100,22 @@ def test_gids_infiniband_by_lid_or_routed() -> None:
 
 
 def test_gids_efa_and_slingshot_have_nothing_to_choose() -> None:
-    assert choose_gid("efa", 0, [entry(0, LOCAL, "v1")], [], -1, False).index == 0
-    assert choose_gid("efa", 0, [], [], 3, False).index == 3
-    assert choose_gid("slingshot", 0, [], [], -1, False).index == LID
+    assert choose_gid("efa", 0, [entry(0, LOCAL, "v1")], [], Wanted(), False).index == 0
+    assert choose_gid("efa", 0, [], [], Wanted(3), False).index == 3
+    assert choose_gid("slingshot", 0, [], [], Wanted(), False).index == LID
+
+
+def test_gids_other_libraries_mean_roce() -> None:
+    nccl = Settings.from_environment({"NCCL_IB_GID_INDEX": "3"})
+    assert wanted_gid(nccl, "ethernet") == Wanted(3, "NCCL_IB_GID_INDEX")
+    assert wanted_gid(nccl, "infiniband") == wanted_gid(nccl, "efa") == Wanted()
+    uccl = Settings.from_environment({"UCCL_IB_GID_INDEX": "0", "NCCL_IB_GID_INDEX": "3"})
+    assert wanted_gid(uccl, "efa") == Wanted(0, "UCCL_IB_GID_INDEX") and wanted_gid(uccl, "infiniband") == Wanted()
+    assert wanted_gid(Settings(gid_index=2), "infiniband") == Wanted(2, "UCCL_EP_GID_INDEX")
+    with pytest.raises(
+        InvalidArgument, match="NCCL_IB_GID_INDEX must be .*; got 4. UCCL_EP_GID_INDEX=-1 chooses by rule"
+    ):
+        choose_gid("ethernet", 0, TABLE, [], Wanted(4, "NCCL_IB_GID_INDEX"), False)
 
 
 def test_gids_networks_come_from_the_interface(tmp_path: Path) -> None:

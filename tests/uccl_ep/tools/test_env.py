@@ -35,7 +35,7 @@ def test_env_in_a_pipe_is_a_line_each_at_any_width() -> None:
 
 
 def test_env_lines_are_what_a_shell_takes() -> None:
-    text = "\n".join(line_of(row, {"UCCL_EP_CACHE_DIR": ODD}) for row in describe())
+    text = "\n".join(line_of(row, {"UCCL_EP_CACHE_DIR": ODD}, {}) for row in describe())
     show = "import os, json; print(json.dumps({k: v for k, v in os.environ.items() if k.startswith('UCCL_EP_')}))"
     script = f'set -a\n{text}\nexec python3 -c "{show}"'
     done = subprocess.run(
@@ -68,7 +68,7 @@ def test_env_json_has_values_as_they_are() -> None:
 @pytest.mark.parametrize("width", [80, 200])
 def test_env_on_a_terminal_never_folds_a_name(width: int) -> None:
     console = Console(file=io.StringIO(), width=width, color_system=None)
-    console.print(table_of(describe(), {"UCCL_EP_CACHE_DIR": "/long/" + "x" * 90}))
+    console.print(table_of(describe(), {"UCCL_EP_CACHE_DIR": "/long/" + "x" * 90}, {}))
     shown = console.file.getvalue()  # type: ignore[attr-defined]
     for row in describe():
         assert f" {row.name} " in shown

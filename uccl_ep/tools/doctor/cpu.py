@@ -7,6 +7,7 @@ import platform
 import sys
 from importlib import metadata
 
+from uccl_ep.settings import PREFIX
 from uccl_ep.tools.doctor import limits
 from uccl_ep.tools.doctor.host import Host
 from uccl_ep.tools.doctor.record import Answer, Check, missing, ok, slow
@@ -71,13 +72,16 @@ def packages(host: Host) -> Answer:
 
 
 def variables(host: Host) -> Answer:
-    """UCCL_EP_* variables, as a job started from here would read them."""
+    """UCCL_EP_* variables, and those of others under them, as a job started from here would read them."""
     if host.settings_problem:
         return missing(host.settings_problem, "values that are allowed", "uccl-ep env lists what each may be")
     if host.settings_warnings:
-        return slow("; ".join(host.settings_warnings), "names that are known", "unset it, or use the name it means")
-    given = sorted(name for name in host.environment if name.startswith("UCCL_EP_"))
-    return ok(", ".join(f"{name}={host.environment[name]}" for name in given) or "all at their defaults")
+        return slow(
+            "; ".join(host.settings_warnings), "what is read here", "unset it, or set the UCCL_EP_* that it means"
+        )
+    given = [f"{name}={host.environment[name]}" for name in sorted(host.environment) if name.startswith(PREFIX)]
+    given += [f"{PREFIX}{value.field.upper()} by {value.words}" for value in host.settings.site]
+    return ok(", ".join(given) or "all at their defaults")
 
 
 def numa(host: Host) -> Answer:

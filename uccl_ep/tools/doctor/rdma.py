@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from uccl_ep.errors import InvalidArgument
 from uccl_ep.fabric.distance import Distance
 from uccl_ep.fabric.facts import LIBRARIES, PACKAGES
-from uccl_ep.fabric.gids import choose_gid
+from uccl_ep.fabric.gids import choose_gid, wanted_gid
 from uccl_ep.fabric.nics import NicPort, Place, share_out
 from uccl_ep.fabric.sysfs import Nic
 from uccl_ep.tools.doctor.host import AMAZON, AMD, MELLANOX, NVIDIA, Host
@@ -152,7 +152,9 @@ def addresses(family: str, host: Host) -> Answer:
     found, wrong = [], []
     for port in host.facts(_first_gpu(host)).of(family):
         try:
-            chosen = choose_gid(port.kind, port.lid, port.gids, [], host.settings.gid_index, one_host=False)
+            chosen = choose_gid(
+                port.kind, port.lid, port.gids, [], wanted_gid(host.settings, port.kind), one_host=False
+            )
         except InvalidArgument as error:
             wrong.append(f"{port}: {error}")
             continue

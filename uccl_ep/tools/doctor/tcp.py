@@ -5,7 +5,7 @@ from __future__ import annotations
 import ipaddress
 import socket
 
-from uccl_ep.group.handshake import route_address
+from uccl_ep.fabric.facts import host_address
 from uccl_ep.tools.doctor import limits
 from uccl_ep.tools.doctor.host import Host
 from uccl_ep.tools.doctor.record import Answer, Check, missing, ok, slow
@@ -15,9 +15,7 @@ _USUAL_MTU = 1500
 
 def address(host: Host) -> Answer:
     """Where other hosts reach this one."""
-    chosen = host.settings.interface or route_address()
-    asked = bool(host.settings.interface)
-    why = "UCCL_EP_INTERFACE says so" if asked else "the default route leaves from it"
+    chosen, why = host_address(host.settings, host.networks())
     needed = "an address of this host that the job's other hosts reach"
     own = _interfaces(host)
     if chosen not in own:
@@ -38,7 +36,7 @@ def _interfaces(host: Host) -> dict[str, str]:
 
 def listening(host: Host) -> Answer:
     """A listener on that address, as every rank opens one."""
-    chosen = host.settings.interface or route_address()
+    chosen, _ = host_address(host.settings, host.networks())
     family = socket.AF_INET6 if ":" in chosen else socket.AF_INET
     try:
         with socket.socket(family, socket.SOCK_STREAM) as listener:
@@ -54,7 +52,7 @@ def listening(host: Host) -> Answer:
 
 def link(host: Host) -> Answer:
     """Speed and packet size of the interface; both bound what tcp can carry."""
-    chosen = host.settings.interface or route_address()
+    chosen, _ = host_address(host.settings, host.networks())
     name = _interfaces(host).get(chosen, "")
     folder = f"{host.sys}/class/net/{name}"
     mtu, speed = _number(host, f"{folder}/mtu"), _number(host, f"{folder}/speed")

@@ -12,6 +12,12 @@ struct Device {
   uccl::u32 send_entries = 4096, largest = 1u << 30;
   bool old_library = false;  // refuses flags and service levels that it does not know
 };
+// A device whose senders cannot wait for a receive.
+inline Device unsolicited() {
+  Device d;
+  d.caps = uccl::efadv::kCapsRdmaWrite | uccl::efadv::kCapsUnsolicitedWriteReceive;
+  return d;
+}
 inline Device& device() {
   static Device d;
   return d;

@@ -1,6 +1,8 @@
 // An EFA lane's own rules: a request that was cut keeps its immediate for last although pieces arrive in any order, an
 // error touches one peer only, and who is not known is not believed.
+#include <chrono>
 #include <cstring>
+#include <thread>
 
 #include "native/check.h"
 #include "proxy/transport/contract.h"
@@ -73,4 +75,76 @@ TEST(transport_efa_lane_small_send_queue_is_shared_by_all_peers) {
   d.send_entries = 5;
   const contract::Family f = efa_test::on_fake({}, d);
   contract::random_writes(f, contract::Shape{.num_ranks = 4, .max_in_flight = 16}, 100, 500, 9);
+}
+
+namespace {
+
+contract::Family two_nics(const efa_test::Device& d = {}, int max_cqe = 1 << 20) {
+  fake::Options o;
+  o.num_devices = 4;
+  o.max_cqe = max_cqe;
+  VerbsTuning tuning;
+  tuning.probe_ns = 10'000'000;
+  return efa_test::on_fake(
+      o, d,
+      [](TransportSettings& s) {
+        s.fabric.nics = {{"fake" + std::to_string(2 * s.rank), 1, -1},
+                         {"fake" + std::to_string(2 * s.rank + 1), 1, -1}};
+      },
+      tuning);
+}
+
+// Polls of a worker that naps between its turns: few, so that counts of polls do not stand for time.
+PeerEvent heard_within(Lane& lane, int most) {
+  PeerEvent e{};
+  std::size_t told = 0;
+  for (int i = 0; i < most && told == 0; ++i) {
+    Arrival a[8];
+    u64 t[8];
+    lane.poll_completions(t);
+    lane.poll_arrivals(a);
+    told = lane.poll_events(std::span(&e, 1));
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  CHECK_EQ(told, 1u);
+  return e;
+}
+
+}  // namespace
+
+TEST(transport_efa_lane_hears_the_events_of_every_nic) {
+  for (const u32 device : {0u, 1u}) {
+    contract::Group g(two_nics(), contract::Shape{});
+    fake::Fabric::the().push_event(device, ibv::kEventDeviceFatal, 0);
+    CHECK_EQ(heard_within(g.lane(0), 100).code, kVerbsEvent | static_cast<int>(ibv::kEventDeviceFatal));
+  }
+}
+
+// Nothing was written to it; the second NIC's path is asked too.
+TEST(transport_efa_lane_an_idle_peer_that_is_gone_is_found) {
+  for (const u32 device : {2u, 3u}) {
+    contract::Group g(two_nics(), contract::Shape{});
+    fake::Fabric::the().cut_device(device, true);
+    const PeerEvent e = heard_within(g.lane(0), 1000);
+    CHECK_EQ(e.peer, 1u);
+    CHECK(e.fault == PeerFault::kLost);
+    CHECK_EQ(g.lane(0).counters().writes, 0u);  // a probe is none
+    fake::Fabric::the().cut_device(device, false);
+  }
+}
+
+// A receiver that does not look: on EFA a completion queue that is full ends the device.
+TEST(transport_efa_lane_arrivals_cannot_overrun_their_queue) {
+  contract::Group g(two_nics({}, 300), contract::Shape{});
+  u64 done = 0;
+  for (int i = 0; i < 6000; ++i) {
+    const WriteRequest w{1, 1, contract::random_bytes(), contract::Group::kBase, 64, 1};
+    u64 t[8];
+    g.lane(0).post(std::span(&w, 1));
+    g.lane(0).flush();
+    done += g.lane(0).poll_completions(t);
+  }
+  CHECK(done > 300 && done <= 600);
+  CHECK(fake::Fabric::the().num_not_ready() != 0);
+  CHECK_EQ(fake::Fabric::the().num_overruns(), 0u);
 }

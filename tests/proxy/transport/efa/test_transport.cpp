@@ -13,6 +13,7 @@ using contract::Shape;
 namespace {
 
 contract::Family usual() { return efa_test::on_fake({}); }
+contract::Family unsolicited() { return efa_test::on_fake({}, efa_test::unsolicited()); }
 contract::Family old() {  // an old library, two NICs
   efa_test::Device d;
   d.old_library = true;
@@ -24,14 +25,18 @@ contract::Family old() {  // an old library, two NICs
 
 }  // namespace
 
-#define OVER_EFA(name, call)            \
-  TEST(transport_efa_##name) {          \
-    const contract::Family f = usual(); \
-    call;                               \
-  }                                     \
-  TEST(transport_efa_old_##name) {      \
-    const contract::Family f = old();   \
-    call;                               \
+#define OVER_EFA(name, call)                  \
+  TEST(transport_efa_##name) {                \
+    const contract::Family f = usual();       \
+    call;                                     \
+  }                                           \
+  TEST(transport_efa_old_##name) {            \
+    const contract::Family f = old();         \
+    call;                                     \
+  }                                           \
+  TEST(transport_efa_unsolicited_##name) {    \
+    const contract::Family f = unsolicited(); \
+    call;                                     \
   }
 
 OVER_EFA(random_small_writes_of_two, contract::random_writes(f, Shape{.num_ranks = 2}, 2000, 64, 1))

@@ -173,7 +173,18 @@ void Fabric::retire(Qp& qp) {
   qp.queue.erase(wr);
 }
 
+// Nobody answers. A reliable queue pair's packet goes out again when its timeout has passed, and no sooner.
+void Fabric::miss(Qp& qp, Wr& wr) {
+  const u64 now = now_ns();
+  const bool timed = options.retry_ns == 0 && qp.base.qp_type != ibv::kQptDriver;
+  const u64 period = timed ? 4096ull << qp.timeout : 0;
+  if (wr.first_try_ns == 0) wr.first_try_ns = now;
+  wr.next_try_ns = now + period;
+  if (now - wr.first_try_ns > (timed ? (qp.retries + 1) * period : options.retry_ns)) fail(qp, wr, ibv::kWcRetryExcErr);
+}
+
 void Fabric::deliver(Qp& qp, Wr& wr) {
+  if (wr.next_try_ns > now_ns()) return;
   if (wr.broken || (options.vendor == kBroadcom && !wr.inlined.empty())) return fail(qp, wr, ibv::kWcLocQpOpErr);
   const auto found = qps_.find(wr.dest_qpn);
   Qp* to = found == qps_.end() ? nullptr : found->second;
@@ -183,8 +194,7 @@ void Fabric::deliver(Qp& qp, Wr& wr) {
                          (srd ? to->qkey == wr.qkey : to->dest_qpn == qp.base.qp_num);
   const u32 ahead = reachable && !srd ? (wr.psn - to->expected_psn) & 0xffffff : 0;
   if (!reachable || (ahead != 0 && ahead < 0x800000)) {  // no answer, or one that asks for an earlier packet
-    if (wr.first_try_ns == 0) wr.first_try_ns = now_ns();
-    if (now_ns() - wr.first_try_ns > options.retry_ns) fail(qp, wr, ibv::kWcRetryExcErr);
+    miss(qp, wr);
     return;
   }
   if (ahead != 0) {  // a duplicate: acknowledged, not executed

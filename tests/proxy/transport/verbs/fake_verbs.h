@@ -30,9 +30,9 @@ struct Options {
   int dmabuf_errno = 0, address_errno = 0,
       plain_errno = 0;  // what a registration beyond a page fails with, 0: it works
   u64 largest_registration = ~0ull;
-  u64 retry_ns = 20'000'000;        // until a peer that does not answer counts as gone
-  bool device_lags = false;         // what is written to a dma-buf is seen once the same NIC has read from one
-  bool refuse_reads = false;        // of the fabric's memory
+  u64 retry_ns = 20'000'000;  // until a peer that does not answer counts as gone; 0: as the queue pair was told
+  bool device_lags = false;  // what is written to a dma-buf is seen once the same NIC has read from one
+  bool refuse_reads = false;  // of the fabric's memory
 };
 
 // Its provider finishes only the last request between ibv_wr_start and ibv_wr_complete, and its device refuses inline data.
@@ -45,7 +45,7 @@ struct Wr {
   std::vector<u8> inlined;
   bool delivered = false;
   bool broken = false;  // what the device finds in its queue is no request
-  u64 first_try_ns = 0;
+  u64 first_try_ns = 0, next_try_ns = 0;
 };
 struct Cq : ibv::CqEx {
   std::deque<ibv::Wc> entries;
@@ -64,7 +64,7 @@ struct Context {
 struct Qp : ibv::QpEx {
   std::deque<Wr> queue;
   std::vector<Wr> building;
-  u32 dest_qpn, next_psn, expected_psn, posted_receives, depth, max_inline, qkey, access;
+  u32 dest_qpn, next_psn, expected_psn, posted_receives, depth, max_inline, qkey, access, timeout, retries;
   bool unsolicited;
 };
 
@@ -87,11 +87,11 @@ class Fabric {
   const ibv::Functions& functions() const { return functions_; }
 
   // What tests do to it.
-  void cut_device(u32 device, bool cut);     // its packets are lost, both ways
+  void cut_device(u32 device, bool cut);  // its packets are lost, both ways
   void push_event(u32 device, u32 type, int port);
-  void break_queue_pair(u32 number);         // moves it to the error state, as an event of its own
+  void break_queue_pair(u32 number);  // moves it to the error state, as an event of its own
   void invalidate(u32 rkey);
-  void hold_back_receives(bool hold);        // nobody's receives are found: receiver not ready
+  void hold_back_receives(bool hold);  // nobody's receives are found: receiver not ready
   u32 num_overruns() const { return overruns_; }
   u32 num_not_ready() const { return not_ready_; }
   u32 num_doorbells() const { return doorbells_; }
@@ -108,6 +108,7 @@ class Fabric {
   void progress();
   void deliver(Qp& qp, Wr& wr);
   void retire(Qp& qp);
+  void miss(Qp& qp, Wr& wr);
   void fail(Qp& qp, const Wr& wr, u32 status);
   void flush(Qp& qp);
   void push(Cq& cq, const ibv::Wc& wc);

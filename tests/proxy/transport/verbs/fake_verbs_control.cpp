@@ -67,6 +67,10 @@ int modify_qp(ibv::Qp* base, ibv::QpAttr* a, int mask) {
   if (to == ibv::kQpsInit && srd) qp.qkey = a->qkey;
   if (to == ibv::kQpsInit) qp.access = a->qp_access_flags;
   if (to == ibv::kQpsRts) qp.next_psn = a->sq_psn;
+  if (to == ibv::kQpsRts && has(ibv::kQpTimeout | ibv::kQpRetryCnt)) {
+    qp.timeout = a->timeout;
+    qp.retries = a->retry_cnt;
+  }
   if (to == ibv::kQpsErr) f().flush(qp);
   if (to == ibv::kQpsReset) {
     qp.queue.clear();

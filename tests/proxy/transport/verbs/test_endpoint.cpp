@@ -1,9 +1,10 @@
 // Queue pair numbers find their index; sizes follow the in-flight bound and the device's limits, which are said.
 #include <map>
+#include <stdexcept>
 
 #include "native/check.h"
 #include "proxy/transport/contract.h"
-#include "proxy/transport/verbs/fake_verbs.h"
+#include "proxy/transport/verbs/family.h"
 #include "transport/verbs/endpoint.h"
 
 using namespace uccl;
@@ -66,4 +67,40 @@ TEST(transport_verbs_endpoint_receives_name_memory) {
     const fake::Qp& q = *f.qps_.at(pair.number());
     CHECK_EQ(max_srq != 0 ? static_cast<fake::Srq*>(q.base.srq)->posted : q.posted_receives, 80u);
   }
+}
+
+// A receiver that does not look: what peers may have on its way never passes what the completion queue holds.
+TEST(transport_verbs_endpoint_arrivals_cannot_overrun_their_queue) {
+  for (const int max_srq : {1000, 0}) {
+    fake::Options o;
+    o.max_srq = max_srq;
+    o.max_cqe = 300;
+    contract::Group g(verbs_test::on_fake(o, [](TransportSettings& s) { s.fabric.queue_pairs = 4; }),
+                      contract::Shape{});
+    u64 done = 0;
+    for (int i = 0; i < 4000; ++i) {
+      const WriteRequest w{1, 1, contract::random_bytes(), contract::Group::kBase, 64, 1};
+      u64 t[8];
+      g.lane(0).post(std::span(&w, 1));
+      g.lane(0).flush();
+      done += g.lane(0).poll_completions(t);
+    }
+    CHECK(done > 200 && done <= 300);
+    CHECK(fake::Fabric::the().num_not_ready() != 0);
+    CHECK_EQ(fake::Fabric::the().num_overruns(), 0u);
+  }
+}
+
+TEST(transport_verbs_endpoint_too_many_queue_pairs_for_a_completion_queue_are_refused) {
+  fake::Options o;
+  o.max_srq = 0;
+  o.max_cqe = 100;
+  fake::Fabric& f = fake::Fabric::begin(o);
+  std::vector<Note> notes;
+  const VerbsNic nic(f.functions(), {"fake0", 1, -1}, {}, notes);
+  VerbsEndpoint most(nic, {50, 4, 5000, 0, true}, notes);
+  try {
+    VerbsEndpoint more(nic, {51, 4, 5000, 0, true}, notes);
+    CHECK(false);
+  } catch (const std::runtime_error& e) { CHECK(std::string(e.what()).find("fewer queue_pairs") != std::string::npos); }
 }

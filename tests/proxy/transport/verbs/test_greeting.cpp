@@ -42,6 +42,39 @@ TEST(transport_verbs_greeting_works_between_ranks_with_different_nics) {
   contract::random_writes(f, contract::Shape{.num_ranks = 3, .num_lanes = 2}, 200, 2000, 8);
 }
 
+// A NIC repeats what was not answered after 4.3 s only: who comes late is greeted again sooner than that.
+TEST(transport_verbs_greeting_a_late_rank_is_greeted_again) {
+  fake::Options o;
+  o.retry_ns = 0;
+  for (const int max_srq : {1000, 0}) {
+    o.max_srq = max_srq;
+    const contract::Family f = verbs_test::on_fake(o);
+    contract::Shape shape{.num_ranks = 2, .num_lanes = 2};
+    shape.connect_timeout_ns = 3'500'000'000;
+    std::vector<std::shared_ptr<Segment>> segments;
+    std::vector<std::unique_ptr<Transport>> t;
+    std::vector<std::string> addresses;
+    for (u32 r = 0; r < 2; ++r) {
+      segments.push_back(Segment::create("late", shape.region_bytes));
+      t.push_back(f.make(contract::settings_for(shape, r, *segments.back())));
+      addresses.push_back(t.back()->local_address());
+    }
+    std::string error;
+    std::thread early([&] {
+      try {
+        t[0]->connect(addresses);
+      } catch (const std::exception& e) { error = e.what(); }
+    });
+    std::this_thread::sleep_for(std::chrono::milliseconds(150));
+    t[1]->connect(addresses);
+    early.join();
+    CHECK_EQ(error, std::string());
+    bool told = false;
+    for (const Note& n : t[0]->notes()) told |= n.choice.find("greeted again") != std::string::npos;
+    CHECK(told);
+  }
+}
+
 // The address says the right secret's fingerprint, but who uses it does not know the secret: the proof tells. Or each
 // knows it, and is heard by who looks for a proof of another life.
 void refuses_a_wrong_proof(const contract::Family& f, bool of_another_life) {

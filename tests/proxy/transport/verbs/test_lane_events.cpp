@@ -1,4 +1,7 @@
 // What goes wrong on a verbs lane is told once, with the first reason, about the right peer; the others live on.
+#include <chrono>
+#include <thread>
+
 #include "native/check.h"
 #include "proxy/transport/contract.h"
 #include "proxy/transport/verbs/family.h"
@@ -66,6 +69,81 @@ TEST(transport_verbs_lane_events_silent_peer_is_found_by_a_probe) {
   CHECK_EQ(e.code, kVerbsStatus | static_cast<int>(ibv::kWcRetryExcErr));
   still_works(g, 0, 2);
   CHECK_EQ(g.lane(0).counters().writes, 1u);  // a probe is none
+}
+
+// Its worker naps between turns: a second has as few polls as it may, and as many probes as ever.
+TEST(transport_verbs_lane_events_probes_go_by_the_clock) {
+  contract::Group g(three_devices(impatient()), three());
+  fake::Fabric::the().cut_device(1, true);
+  PeerEvent e{};
+  u32 polls = 0;
+  for (; polls < 400 && g.lane(0).poll_events(std::span(&e, 1)) == 0; ++polls) {
+    u64 t[8];
+    Arrival a[8];
+    g.lane(0).poll_completions(t);
+    g.lane(0).poll_arrivals(a);
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  CHECK(polls < 400);
+  CHECK_EQ(e.peer, 1u);
+}
+
+// A second NIC's event too, and the second lane hears of what the first has taken from the device.
+TEST(transport_verbs_lane_events_are_heard_within_a_few_polls) {
+  fake::Options o;
+  o.num_devices = 2;
+  contract::Shape two;
+  two.num_lanes = 2;
+  contract::Group g(verbs_test::on_fake(o, [](TransportSettings& s) { s.fabric.nics.push_back({"fake1", 1, -1}); }),
+                    two);
+  fake::Fabric::the().push_event(1, ibv::kEventDeviceFatal, 0);
+  for (const u32 lane : {0u, 1u}) {
+    PeerEvent e{};
+    u32 polls = 0;
+    for (; polls < 50 && g.lane(0, lane).poll_events(std::span(&e, 1)) == 0; ++polls)
+      std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    CHECK(polls < 50);
+    CHECK_EQ(e.code, kVerbsEvent | static_cast<int>(ibv::kEventDeviceFatal));
+  }
+}
+
+// A link that goes and comes back: what was on its way arrives, and nobody is told. With as little patience as there is,
+// the same flap ends the connection.
+TEST(transport_verbs_lane_events_a_link_flap_is_survived) {
+  for (const bool patient : {true, false}) {
+    fake::Options o;
+    o.num_devices = 2;
+    o.retry_ns = 0;
+    contract::Group g(verbs_test::on_fake(o,
+                                          [&](TransportSettings& s) {
+                                            s.fabric.nics[0].device = "fake" + std::to_string(s.rank);
+                                            s.fabric.timeout = patient ? 16 : 8;  // 268 ms, 1 ms
+                                            s.fabric.retries = patient ? 7 : 1;
+                                          }),
+                      contract::Shape{});
+    fake::Fabric::the().cut_device(1, true);
+    std::vector<WriteRequest> many(20, WriteRequest{1, 1, contract::random_bytes(), kBase, 64, 1});
+    CHECK_EQ(g.lane(0).post(many), 20u);
+    g.lane(0).flush();
+    PeerEvent e{};
+    u64 t[8];
+    Arrival a[8];
+    std::size_t told = 0, done = 0;
+    const auto until = std::chrono::steady_clock::now() + std::chrono::milliseconds(100);
+    while (std::chrono::steady_clock::now() < until) {
+      CHECK_EQ(g.lane(0).poll_completions(t), 0u);
+      told += g.lane(0).poll_events(std::span(&e, 1));
+    }
+    CHECK_EQ(told, patient ? 0u : 1u);
+    fake::Fabric::the().cut_device(1, false);
+    if (!patient) continue;
+    CHECK(contract::poll_until([&] {
+      g.lane(1).poll_arrivals(a);
+      done += g.lane(0).poll_completions(t);
+      CHECK_EQ(g.lane(0).poll_events(std::span(&e, 1)) + g.lane(1).poll_events(std::span(&e, 1)), 0u);
+      return done == 20;
+    }));
+  }
 }
 
 TEST(transport_verbs_lane_events_a_lost_link_explains_retries) {

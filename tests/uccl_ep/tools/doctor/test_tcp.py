@@ -9,6 +9,7 @@ import pytest
 
 from tests.uccl_ep.fabric.machines import put
 from tests.uccl_ep.tools.doctor.hosts import host, told
+from uccl_ep.fabric import facts
 from uccl_ep.tools.doctor import tcp
 from uccl_ep.tools.doctor.host import Host
 from uccl_ep.tools.doctor.record import MISSING, OK, SLOW, examine
@@ -17,7 +18,7 @@ NETWORKS = {"lo": ["127.0.0.1/8", "::1/128"], "eth0": ["10.0.0.5/24", "fe80::5/6
 
 
 def route(monkeypatch: pytest.MonkeyPatch, address: str) -> None:
-    monkeypatch.setattr(tcp, "route_address", lambda: address)
+    monkeypatch.setattr(facts, "route_address", lambda: address)
 
 
 def made(tmp_path: Path, **variables: Any) -> Host:
