@@ -109,6 +109,7 @@ class EfaLane final : public JudgingLane {
   void emit_piece(u32 index, const Route& route, bool last);
   ibv::QpEx* begin(u32 index, Kind kind, const EfaPath& path);
   bool send_control(u32 peer, u32 path, u32 immediate);
+  void ring(u32 nic);
   void report_farewells();
   bool wait_until(bool (EfaLane::*done)() const);
   bool all_quiet() const;

@@ -136,7 +136,7 @@ Pair* Device::find_target(Pair& p, const Request& r, Device*& there, u32& status
     return nullptr;
   }
   const bool known = std::any_of(there->handles.begin(), there->handles.end(),
-                                 [&](const auto& h) { return h.second.gid == gid_; });
+                                 [&](const auto& h) { return h.second.gid == gid_ && h.second.pd == to->second->pd; });
   if (!known && r.kind != Request::Kind::kSend) status = ibv::kWcRemOpErr;
   if (to->second->qkey != r.qkey) {
     find(Rule::kDescriptor, at(p) + "another queue key than its peer's");
@@ -241,7 +241,7 @@ Device::Done Device::deliver(Pair& from, Request& r, Device& there, Pair& to) {
     c.source_queue_pair = from.number;
     c.source_handle = 0xffff;
     for (const auto& [number, handle] : there.handles)
-      if (handle.gid == gid_) c.source_handle = number;
+      if (handle.gid == gid_ && handle.pd == to.pd) c.source_handle = number;
     if (receive != nullptr) {
       c.token = receive->token;
       if (!there.scatter(to, *receive, send ? bytes : std::vector<u8>{})) c.status = ibv::kWcLocProtErr;

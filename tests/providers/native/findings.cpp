@@ -1,5 +1,7 @@
 #include "providers/native/findings.h"
 
+#include <cstdio>
+#include <cstdlib>
 #include <map>
 #include <mutex>
 #include <utility>
@@ -30,6 +32,7 @@ const char* name(Rule rule) {
 void find(Rule rule, std::string what) {
   Kept& k = kept();
   const std::lock_guard lock(k.mutex);
+  if (std::getenv("BOX_SAY")) std::fprintf(stderr, "%s: %s\n", name(rule), what.c_str());
   if (++k.counts[rule] <= kKept) k.texts.push_back(std::string(name(rule)) + ": " + std::move(what));
 }
 
