@@ -55,7 +55,7 @@ void describe(const Device& d, const Identity& id) {
   put(uverbs / "abi_version", std::to_string(id.abi));
   put(device / "node_type", std::to_string(id.node_type) + ": box");
   put(device / "device/modalias",
-      "pci:v" + hex(id.vendor, 8) + "d" + hex(id.part, 8) + "sv00000000sd00000000bc02sc00i00");
+      "pci:v" + hex(id.pci_vendor, 8) + "d" + hex(id.part, 8) + "sv00000000sd00000000bc02sc00i00");
   put(device / "ports/1/gids/0", gid_text(d.gid()));
   put(device / "ports/1/gid_attrs/types/0", id.link_layer == ibv::kLinkEthernet ? "RoCE v2" : "IB/RoCE v1");
 }
@@ -88,7 +88,8 @@ void run_devices(const std::atomic<bool>& stop) {
 
 std::unique_ptr<Provider> make_provider(const std::string& name) {
   if (name == "efa") return make_efa();
-  throw std::invalid_argument("box: no provider " + name + "; there are efa");
+  if (name == "mlx5") return make_mlx5();
+  throw std::invalid_argument("box: no provider " + name + "; there are efa and mlx5");
 }
 
 const char* empty_folder() {

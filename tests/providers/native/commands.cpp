@@ -54,13 +54,13 @@ struct Command {
 
 int get_context(Command& c) {
   if (c.context.events[0] >= 0) return EINVAL;
+  if (const int error = c.device.provider().open(c.device, c.extra); error != 0) return error;
   if (pipe2(c.context.events, O_CLOEXEC) != 0) return errno;
   ib_uverbs_get_context_resp r{};
   r.async_fd = static_cast<u32>(c.context.events[0]);
   r.num_comp_vectors = 1;
   c.core.write(r);
   c.device.events = c.context.events[1];
-  c.device.provider().open(c.device, c.extra);
   return 0;
 }
 
@@ -234,7 +234,7 @@ int create_srq(Command& c) {
   ib_uverbs_create_srq_resp r{};
   r.max_wr = q.max_wr;
   r.max_sge = q.max_sge;
-  const int error = make_shared(c.context, q.pd_handle, r.max_wr, c.extra, r.srq_handle);
+  const int error = make_shared(c.context, {q.pd_handle, r.max_wr, r.max_sge}, c.extra, r.srq_handle);
   r.srqn = r.srq_handle;
   c.core.write(r);
   return error;
@@ -245,7 +245,7 @@ int create_xsrq(Command& c) {
   ib_uverbs_create_srq_resp r{};
   r.max_wr = q.max_wr;
   r.max_sge = q.max_sge;
-  const int error = make_shared(c.context, q.pd_handle, r.max_wr, c.extra, r.srq_handle);
+  const int error = make_shared(c.context, {q.pd_handle, r.max_wr, r.max_sge}, c.extra, r.srq_handle);
   r.srqn = r.srq_handle;
   c.core.write(r);
   return error;

@@ -96,7 +96,7 @@ struct Queue {  // completion queue
 };
 
 struct Shared {  // shared receive queue
-  u32 handle = 0, pd = 0, entries = 0, users = 0;
+  u32 handle = 0, pd = 0, entries = 0, pieces = 0, users = 0;
   std::deque<Receive> receives;
   std::unique_ptr<Own> own;
 };
@@ -127,7 +127,7 @@ struct Handle {  // address handle
 
 struct Identity {
   std::string device;  // as the kernel names it, less its number
-  u32 vendor = 0, part = 0, abi = 1;
+  u32 vendor = 0, pci_vendor = 0, part = 0, abi = 1;
   u32 node_type = 1;  // RDMA_NODE_*
   u8 link_layer = 2;  // ibv::LinkLayer
   bool datagrams = false;  // scalable reliable ones, in any order, instead of connections
@@ -142,7 +142,7 @@ class Provider {
   virtual ~Provider() = default;
   virtual const Identity& identity() const = 0;
   virtual void limits(ibv::DeviceAttr& d) const = 0;
-  virtual void open(Device& d, const Extra& e) = 0;
+  virtual int open(Device& d, const Extra& e) = 0;
   virtual void query(Device&, const Extra&) {}
   virtual void make_domain(Device&, u32, const Extra&) {}
   virtual int make_queue(Device& d, Queue& q, const Extra& e) = 0;
@@ -162,6 +162,7 @@ class Provider {
   virtual void complete(Device& d, Queue& q, const Pair& p, const Completion& c) = 0;
 };
 std::unique_ptr<Provider> make_efa();
+std::unique_ptr<Provider> make_mlx5();
 std::unique_ptr<Provider> make_provider(const std::string& name);  // throws std::invalid_argument
 
 class Device {

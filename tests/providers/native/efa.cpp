@@ -114,7 +114,7 @@ class Efa final : public Provider {
  public:
   Efa() {
     identity_.device = "rdmap0s";
-    identity_.vendor = 0x1d0f;
+    identity_.vendor = identity_.pci_vendor = 0x1d0f;
     identity_.part = 0xefa2;
     identity_.node_type = 7;
     identity_.link_layer = ibv::kLinkUnspecified;
@@ -131,13 +131,14 @@ class Efa final : public Provider {
     d.max_srq = 0;
   }
 
-  void open(Device&, const Extra& e) override {
+  int open(Device&, const Extra& e) override {
     OpenReply r{};
     r.commands = 3;  // answers with more: of devices and of address handles
     r.sub_queues = 1;
     r.inline_bytes = kInlineLimit;
     r.send_memory = kSendLimit * kSendBytes;
     e.write(r);
+    return 0;
   }
 
   void query(Device&, const Extra& e) override {

@@ -58,16 +58,16 @@ int remove_queue(Device& d, u32 handle, u32& events) {
   return 0;
 }
 
-int make_shared(Context& c, u32 pd, u32& entries, const Extra& e, u32& handle) {
-  if (!c.device->domains.contains(pd)) return EINVAL;
+int make_shared(Context& c, const WantedShared& w, const Extra& e, u32& handle) {
+  if (!c.device->domains.contains(w.pd)) return EINVAL;
   auto s = std::make_shared<Shared>();
   s->handle = c.device->next_handle++;
-  s->pd = pd;
-  s->entries = entries;
+  s->pd = w.pd;
+  s->entries = w.entries;
+  s->pieces = w.pieces;
   if (const int error = c.device->provider().make_shared(*c.device, *s, e); error != 0) return error;
   handle = s->handle;
-  entries = s->entries;
-  ++c.device->domains[pd];
+  ++c.device->domains[w.pd];
   c.device->shared[handle] = std::move(s);
   return 0;
 }

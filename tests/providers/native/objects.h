@@ -8,6 +8,9 @@ struct WantedQueue {
   u32 entries;
   u64 user_handle;
 };
+struct WantedShared {
+  u32 pd, entries, pieces;
+};
 struct WantedPair {
   u32 pd, sends_to, receives_to;
   bool is_shared;
@@ -21,7 +24,7 @@ struct WantedPair {
 
 // Each: 0 or an errno.
 int make_queue(Context& c, const WantedQueue& w, const Extra& e, u32& handle, u32& entries);
-int make_shared(Context& c, u32 pd, u32& entries, const Extra& e, u32& handle);
+int make_shared(Context& c, const WantedShared& w, const Extra& e, u32& handle);
 int make_pair(Context& c, WantedPair& w, const Extra& e);
 int remove_queue(Device& d, u32 handle, u32& events);
 int remove_shared(Device& d, u32 handle);
