@@ -10,7 +10,7 @@
 #include <stdexcept>
 #include <thread>
 
-#include "providers/native/device.h"
+#include "providers/native/doorbell.h"
 
 namespace box {
 namespace {
@@ -74,6 +74,7 @@ void run_devices(const std::atomic<bool>& stop) {
     bool any = false;
     {
       const std::lock_guard lock(mutex());
+      any = hand_out_stores();
       for (auto& d : devices()) any |= d->turn();
     }
     idle = any ? 0 : idle + 1;
@@ -89,7 +90,8 @@ void run_devices(const std::atomic<bool>& stop) {
 std::unique_ptr<Provider> make_provider(const std::string& name) {
   if (name == "efa") return make_efa();
   if (name == "mlx5") return make_mlx5();
-  throw std::invalid_argument("box: no provider " + name + "; there are efa and mlx5");
+  if (name == "bnxt_re") return make_bnxt_re();
+  throw std::invalid_argument("box: no provider " + name + "; there are efa, mlx5 and bnxt_re");
 }
 
 const char* empty_folder() {

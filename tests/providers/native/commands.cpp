@@ -223,10 +223,16 @@ int modify_qp(Command& c) {
   if ((q.attr_mask & ibv::kQpState) == 0) return 0;
   p.state = q.qp_state;
   if (p.state == ibv::kQpsReset) {
+    p.ended = false;
     flush_pair(c.device, p);
     c.device.provider().reset(c.device, p);
   }
   return 0;
+}
+
+int modify_qp_ex(Command& c) {
+  c.core.write(ib_uverbs_ex_modify_qp_resp{0, sizeof(ib_uverbs_ex_modify_qp_resp)});
+  return modify_qp(c);
 }
 
 int create_srq(Command& c) {
@@ -296,6 +302,7 @@ constexpr struct {
     {IB_USER_VERBS_CMD_CREATE_QP, create_qp_plain},
     {IB_USER_VERBS_EX_CMD_CREATE_QP | kExtended, create_qp_ex},
     {IB_USER_VERBS_CMD_MODIFY_QP, modify_qp},
+    {IB_USER_VERBS_EX_CMD_MODIFY_QP | kExtended, modify_qp_ex},
     {IB_USER_VERBS_CMD_DESTROY_QP, destroy_qp},
     {IB_USER_VERBS_CMD_CREATE_SRQ, create_srq},
     {IB_USER_VERBS_CMD_CREATE_XSRQ, create_xsrq},

@@ -57,6 +57,7 @@ struct Piece {  // an entry of a scatter or gather list
 struct Request {  // as it was read from a send queue
   enum class Kind { kSend, kWrite, kRead } kind = Kind::kSend;
   bool has_immediate = false, signalled = true, is_inline = false;
+  bool broken = false;  // what lies in the queue is no request
   u32 immediate = 0;  // host order
   u64 remote = 0;
   u32 rkey = 0;
@@ -115,7 +116,7 @@ struct Pair {  // queue pair
   u8 timeout = 0, retries = 0, rnr_retries = 0;
   std::deque<Request> requests;
   std::deque<Receive> receives;
-  bool had_receives = false;
+  bool had_receives = false, ended = false;
   std::chrono::steady_clock::time_point waits_since{};  // of the first request; zero: it does not wait
   std::unique_ptr<Own> own;
 };
@@ -132,6 +133,7 @@ struct Identity {
   u8 link_layer = 2;  // ibv::LinkLayer
   bool datagrams = false;  // scalable reliable ones, in any order, instead of connections
   bool keys_of_nothing = false;  // the device looks at the keys of zero bytes
+  bool library_flushes = false;  // the device says once that a queue pair has ended, the library makes completions of it
 };
 
 class Device;
@@ -154,6 +156,10 @@ class Provider {
   virtual bool takes_unsolicited(const Pair&) const { return false; }
   // Where the device's memory begins that a library maps with this offset; -1: nowhere.
   virtual long long mapped(Device&, u64 offset, u64 bytes) = 0;
+  // Whether stores to what lies there are handed to `rang` one by one.
+  virtual bool is_register(u64) const { return false; }
+  virtual void rang(Device&, u64) {}
+  virtual void ended(Device&, Pair&) {}
   // From the device's thread: what is new in memory goes to p.requests, p.receives, s.receives.
   virtual void fetch(Device& d, Pair& p) = 0;
   virtual void fetch(Device&, Shared&) {}
@@ -163,6 +169,7 @@ class Provider {
 };
 std::unique_ptr<Provider> make_efa();
 std::unique_ptr<Provider> make_mlx5();
+std::unique_ptr<Provider> make_bnxt_re();
 std::unique_ptr<Provider> make_provider(const std::string& name);  // throws std::invalid_argument
 
 class Device {

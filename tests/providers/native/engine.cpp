@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <stdexcept>
+#include <utility>
 
 #include "providers/native/device.h"
 
@@ -257,6 +258,7 @@ Device::Done Device::deliver(Pair& from, Request& r, Device& there, Pair& to) {
 bool Device::scatter(Pair& p, const Receive& receive, const std::vector<u8>& bytes) {
   std::size_t done = 0;
   for (const Piece& s : receive.pieces) {
+    if (s.bytes == 0 && !identity().keys_of_nothing) continue;
     u8* target = translate(s.key, s.address, s.bytes, p.pd, ibv::kAccessLocalWrite);
     if (target == nullptr) {
       find(Rule::kReceive, at(p) + "a receive's key " + std::to_string(s.key) + " does not hold " +
@@ -274,6 +276,11 @@ Device::Done Device::execute(Pair& p, Request& r) {
   if (p.waits_since == Clock::time_point{}) p.waits_since = Clock::now();
   Device* there = nullptr;
   u32 status = ibv::kWcSuccess;
+  if (r.broken) {
+    finish(p, r, ibv::kWcLocQpOpErr);
+    break_off(p);
+    return Done::kYes;
+  }
   Pair* to = find_target(p, r, there, status);
   if (to != nullptr) return deliver(p, r, *there, *to);
   if (status == ibv::kWcSuccess) {
@@ -288,6 +295,11 @@ Device::Done Device::execute(Pair& p, Request& r) {
 bool Device::work(Pair& p) {
   provider_->fetch(*this, p);
   p.had_receives |= !p.receives.empty() || (p.shared != nullptr && !p.shared->receives.empty());
+  if (p.state == ibv::kQpsErr && identity().library_flushes) {
+    if (!std::exchange(p.ended, true)) provider_->ended(*this, p);
+    flush_pair(*this, p);
+    return false;
+  }
   if (p.state == ibv::kQpsErr) {
     const bool any = !p.requests.empty() || !p.receives.empty();
     for (; !p.requests.empty(); p.requests.pop_front()) finish(p, p.requests.front(), ibv::kWcWrFlushErr);

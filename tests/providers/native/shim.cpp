@@ -20,6 +20,7 @@
 
 #include "providers/native/box.h"
 #include "providers/native/commands.h"
+#include "providers/native/doorbell.h"
 
 namespace {
 
@@ -135,7 +136,15 @@ EXPORTED void* mmap(void* address, size_t bytes, int protection, int flags, int 
     errno = EINVAL;
     return MAP_FAILED;
   }
-  return real(address, bytes, protection | PROT_READ | PROT_WRITE, MAP_SHARED, fd, at);
+  void* made = real(address, bytes, protection | PROT_READ | PROT_WRITE, MAP_SHARED, fd, at);
+  if (made != MAP_FAILED && c->device->provider().is_register(static_cast<u64>(offset))) watch(made, bytes, *c->device);
+  return made;
+}
+
+EXPORTED int munmap(void* address, size_t bytes) noexcept {
+  NEXT(munmap);
+  forget(address);
+  return real(address, bytes);
 }
 
 // Where the kernel can list RDMA devices through netlink, libibverbs asks it, and never looks at the files.
