@@ -26,7 +26,7 @@ NATIVE_DIRS := $(shell find proxy kernels -type d)
 CHECKED_CPP = $(shell find proxy kernels tests bench -type f \( -name "*.h" -o -name "*.cpp" \) 2>/dev/null)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo quick test test-native test-sanitize test-arm test-slow test-compile test-ptx test-rdma test-integrations test-vllm prove bench docs doctor tour wheel lint format stub clean
+.PHONY: help setup demo quick test test-native test-sanitize test-arm test-slow test-compile test-ptx test-rdma test-providers test-integrations test-vllm prove bench docs doctor tour wheel lint format stub clean
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /|/' | awk -F'|' '{printf "  make %-18s %s\n", $$1, $$2}'
@@ -147,6 +147,10 @@ test-ptx: $(VENV)/.stamp-compile ## run the kernels' PTX on the CPU, each access
 test-rdma: $(VENV)/.stamp-native ## the verbs transport on a real verbs stack: soft-RoCE in a virtual machine
 	$(SAY) "boot a guest with soft-RoCE and run what needs a real verbs stack"
 	@$(BIN)/python -m tests.rdma $(ARGS)
+
+test-providers: $(VENV)/.stamp-native ## our transports over the drivers' own libraries (libefa, libmlx5, ...) and devices that are not there
+	$(SAY) "run real provider libraries of several releases of rdma-core on a box that judges them"
+	@$(BIN)/python -m tests.providers $(ARGS)
 
 bench: $(VENV)/.stamp-native $(VENV)/.stamp-mpi ## us beside gloo and Open MPI, bytes, memory, instructions; a line for each target
 	$(SAY) "python -m bench"

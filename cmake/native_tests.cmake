@@ -4,7 +4,7 @@
 set(harness ${PROJECT_SOURCE_DIR}/tests/native/main.cpp)
 file(GLOB_RECURSE all_tests CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/tests/*.cpp)
 list(REMOVE_ITEM all_tests ${harness})
-list(FILTER all_tests EXCLUDE REGEX "/tests/(rdma|gpu/ptx)/")  # programs and a library of their own
+list(FILTER all_tests EXCLUDE REGEX "/tests/(rdma|gpu/ptx|providers)/")  # programs and a library of their own
 if(UCCL_EP_SANITIZE STREQUAL "thread")
   # A quarter of the time, in one thread, where there is no data race to find: the simulated cluster, every interleaving.
   list(FILTER all_tests EXCLUDE REGEX "/tests/(proxy/simulation|exhaustive)/")
@@ -55,3 +55,13 @@ foreach(source ${rdma_programs})
   target_link_libraries(rdma_${name} PRIVATE uccl_launch uccl_kernels_wave32)
   set_target_properties(rdma_${name} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR})
 endforeach()
+
+# The contract of the transports over real provider libraries and devices that are not there (`make test-providers`).
+file(GLOB provider_sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/tests/providers/native/*.cpp)
+set(contract_helpers ${all_tests})
+list(FILTER contract_helpers INCLUDE REGEX "/tests/proxy/transport/(contract|contract_cases|verbs/[a-eg-su-z][^/]*|verbs/fa[^/]*)\\.cpp$")
+add_executable(provider_tests EXCLUDE_FROM_ALL ${harness} ${provider_sources} ${contract_helpers})
+target_include_directories(provider_tests PRIVATE ${PROJECT_SOURCE_DIR}/tests)
+target_link_libraries(provider_tests PRIVATE uccl_proxy)
+# The functions that shim.cpp has of the C library's are found by libibverbs in the program.
+set_target_properties(provider_tests PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR} ENABLE_EXPORTS ON UCCL_IS_TEST ON)

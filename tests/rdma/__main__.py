@@ -29,15 +29,15 @@ STATUS_NOT_RUN = 77  # neither a success nor a failure, as automake has it
 _PYVERBS = Path("/usr/lib/python3/dist-packages/pyverbs")
 
 
-def build() -> Path:
-    """Builds the native programs where `make test` builds its own; the folder they are in."""
+def build(programs: tuple[str, ...] = PROGRAMS) -> Path:
+    """Builds native programs where `make test` builds its own; the folder they are in."""
     folder = ROOT / "build" / "native"
     tools = {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"}
     configure = ["cmake", "-S", str(ROOT), "-B", str(folder), "-G", "Ninja", "-DUCCL_EP_TESTS=ON"]
     folder.mkdir(parents=True, exist_ok=True)
     with open(folder / ".lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)  # pytest builds there too (tests/conftest.py)
-        for command in (configure, ["cmake", "--build", str(folder), "--target", *PROGRAMS]):
+        for command in (configure, ["cmake", "--build", str(folder), "--target", *programs]):
             subprocess.run(command, check=True, env={**os.environ, **tools}, stdout=subprocess.DEVNULL)
     return folder
 

@@ -149,21 +149,25 @@ bool EfaLane::take_refused(u32 peer, u32 path) {
 }
 
 void EfaLane::flush() {
-  for (u32 nic = 0; nic < rails_.size(); ++nic) {
-    Rail& rail = *rails_[nic];
-    if (!rail.started) continue;
-    rail.started = false;
-    const int error = rail.pair->extended()->wr_complete(rail.pair->extended());
-    for (u32 p = 0; error != 0 && p < peers_.size(); ++p) {  // the queue pair is shared, so is its end
-      if (!peers_[p].paths.empty() && peers_[p].paths[0].nic == nic) book_.fail(p, PeerFault::kNetwork, error);
-    }
+  for (u32 nic = 0; nic < rails_.size(); ++nic) ring(nic);
+}
+
+void EfaLane::ring(u32 nic) {
+  Rail& rail = *rails_[nic];
+  if (!rail.started) return;
+  rail.started = false;
+  const int error = rail.pair->extended()->wr_complete(rail.pair->extended());
+  for (u32 p = 0; error != 0 && p < peers_.size(); ++p) {  // the queue pair is shared, so is its end
+    if (!peers_[p].paths.empty() && peers_[p].paths[0].nic == nic) book_.fail(p, PeerFault::kNetwork, error);
   }
 }
 
 std::size_t EfaLane::poll_completions(std::span<u64> wr_ids) {
-  for (auto& rail : rails_) {
+  for (u32 nic = 0; nic < rails_.size(); ++nic) {
+    // libefa holds the send queue's lock from wr_start to wr_complete, and takes it for every completion it hands out.
+    ring(nic);
     Completion batch[kBatch];
-    const int n = rail->sends.poll(batch);
+    const int n = rails_[nic]->sends.poll(batch);
     for (int i = 0; i < n; ++i) complete(batch[i]);
   }
   flush();  // last pieces and farewells that became possible

@@ -119,6 +119,7 @@ class EfaLane final : public JudgingLane {
   void emit_piece(u32 index, const Route& route, bool last);
   ibv::QpEx* begin(u32 index, Kind kind, const EfaPath& path);
   bool send_control(u32 peer, u32 path, u32 immediate);
+  void ring(u32 nic);
   void report_farewells();
   void look_around(u64 now_ns);
   void probe(u32 peer);

@@ -148,3 +148,20 @@ TEST(transport_efa_lane_arrivals_cannot_overrun_their_queue) {
   CHECK(fake::Fabric::the().num_not_ready() != 0);
   CHECK_EQ(fake::Fabric::the().num_overruns(), 0u);
 }
+
+// libefa holds the send queue's lock from wr_start to wr_complete, and takes it for every completion.
+TEST(transport_efa_lane_polls_no_completions_inside_of_a_session) {
+  const contract::Family f = efa_test::on_fake({});
+  contract::Group g(f, contract::Shape{});
+  const WriteRequest r{1, 7, contract::random_bytes(), g.kBase, 64, 5};
+  u64 wr_id = 0;
+  for (u32 i = 0; i < 3; ++i) {
+    CHECK_EQ(g.lane(0).post(std::span(&r, 1)), 1u);
+    CHECK(contract::poll_until([&] {  // nobody has rung the doorbell
+      Arrival a;
+      g.lane(1).poll_arrivals(std::span(&a, 1));
+      return g.lane(0).poll_completions(std::span(&wr_id, 1)) == 1;
+    }));
+  }
+  CHECK_EQ(fake::Fabric::the().num_deadlocks(), 0u);
+}

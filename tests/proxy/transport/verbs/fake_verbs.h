@@ -51,6 +51,7 @@ struct Cq : ibv::CqEx {
   std::deque<ibv::Wc> entries;
   ibv::Wc current;
   u32 capacity;
+  u32 sessions;  // of posting, begun and not complete, on queue pairs that report here
 };
 struct Srq : ibv::Srq {
   u32 posted, capacity;
@@ -95,6 +96,7 @@ class Fabric {
   u32 num_overruns() const { return overruns_; }
   u32 num_not_ready() const { return not_ready_; }
   u32 num_doorbells() const { return doorbells_; }
+  u32 num_deadlocks() const { return deadlocks_; }  // completions asked for inside of a session of posting: libefa waits
   u32 num_signalled() const { return signalled_; }
   u32 num_inlined() const { return inlined_; }
   u32 num_reads() const { return reads_; }
@@ -131,7 +133,7 @@ class Fabric {
   std::vector<Context*> contexts_;
   std::vector<bool> cut_;
   u32 next_number_ = 100, next_key_ = 1000;
-  u32 overruns_ = 0, not_ready_ = 0, doorbells_ = 0, signalled_ = 0, inlined_ = 0, reads_ = 0;
+  u32 overruns_ = 0, not_ready_ = 0, doorbells_ = 0, signalled_ = 0, inlined_ = 0, reads_ = 0, deadlocks_ = 0;
   u64 last_access_ = 0;
 
  private:

@@ -78,6 +78,7 @@ int next_locked(Cq& cq) {
 }
 int start_poll(ibv::CqEx* cq, ibv::PollCqAttr*) {
   std::lock_guard lock(f().mutex);
+  f().deadlocks_ += static_cast<Cq*>(cq)->sessions != 0;
   f().progress();
   return next_locked(*static_cast<Cq*>(cq));
 }
@@ -100,9 +101,15 @@ void begin_wr(ibv::QpEx* qp, u32 opcode, u32 rkey, u64 remote, u32 imm) {
   wr.dest_qpn = of_ex(qp)->dest_qpn;
   of_ex(qp)->building.push_back(std::move(wr));
 }
+void wr_start(ibv::QpEx* base) {
+  std::lock_guard lock(f().mutex);
+  of_ex(base)->building.clear();
+  ++of(base->base.send_cq)->sessions;
+}
 int wr_complete(ibv::QpEx* base) {
   Qp& qp = *of_ex(base);
   std::lock_guard lock(f().mutex);
+  --of(qp.base.send_cq)->sessions;
   ++f().doorbells_;
   if (qp.base.state < ibv::kQpsRts) return EINVAL;
   if (qp.queue.size() + qp.building.size() > qp.depth) return ENOMEM;
@@ -131,7 +138,7 @@ void install_polling(Cq& made) {
 
 void install_posting(Qp& made) {
   Qp* qp = &made;
-  qp->wr_start = [](ibv::QpEx* q) { of_ex(q)->building.clear(); };
+  qp->wr_start = wr_start;
   qp->wr_complete = wr_complete;
   qp->wr_rdma_write = [](ibv::QpEx* q, u32 rkey, u64 at) { begin_wr(q, ibv::kWrRdmaWrite, rkey, at, 0); };
   qp->wr_rdma_write_imm = [](ibv::QpEx* q, u32 rkey, u64 at, u32 imm) {

@@ -1,0 +1,93 @@
+// The contract of the transports over a provider's own library, and what the box has to say about it.
+#include <cstdio>
+#include <cstdlib>
+
+#include "native/check.h"
+#include "providers/native/box.h"
+#include "providers/native/findings.h"
+#include "proxy/transport/contract.h"
+#include "proxy/transport/verbs/family.h"
+#include "transport/efa/transport.h"
+
+using namespace uccl;
+using contract::Shape;
+
+namespace {
+
+const std::string& provider() {
+  static const std::string name = std::getenv("UCCL_EP_TEST_PROVIDER");
+  return name;
+}
+
+void begin() {
+  static const bool begun = (box::begin(provider(), 2), true);
+  (void)begun;
+}
+
+contract::Family family() {
+  begin();
+  if (provider() == "efa") {
+    return {"efa",
+            [](TransportSettings s) -> std::unique_ptr<Transport> {
+              verbs_test::add_sources(s);
+              s.fabric.nics = {{"rdmap0s" + std::to_string(s.rank % 2), 1, -1}};
+              return std::make_unique<EfaTransport>(s);
+            },
+            true};
+  }
+  return verbs_test::on_device("", [](TransportSettings& s) {
+    s.fabric.nics[0].device = provider() + "_" + std::to_string(s.rank % 2);
+  });
+}
+
+// What our transport says of a library that it cannot use: the tests then have nothing to run over. The runner reads it.
+const std::string& refusal() {
+  static const std::string text = [] {
+    const auto segment = Segment::create("refusal", 1 << 20);
+    try {
+      family().make(contract::settings_for(Shape{}, 0, *segment));
+    } catch (const std::runtime_error& e) {
+      if (std::string(e.what()).find("rdma-core") == std::string::npos) throw;
+      std::printf("refused: %s\n", e.what());
+      return std::string(e.what());
+    }
+    return std::string();
+  }();
+  return text;
+}
+
+void none_found() {
+  std::string all;
+  for (const std::string& f : box::take_findings()) all += f + "\n";
+  CHECK_EQ(all, std::string());
+}
+
+}  // namespace
+
+#define OVER_PROVIDER(name, call)        \
+  TEST(provider_##name) {                \
+    if (!refusal().empty()) return;      \
+    const contract::Family f = family(); \
+    call;                                \
+    none_found();                        \
+  }
+
+OVER_PROVIDER(random_small_writes_of_two, contract::random_writes(f, Shape{.num_ranks = 2}, 1000, 64, 1))
+OVER_PROVIDER(random_writes_of_three_on_two_lanes,
+              contract::random_writes(f, Shape{.num_ranks = 3, .num_lanes = 2}, 100, 3000, 2))
+OVER_PROVIDER(random_writes_of_five,
+              contract::random_writes(f, Shape{.num_ranks = 5, .max_in_flight = 7}, 40, 9000, 3))
+OVER_PROVIDER(random_large_writes, contract::random_writes(f, Shape{.num_ranks = 2}, 40, 300000, 4))
+OVER_PROVIDER(window_of_one, contract::random_writes(f, Shape{.num_ranks = 2, .max_in_flight = 1}, 100, 100, 5))
+OVER_PROVIDER(zero_bytes, contract::zero_bytes(f))
+OVER_PROVIDER(largest_write, contract::largest_write(f))
+OVER_PROVIDER(full_queue, contract::full_queue(f))
+OVER_PROVIDER(lanes_do_not_mix, contract::lanes_do_not_mix(f))
+OVER_PROVIDER(close_peer, contract::close_peer(f))
+OVER_PROVIDER(peer_destroyed, contract::peer_destroyed(f))
+OVER_PROVIDER(last_words, contract::last_words(f))
+OVER_PROVIDER(out_of_bounds, contract::out_of_bounds(f))
+OVER_PROVIDER(refused_requests, contract::refused_requests(f))
+OVER_PROVIDER(connect_times_out, contract::connect_times_out(f))
+OVER_PROVIDER(connect_twice, contract::connect_twice(f))
+OVER_PROVIDER(stranger_rank, contract::stranger_rank(f))

@@ -1,0 +1,16 @@
+// Registers that are told something by every store, where a later value does not include an earlier one: pages of them
+// cannot be written, a store stops in a signal handler, which reads the instruction, keeps the value and goes on behind it.
+#pragma once
+#include <cstddef>
+
+#include "providers/native/device.h"
+
+namespace box {
+
+// A mapping of such a page; `forget` when it is unmapped.
+void watch(void* at, std::size_t bytes, Device& device);
+void forget(void* at);
+// Hands stores since the last call to their devices, in order. With the mutex held.
+bool hand_out_stores();
+
+}  // namespace box
