@@ -41,7 +41,8 @@ def address_space() -> int | None:
 def make_room(wanted: int) -> None:
     """Raises this process's soft limit of open files, where fewer than `wanted` are left, as far as the hard one goes.
 
-    The usual soft limit is 1,024, and each Buffer takes some thirty descriptors: a model with one a layer meets it.
+    The usual soft limit is 1,024, and a Buffer takes a dozen descriptors and some for each remote rank: a model with
+    one a layer meets it.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     try:
