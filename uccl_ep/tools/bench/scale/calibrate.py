@@ -11,7 +11,7 @@ from uccl_ep.tools.bench.scale.jobs import plans_of, published_us
 from uccl_ep.tools.bench.scale.network import Conditions
 from uccl_ep.tools.bench.scale.phase import simulate
 from uccl_ep.tools.bench.scale.platforms import Platform
-from uccl_ep.tools.bench.scale.published import ROWS, TABLE, Row, is_fitted
+from uccl_ep.tools.bench.scale.published import HARNESS, ROWS, TABLE, Row, is_fitted
 
 TARGET = 0.2
 """Largest error that is asked for, of every row."""
@@ -20,7 +20,8 @@ TARGET = 0.2
 def simulated_us(row: Row, platform: Platform, seed: int = 0) -> float:
     """What the simulation says for the job of a row: the slowest rank's microseconds."""
     healthy = Conditions.healthy(platform, row.ranks)
-    return sum(simulate(plan, platform, healthy, seed).slowest_us for plan in plans_of(row, platform))
+    host_us = platform.host_us if row.mode == "throughput" else 0.0
+    return host_us + sum(simulate(plan, platform, healthy, seed).slowest_us for plan in plans_of(row, platform))
 
 
 def rows_of(platforms: Iterable[str], modes: Sequence[str] = MODES) -> list[Row]:
@@ -76,7 +77,9 @@ def summary(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     kinds = (
         ("table, fitted (up to two nodes)", [r for r in rows if r["of"] == TABLE and r["fitted"]]),
         ("table, predicted (three nodes and more)", [r for r in rows if r["of"] == TABLE and not r["fitted"]]),
-        ("other sources, predicted", [r for r in rows if r["of"] != TABLE]),
+        ("AWS's harness, fitted (two nodes)", [r for r in rows if r["of"] == HARNESS and r["fitted"]]),
+        ("AWS's harness, predicted (four nodes)", [r for r in rows if r["of"] == HARNESS and not r["fitted"]]),
+        ("other sources, predicted", [r for r in rows if r["of"] not in (TABLE, HARNESS)]),
     )
     return [
         {

@@ -16,8 +16,8 @@ def scale(
     platform: Annotated[
         list[str] | None,
         typer.Option(
-            help="p5en, p6-b200, mi300x-cx7, mi300x-thor2, mi355x-pollara or gh200-cxi; may be repeated. Default: p5en "
-            "and mi300x-cx7.",
+            help="p5en, p6-b200, p6-b200-aws, mi300x-cx7, mi300x-thor2, mi355x-pollara or gh200-cxi; may be repeated. "
+            "Default: p5en and mi300x-cx7.",
             rich_help_panel=_SIMULATED,
         ),
     ] = None,
@@ -63,7 +63,8 @@ def scale(
     Nothing here is measured on such hardware. Writes and bytes are counted exactly; proxies, NICs, the network and the
     links of a node are queues in virtual time, with a few constants of each testbed fitted on published rows of one and
     two nodes. The first table has the error of every published row; rows of three nodes and more are predictions. Then
-    rounds of both sides, and what incast, a slow rail and a slow rank cost, and whom.
+    AWS's comparison of three libraries with ours beside them, rounds of both sides, and what incast, a slow rail and a
+    slow rank cost, and whom.
 
     Examples:
 

@@ -20,6 +20,7 @@ _CALL = ("gpu.start_us", "nic.message_us")
 CONSTANTS: dict[str, tuple[str, ...]] = {
     "p5en": (*_GPU, *_CALL, "nic.stream_gb_per_s"),
     "p6-b200": (*_GPU, "gpu.start_us"),
+    "p6-b200-aws": ("host_us",),
     "mi300x-cx7": (*_GPU, *_CALL),
     "mi300x-thor2": ("nic.gb_per_s", "nic.stream_gb_per_s"),
     "mi355x-pollara": _GPU,
@@ -31,14 +32,16 @@ _FIRST_STEP, _LAST_STEP, _GAIN = 0.2, 0.01, 1e-6
 
 
 def constant(platform: Platform, name: str) -> float:
-    """The value of "gpu.x" or "nic.x"."""
-    part, _, key = name.partition(".")
-    return float(getattr(getattr(platform, part), key))
+    """The value of "gpu.x", "nic.x" or "x"."""
+    part, _, key = name.rpartition(".")
+    return float(getattr(getattr(platform, part) if part else platform, key))
 
 
 def with_constant(platform: Platform, name: str, value: float) -> Platform:
-    """The platform with another value of "gpu.x" or "nic.x"."""
-    part, _, key = name.partition(".")
+    """The platform with another value of "gpu.x", "nic.x" or "x"."""
+    part, _, key = name.rpartition(".")
+    if not part:
+        return replace(platform, **{key: value})
     changed = replace(getattr(platform, part), **{key: value})
     return replace(platform, gpu=changed) if part == "gpu" else replace(platform, nic=changed)
 

@@ -71,6 +71,13 @@ def demand_of(mode: str, ranks: int, per_node: int) -> Demand:
     return Demand(routing, Cluster.even(ranks, per_node), experts)
 
 
+def plan_of_job(side: str, mode: str, ranks: int, platform: Platform, phase: str, row_format: str) -> Plan:
+    """The plan of a side ("upstream", "ours", "ours, by node") for the job behind a published figure."""
+    make = low_latency if mode == "low-latency" else throughput
+    demand = demand_of(mode, ranks, platform.ranks_per_node)
+    return make(side, phase, demand, Shape(_HIDDEN, _TOPK, row_format), platform.efa)
+
+
 @lru_cache(maxsize=256)
 def _plan(mode: str, ranks: int, per_node: int, phase: str, row_format: str, batched: bool, efa: bool) -> Plan:
     make = low_latency if mode == "low-latency" else throughput

@@ -29,6 +29,14 @@ def show_scale(result: dict[str, Any], console: Console) -> None:
     for name, constants in result["constants"].items():
         values = ", ".join(f"{key} {value:.4g}" for key, value in constants.items())
         console.print(f"fitted constants of {name}: {values}", style="dim", highlight=False)
+    console.print(harness_table(result["harness"]))
+    _note(
+        console,
+        "Microseconds of a whole round of the slowest rank. V1, V2, UCCL: published; beside them UCCL's traffic as "
+        "simulated. ours: with every constant of UCCL's; mended: kernels pass rows on as fast as within a node, and a "
+        "host part as DeepEP V1's; by node: that with sums in the node. Last: mended, the best form, over the best "
+        "published.",
+    )
     for name in result["options"]["platforms"]:
         console.print(_ratio_table(name, [r for r in result["ratios"] if r["platform"] == name]))
     _note(
@@ -71,6 +79,25 @@ def calibration_tables(rows: list[dict[str, Any]]) -> list[Table]:
             style=None if row["within"] else "red",
         )
     return list(tables.values())
+
+
+def harness_table(rows: list[dict[str, Any]]) -> Table:
+    """Three libraries as AWS published them, ours simulated."""
+    heads = ("mode", "EP", "rows", "V1", "V2", "UCCL", "simulated", "ours", "mended", "by node", "")
+    table = _table("simulated: ours beside what AWS published of p6-b200", *heads)
+    for row in rows:
+        table.add_row(
+            row["job"],
+            str(row["ranks"]),
+            row["format"],
+            *(f"{us:,.0f}" for us in row["published"].values()),
+            f"{row['upstream_us']:,.0f} {row['error']:+.0%}",
+            f"{row['ours_us']:,.0f}",
+            f"{row['mended_us']:,.0f}",
+            f"{row['node_us']:,.0f}" if "node_us" in row else "",
+            f"{row['ratio']:.2f}",
+        )
+    return table
 
 
 def _ratio_table(name: str, rows: list[dict[str, Any]]) -> Table:

@@ -16,6 +16,7 @@ from uccl_ep.sizes import round_up
 from uccl_ep.tools.bench.model.compare import MODES
 from uccl_ep.tools.bench.scale.calibrate import calibrate, rows_of, summary
 from uccl_ep.tools.bench.scale.fit import CONSTANTS, constant, fit
+from uccl_ep.tools.bench.scale.harness import compare
 from uccl_ep.tools.bench.scale.network import Conditions
 from uccl_ep.tools.bench.scale.phase import Outcome, simulate
 from uccl_ep.tools.bench.scale.plans import PHASES, Plan, Shape, low_latency, throughput
@@ -91,14 +92,14 @@ class ScaleOptions:
         """Pieces of work that `scale` announces, but for a fit's."""
         sides = sum(len(SIDES[mode]) for mode in self.modes)
         kinds = sum(1 + len(DISTURBANCES) * (count in self.disturbed) for count in self.counts)
-        return len(rows_of(self.platforms, self.modes)) + kinds * sides * len(PHASES) * len(self.platforms)
+        return 1 + len(rows_of(self.platforms, self.modes)) + kinds * sides * len(PHASES) * len(self.platforms)
 
 
 def scale(options: ScaleOptions, advance: Callable[[], None] = lambda: None) -> dict[str, Any]:
     """Calibrates, then runs both sides.
 
     Returns:
-        {"benchmark", "simulated": True, "options", "constants", "calibration", "summary", "rows", "ratios",
+        {"benchmark", "simulated": True, "options", "constants", "calibration", "summary", "harness", "rows", "ratios",
         "disturbances"}. `advance` is called after each piece of work.
 
     Raises:
@@ -109,6 +110,8 @@ def scale(options: ScaleOptions, advance: Callable[[], None] = lambda: None) -> 
     if options.refit:
         platforms = [fit(one) for one in platforms]
     calibration = calibrate(platforms, options.modes, options.seed, advance)
+    compared = compare(options.seed)
+    advance()
     rows = [row for count in options.counts for row in _of_count(options, platforms, count, advance)]
     return {
         "benchmark": "scale",
@@ -117,6 +120,7 @@ def scale(options: ScaleOptions, advance: Callable[[], None] = lambda: None) -> 
         "constants": {p.name: {name: constant(p, name) for name in CONSTANTS[p.name]} for p in platforms},
         "calibration": calibration,
         "summary": summary(calibration),
+        "harness": compared,
         "rows": rows,
         "ratios": ratios(rows),
         "disturbances": disturbances(rows),

@@ -36,6 +36,11 @@ def sample() -> dict[str, Any]:
     return {
         "options": {"platforms": ["p5en"]}, "constants": {"p5en": {"gpu.start_us": 2.6}},
         "calibration": [row, outside], "ratios": [ratio, plain], "disturbances": [disturbed],
+        "harness": [
+            {"job": "decode", "ranks": 32, "format": "fp8", "upstream_us": 795.0, "error": 0.02, "ours_us": 573.0,
+             "published": {"DeepEP V1": 1557, "DeepEP V2": 836, "UCCL": 776}, "mended_us": 560.0, "node_us": 447.0,
+             "best": "UCCL", "ratio": 0.58},
+        ],
         "summary": [{"rows": "table, fitted", "count": 1, "within": 1, "median_error": 0.05}],
     }  # fmt: skip
 
@@ -49,9 +54,9 @@ def printed(result: dict[str, Any]) -> str:
 def test_report_shows_everything() -> None:
     text = printed(sample())
     for words in ("+5.0%", "fitted", "OUTSIDE", "1 of 1 within 20%", "250 (0.50)", "slow rail", "+290",
-                  "gpu.start_us 2.6", "batched"):  # fmt: skip
+                  "gpu.start_us 2.6", "batched", "1,557", "795 +2%", "0.58"):  # fmt: skip
         assert words in text, (words, text)
-    assert text.count("simulated: ") == 3 and " ".join(text.split()).count(NOTE) == 2
+    assert text.count("simulated: ") == 4 and " ".join(text.split()).count(NOTE) == 2
     assert "\u2026" not in text  # nothing is cut off on 80 columns
 
 
