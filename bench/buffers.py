@@ -35,7 +35,9 @@ def threads() -> Counter[str]:
     return Counter(names)
 
 
-def one_rank(rank: int, ranks: int, per_node: int, transport: str, wanted: tuple[int, ...], store: str, pipe: Any) -> None:
+def one_rank(
+    rank: int, ranks: int, per_node: int, transport: str, wanted: tuple[int, ...], store: str, pipe: Any
+) -> None:
     """Makes Buffers; sends (Buffers so far, descriptors, threads, seconds) beyond what was there before."""
     os.environ.update(UCCL_EP_RANKS_PER_NODE=str(per_node), UCCL_EP_TRANSPORT=transport)
     import torch
@@ -108,7 +110,8 @@ def show_growth(per_node: int, transport: str, console: Console) -> None:
         table.add_column(name, justify="right")
     for n in sizes:
         _, files, by_name, seconds = found[n]
-        table.add_row(str(n), str(files), str(law(n)) if n > per_node else "", str(sum(by_name.values())), f"{seconds:.2f}")
+        by_law = str(law(n)) if n > per_node else ""
+        table.add_row(str(n), str(files), by_law, str(sum(by_name.values())), f"{seconds:.2f}")
     for n in (64, 256, LARGEST):
         table.add_row(str(n), "", str(law(n)), "", "")
     console.print(table)

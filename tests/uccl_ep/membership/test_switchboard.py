@@ -1,4 +1,4 @@
-"""The thread that messengers share: turns when asked for, alone in their faults, and no longer than the last of them."""
+"""The thread that messengers share: turns when asked for, each alone in its faults, and an end after the last."""
 
 from __future__ import annotations
 
