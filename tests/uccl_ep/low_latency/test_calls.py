@@ -57,6 +57,7 @@ def test_low_latency_api_refusals_name_argument_value_and_allowed(variables: Any
             odd = torch.zeros(t, 200, dtype=torch.bfloat16)
             both = {"async_finish": True, "return_recv_hook": True}
             clone = (handle[0].clone(), *handle[1:])
+            shared = torch.zeros(t * 128)  # of t x 256 sums
             table: list[tuple[Callable[[], object], list[object]]] = [
                 (send(x=x.float()), ["x=", "torch.float32", "torch.bfloat16"]),
                 (send(x=x.T), ["x=", "contiguous 2-D"]),
@@ -81,6 +82,8 @@ def test_low_latency_api_refusals_name_argument_value_and_allowed(variables: Any
                 (give_back(topk_idx=ids.repeat(20, 1), topk_weights=weights.repeat(20, 1)), ["up to 16 rows"]),
                 (give_back(out=torch.zeros(t, 128).bfloat16()), ["out=", f"shape ({t}, 128)", f"shape ({t}, 256)"]),
                 (give_back(out=torch.zeros(t, 256)), ["out=", "float32"]),
+                (give_back(out=shared.view(torch.bfloat16).view(t, 256), topk_weights=shared[: t * 2].view(t, 2)),
+                 ["out=a tensor that overlaps topk_weights", "memory of its own"]),
                 (give_back(combine_wait_recv_cost_stats=torch.zeros(2)), ["combine_wait_recv", "torch.int64"]),
                 (give_back(zero_copy=True, use_logfmt=True), ["zero_copy=True", "False with use_logfmt=True"]),
                 (give_back(use_logfmt=True), ["use_logfmt=True", "False with hidden=256, which is no multiple of 512"]),
