@@ -375,6 +375,8 @@ class Buffer(BranchCalls, NoCopies):
         previous_event: Event | None = None,
         async_finish: bool = False,
         allocate_on_comm_stream: bool = False,
+        *,
+        out: Tensor | None = None,
     ) -> tuple[Tensor, Tensor | None, Event]:
         """Adds up, for each token, the rows that its ranks hold. Weights must have been applied to x already.
 
@@ -382,6 +384,7 @@ class Buffer(BranchCalls, NoCopies):
             x: bf16 [n, H], rows as received. handle: of the dispatch; its channel count is used.
             topk_weights: float32 [n, K] or None; summed the same way.
             bias: bf16 [T, H], a pair of such, or None; added first.
+            out: contiguous bf16 [T, H] to write into, apart from what is read; None makes one. Not in DeepEP.
 
         Returns:
             (combined_x bf16 [T, H], combined_topk_weights float32 [T, K] or None, event). fp32 sum over ascending
@@ -392,7 +395,7 @@ class Buffer(BranchCalls, NoCopies):
             InvalidArgument: before anything is sent.
         """
         return self._living.throughput.combine(
-            x, handle, topk_weights, bias, previous_event, async_finish, allocate_on_comm_stream
+            x, handle, topk_weights, bias, out, previous_event, async_finish, allocate_on_comm_stream
         )
 
     internode_dispatch, internode_combine = dispatch, combine  # which handle any number of nodes

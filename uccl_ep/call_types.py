@@ -80,6 +80,7 @@ class CombineCall(Protocol):
         self, x: Tensor, handle: tuple[Tensor, ...], topk_weights: Tensor | None = None,
         bias: Tensor | tuple[Tensor | None, Tensor | None] | None = None, config: Config | None = None,
         previous_event: Event | None = None, async_finish: bool = False, allocate_on_comm_stream: bool = False,
+        *, out: Tensor | None = None,
     ) -> tuple[Tensor, Tensor | None, Event]: ...  # fmt: skip
 
 

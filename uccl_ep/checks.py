@@ -72,6 +72,43 @@ def _refuse_matrix(name: str, value: Any, dtypes: tuple[torch.dtype, ...]) -> No
     refuse(name, value, f"a contiguous 2-D tensor of {one_of(str(d) for d in dtypes)}")
 
 
+def check_out(name: str, value: Any, shape: tuple[int, int], dtype: torch.dtype, **read: Tensor | None) -> Tensor:
+    """A contiguous 2-D tensor of the caller's that a call may write to: on a 16-byte border, and apart from `read`.
+
+    Args:
+        read: what the call reads meanwhile, by the names of its arguments.
+
+    Raises:
+        InvalidArgument: it is not.
+    """
+    checked = check_matrix(name, value, (dtype,))
+    if tuple(checked.shape) != shape:
+        refuse(name, checked, f"of shape {shape}")
+    if checked.data_ptr() % 16:
+        refuse(name, Described(f"a tensor at {checked.data_ptr():#x}"), "on a 16-byte border")
+    refuse_overlap(name, checked, **read)
+    return checked
+
+
+def refuse_overlap(name: str, value: Tensor, **others: Tensor | None) -> None:
+    """Nothing of `value` lies within another tensor's first to last byte.
+
+    Raises:
+        InvalidArgument: it does; says with which.
+    """
+    begin, end = _extent(value)
+    for other, tensor in others.items():
+        if isinstance(tensor, Tensor) and begin < (span := _extent(tensor))[1] and span[0] < end:
+            refuse(
+                name, Described(f"a tensor that overlaps {other}"), "memory of its own, which the call does not read"
+            )
+
+
+def _extent(t: Tensor) -> tuple[int, int]:
+    last = -1 if t.numel() == 0 else sum((n - 1) * s for n, s in zip(t.shape, t.stride(), strict=True))
+    return t.data_ptr(), t.data_ptr() + (last + 1) * t.element_size()
+
+
 def aligned(value: Tensor) -> Tensor:
     """`value`, or a copy of it where its first byte is not on a 16-byte border (a view into the middle of a row)."""
     return value if value.data_ptr() % 16 == 0 else value.clone()

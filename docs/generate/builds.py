@@ -63,6 +63,19 @@ def refused_table() -> str:
     return table(["names", "why", "in"], rows)
 
 
+def moved_table() -> str:
+    """A row for each call whose arguments stand elsewhere in some build, from which argument on."""
+    rows: dict[tuple[str, str], list[str]] = defaultdict(list)
+    for name, of in answers().items():
+        for build, found in of.items():
+            if found.by_name_from:
+                rows[name, found.by_name_from].append(build)
+    return table(
+        ["call", "by name from", "in"],
+        [[f"`{name}`", f"`{argument}`", ", ".join(of)] for (name, argument), of in sorted(rows.items())],
+    )
+
+
 def _group(name: str) -> str:
     """A method's class, a module for what it holds, `deep_ep` for what stands at the top."""
     parts = name.split(".")

@@ -12,7 +12,7 @@ from pathlib import Path
 from bench.device import estimates
 from docs.generate import journey
 from docs.generate.benchmarks import benchmark_tables, pictures
-from docs.generate.builds import builds_table, refused_table
+from docs.generate.builds import builds_table, moved_table, refused_table
 from docs.generate.commands import commands_page
 from docs.generate.imported import ROOT, imported_pages, table_of
 from docs.generate.markdown import blocks
@@ -45,6 +45,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "builds": builds_table,
     "refused-names": refused_table,
     "site_settings": site_settings_table,
+    "moved-arguments": moved_table,
     "refusals": refusal_table,
     "network-words": network_table,
     "benchmarks": benchmark_tables,

@@ -51,6 +51,9 @@ ELSEWHERE = {
 NOT_TAKEN = {"buffer_rocm.Buffer": ("convert_stand_alone", "chooses among that branch's own kernels")}
 """Name -> an argument that is refused as unknown, and what it is for there."""
 
+RENAMED = {"group": "group_or_buffer"}
+"""Argument -> the name that stands in its place here, and takes the same."""
+
 NOT_PASSED = {
     "EPHandle": "dispatch makes it, nobody else",
     "BufferBase": "it is the base of buffers, and not made by itself",
@@ -63,6 +66,7 @@ class Answer(NamedTuple):
 
     kind: str  # "present", "refused" or "absent"
     words: str = ""  # why, or which arguments are not taken
+    by_name_from: str = ""  # from this argument on, arguments stand elsewhere here: they must be passed by name
 
 
 def write(read: dict[str, tuple[str, dict[str, str]]]) -> None:
@@ -107,7 +111,7 @@ def answer(package: str, name: str, signature: str) -> Answer:
         if isinstance(why, str):
             return Answer("refused", why)
     lacking = not_taken(value, signature) if parts[-1] not in NOT_PASSED else []
-    return Answer("present", ", ".join(lacking))
+    return Answer("present", ", ".join(lacking), first_moved(value, signature) if parts[-1] not in NOT_PASSED else "")
 
 
 def not_taken(value: Any, signature: str) -> list[str]:
@@ -118,6 +122,19 @@ def not_taken(value: Any, signature: str) -> list[str]:
     if any(p.kind is inspect.Parameter.VAR_KEYWORD for p in own.values()):
         return []
     return [name for name in argument_names(signature) if name not in own and name != "kwargs"]
+
+
+def first_moved(value: Any, signature: str) -> str:
+    """The first argument of a recorded signature that has another place among those of `value`; "" where none has."""
+    if not signature.startswith("(") or not callable(value):
+        return ""
+    kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    own = [p.name for p in inspect.signature(value).parameters.values() if p.kind in kinds and p.name != "self"]
+    for place, name in enumerate(argument_names(re.split(r"(?:, |\()\*", signature)[0] + ")")):
+        known = (RENAMED.get(name, name), name)
+        if place >= len(own) or own[place] not in known:
+            return name
+    return ""
 
 
 def argument_names(signature: str) -> list[str]:

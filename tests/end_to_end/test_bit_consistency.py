@@ -104,7 +104,7 @@ def sums_in_batches(ranks_per_node: int, way: str) -> list[list[tuple[Tensor, ..
     made, sums = WAYS[way]
 
     def one_rank(group: Any) -> list[tuple[Tensor, ...]]:
-        rank, results = group.rank(), []
+        rank, results = group.rank(), list[tuple[Tensor, ...]]()
         with made(group) as buffer:
             for seed in range(SEEDS):
                 case = random_case(seed, SHAPE, TRAFFIC[seed % len(TRAFFIC)])

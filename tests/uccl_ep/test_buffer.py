@@ -38,7 +38,7 @@ CONTRACT: dict[str, tuple[dict[str, Any], set[str]]] = {
         set(),
     ),
     "combine": (
-        {"x": REQUIRED, "handle": REQUIRED, "topk_weights": None, "bias": None, "config": None, **STREAMS}, set(),
+        {"x": REQUIRED, "handle": REQUIRED, "topk_weights": None, "bias": None, "config": None, **STREAMS}, {"out"},
     ),
     "low_latency_dispatch": (
         {

@@ -137,6 +137,24 @@ def test_checks_flag_refuses_what_is_neither(value: Any) -> None:
     assert_refused(lambda: checks.check_bool("use_x", value), ["use_x=", "True or False"])
 
 
+def test_checks_outputs_are_apart_from_what_is_read() -> None:
+    memory = torch.zeros(8, 16, dtype=torch.bfloat16)
+    out, rest = memory[2:4], memory[4:]
+    assert checks.check_out("out", out, (2, 16), torch.bfloat16, x=rest, y=memory[:2], none=None, text="no") is out
+    checks.refuse_overlap("out", out, x=memory[:0], y=memory[3:3])  # nothing is in them
+    checks.refuse_overlap("out", memory[:0], x=memory)
+    every_other = memory.view(4, 32)[:, 16:]  # its last byte is memory's last, its first that of row 1
+    for name, read in (("x", memory), ("x", memory[3:]), ("x", memory[:3]), ("x", every_other), ("x[1]", out)):
+        words = ["out=a tensor that overlaps " + name, "memory of its own, which the call does not read"]
+        assert_refused(lambda n=name, r=read: checks.check_out("out", out, (2, 16), torch.bfloat16, **{n: r}), words)
+    for bad, words in (
+        (out.float(), ["out=", "torch.bfloat16"]),
+        (out[:1], ["out=", "of shape (2, 16)"]),
+        (memory.view(-1)[1:33].view(2, 16), ["out=", "on a 16-byte border"]),
+    ):
+        assert_refused(lambda b=bad: checks.check_out("out", b, (2, 16), torch.bfloat16), words)
+
+
 def test_checks_flag_takes_booleans_and_numbers() -> None:
     assert [checks.check_bool("use_x", value) for value in (True, False, 1, 0)] == [True, False, True, False]
 

@@ -15,6 +15,7 @@ from uccl_ep.elastic import sizes
 from uccl_ep.elastic.combine import ElasticCombine
 from uccl_ep.elastic.dispatch import Call, ElasticDispatch, Results
 from uccl_ep.elastic.handle import EPHandle
+from uccl_ep.elastic.into import IntoCalls
 from uccl_ep.errors import InvalidArgument, refuse
 from uccl_ep.events import EventOverlap
 from uccl_ep.group.group import as_group
@@ -35,7 +36,7 @@ class _ElasticRows(Buffer):
         super().__init__(group, num_bytes, explicitly_destroy=True, device=device)
 
 
-class ElasticBuffer(NoCopies):
+class ElasticBuffer(IntoCalls, NoCopies):
     """Memory, proxy and kernels of one rank for V2's dispatch and combine. Making one is collective.
 
     Shapes use T = this rank's tokens, K = top-k, N = ranks, E = experts, L = E / N local experts, H = hidden channels,
@@ -237,6 +238,8 @@ class ElasticBuffer(NoCopies):
         previous_event_before_epilogue: EventHandle | None = None,
         async_with_compute_stream: bool = False,
         allocate_on_comm_stream: bool = False,
+        *,
+        out: Tensor | None = None,
     ) -> tuple[Tensor, Tensor | None, Event]:
         """Adds up, for each token, the rows that its experts gave. Weights must have been applied to x already.
 
@@ -246,6 +249,7 @@ class ElasticBuffer(NoCopies):
             topk_weights: f32 [n, K], or [rows] when expanded (only with allow_multiple_reduction), or None.
             bias: bf16 [T, H], a pair of such, or None; added first.
             previous_event, allocate_on_comm_stream, async_with_compute_stream: as in dispatch.
+            out: contiguous bf16 [T, H] to write into, apart from what is read; None makes one. Not in DeepEP.
 
         Returns:
             (combined_x bf16 [T, H], combined_topk_weights f32 [T, K] or None, event). With allow_multiple_reduction:
@@ -261,7 +265,7 @@ class ElasticBuffer(NoCopies):
         before = {"previous_event": previous_event, "previous_event_before_epilogue": previous_event_before_epilogue}
         results = self._combine.combine(
             x, handle, topk_weights, bias, (num_sms, num_qps), before, allocate_on_comm_stream,
-            self.allow_multiple_reduction,
+            self.allow_multiple_reduction, out,
         )  # fmt: skip
         return *results, EventOverlap(EventHandle()) if async_with_compute_stream else EventOverlap()
 

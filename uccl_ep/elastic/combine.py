@@ -34,6 +34,7 @@ class ElasticCombine:
         before: Mapping[str, EventHandle | None],
         allocate_on_comm_stream: bool,
         many_sums: bool,
+        out: Tensor | None = None,
     ) -> tuple[Tensor, Tensor | None]:
         """Adds up.
 
@@ -42,6 +43,9 @@ class ElasticCombine:
             many_sums: the buffer's allow_multiple_reduction.
         """
         x, weights = self._checked(x, handle, topk_weights, unused, many_sums)
+        if out is not None:
+            read = {"x": x, "topk_weights": weights, **dict(zip(("bias", "bias[1]"), unpack_bias(bias), strict=True))}
+            checks.check_out("out", out, (handle.topk_idx.shape[0], x.shape[1]), torch.bfloat16, **read)
         if before["previous_event"] is not None and not allocate_on_comm_stream:
             refuse("previous_event", before["previous_event"], "None without allocate_on_comm_stream=True")
         for event in [checks.event(name, value) for name, value in before.items()]:
@@ -52,9 +56,10 @@ class ElasticCombine:
             weights = expand.gather_weights(weights, rows) if handle.do_expand else torch.where(idx >= 0, weights, 0.0)
         if many_sums:
             reduced = expand.reduce_rows(x, handle.expanded_rows) if handle.do_expand else x
-            combined, combined_weights, _ = self._buffer.combine(reduced, handle.routing, weights, bias)
+            combined, combined_weights, _ = self._buffer.combine(reduced, handle.routing, weights, bias, out=out)
         else:
             combined, combined_weights = self._combine_once(x, handle, weights, bias)
+            combined = combined if out is None else out.copy_(combined)
         if combined_weights is not None:
             combined_weights = torch.where(handle.topk_idx >= 0, combined_weights, 0.0)
         return combined, combined_weights

@@ -25,6 +25,54 @@ Results = tuple[Any, Tensor | None, Tensor | None, EPHandle]
 """recv_x, recv_topk_idx, recv_topk_weights, handle."""
 
 
+class Into(NamedTuple):
+    """Where the caller wants an expanded dispatch's rows: recv_x_out [C, H], recv_sf_out, recv_topk_weights_out."""
+
+    x: Tensor
+    scales: Tensor | None
+    weights: Tensor | None
+
+    def check(self, data: Tensor, scales: Tensor | None, weights: Tensor | None) -> None:
+        """That it is what such rows need, and apart from what is sent.
+
+        Raises:
+            InvalidArgument: it is not.
+        """
+        read = {"x": data, "x[1]": scales, "topk_weights": weights}
+        num_rows = self.x.shape[0] if isinstance(self.x, Tensor) and self.x.dim() == 2 else 0
+        checks.check_out("recv_x_out", self.x, (num_rows, data.shape[1]), data.dtype, **read)
+        for name, given, out in (
+            ("recv_sf_out", scales, self.scales),
+            ("recv_topk_weights_out", weights, self.weights),
+        ):
+            if (given is None) != (out is None):
+                what = "the scales of x" if name == "recv_sf_out" else "topk_weights"
+                refuse(name, out, f"{'None without' if given is None else 'given with'} {what}")
+            if out is not None and getattr(out, "device", None) != data.device:
+                refuse(name, out, f"on {data.device}, where x is")
+        if self.x.device != data.device:
+            refuse("recv_x_out", self.x, f"on {data.device}, where x is")
+        if scales is not None and self.scales is not None:
+            shape = num_rows, scales.shape[1]
+            if self.scales.dtype != scales.dtype or tuple(self.scales.shape) != shape or 0 in self.scales.stride():
+                refuse("recv_sf_out", self.scales, f"a {scales.dtype} tensor of shape {shape}, as the scales of x")
+            checks.refuse_overlap("recv_sf_out", self.scales, recv_x_out=self.x, **read)
+        if self.weights is not None:
+            checks.check_vector("recv_topk_weights_out", self.weights, torch.float32, num_rows)
+            checks.refuse_overlap(
+                "recv_topk_weights_out", self.weights, recv_x_out=self.x, recv_sf_out=self.scales, **read
+            )
+
+    @torch.no_grad()
+    def write(self, received: Received, choices: Tensor, topk: int, zero_padding: bool) -> None:
+        """The rows that `choices` [C] name (see expand.choice_of_row), without a copy in between."""
+        for values, out in ((received.data, self.x), (received.scales, self.scales)):
+            if values is not None and out is not None:
+                expand.write_rows(values, choices, topk, zero_padding, out)
+        if self.weights is not None and received.weights is not None:
+            self.weights.copy_(expand.spread_weights(received.weights, choices))
+
+
 class Call(NamedTuple):
     """The arguments of a dispatch that are no tensors to send."""
 
@@ -37,6 +85,7 @@ class Call(NamedTuple):
     expand: bool
     zero_padding: bool
     column_major: bool
+    into: Into | None = None
 
 
 class Options(NamedTuple):
@@ -50,6 +99,7 @@ class Options(NamedTuple):
     expand: bool
     zero_padding: bool
     column_major: bool
+    into: Into | None
 
 
 class Received(NamedTuple):
@@ -135,6 +185,8 @@ class ElasticDispatch:
         data, scales = split(x)
         for name, event in zip(("previous_event", "previous_event_before_epilogue"), call.before, strict=True):
             checks.event(name, event)
+        if call.into is not None:
+            call.into.check(data, scales, topk_weights)
         if handle is None:
             if topk_idx is None:
                 refuse("topk_idx", None, "an int64 tensor [T, K] where no handle is given")
@@ -178,7 +230,7 @@ class ElasticDispatch:
         alignment = checks.check_int("expert_alignment", 1 if alignment is None else alignment, 1, _MAX_ALIGNMENT)
         sms = checks.check_int("num_sms", call.num_sms, 0, 1 << 16) or choose_sms(num_experts, topk)
         cpu_sync = True if call.cpu_sync is None else checks.check_bool("do_cpu_sync", call.cpu_sync)
-        flags = (cpu_sync, call.expand, call.zero_padding, call.column_major)
+        flags = (cpu_sync, call.expand, call.zero_padding, call.column_major, call.into)
         return Options(num_experts, max_tokens, alignment, sms, *flags)
 
     def _cached_options(self, handle: EPHandle, call: Call) -> Options:
@@ -193,7 +245,11 @@ class ElasticDispatch:
             refuse("do_expand", True, "False, as the handle's dispatch had")
         if call.zero_padding and not call.expand:
             refuse("do_zero_padding", True, "False without do_expand=True")
-        return Options(*kept, handle.num_sms, False, call.expand, call.zero_padding, call.column_major)
+        if call.into is not None and call.into.x.shape[0] != handle.num_expanded_tokens:
+            refuse(
+                "recv_x_out", call.into.x, f"of {handle.num_expanded_tokens} rows, as the handle's dispatch returned"
+            )
+        return Options(*kept, handle.num_sms, False, call.expand, call.zero_padding, call.column_major, call.into)
 
     # ---- sending ---------------------------------------------------------------------------------------------------
 
@@ -254,6 +310,15 @@ class ElasticDispatch:
             expanded = sum(counts_list)
         else:
             expanded = expand.worst_rows(num_tokens, idx.shape[1], local, options.alignment)
+        overflow = needed = None
+        if options.into is not None:
+            expanded = options.into.x.shape[0]
+            needed = rows.amax() + 1 if rows.numel() else rows.new_zeros(())
+            overflow = needed > expanded
+            if options.cpu_sync and bool(overflow):
+                hint = "This rank's call has ended all the same: dispatch again, with more rows, on all ranks."
+                refuse("recv_x_out", Described(f"{expanded} rows"), f"of {int(needed)} rows or more here", hint)
+            rows = torch.where(rows < expanded, rows, -1)
         here = torch.arange(num_tokens, dtype=torch.int32, device=idx.device)
         prefix = routing.routing.rank_prefix
         per_rank = prefix if prefix.dim() == 1 else prefix[:, self._rank]
@@ -273,6 +338,8 @@ class ElasticDispatch:
             recv_src_metadata=torch.cat([received.source.unsqueeze(1), here.unsqueeze(1), rows.int()], 1),
             recv_topk_idx=idx,
             routing=routing,
+            overflow=overflow,
+            num_expanded_rows_needed=needed,
         )
 
     def _finish(
@@ -284,6 +351,10 @@ class ElasticDispatch:
         if options.expand:
             choices = expand.choice_of_row(handle.expanded_rows.long(), handle.num_expanded_tokens)
             topk = handle.recv_topk_idx.shape[1]
+            if options.into is not None:
+                options.into.write(received, choices, topk, options.zero_padding)
+                x = options.into.x if options.into.scales is None else (options.into.x, options.into.scales)
+                return x, None, options.into.weights
             data = expand.take_rows(data, choices, topk, options.zero_padding)
             scales = None if scales is None else expand.take_rows(scales, choices, topk, options.zero_padding)
             weights = None if weights is None else expand.spread_weights(weights, choices)

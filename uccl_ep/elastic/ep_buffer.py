@@ -192,6 +192,8 @@ class EPBuffer(BufferBase):
         async_with_compute_stream: bool = False,
         allocate_on_comm_stream: bool = False,
         defer_epilogue: bool = False,
+        *,
+        out: Tensor | None = None,
     ) -> Any:
         """ElasticBuffer.combine; with defer_epilogue only an event, whose wait() returns (combined_x, weights)."""
         if checks.check_bool("defer_epilogue", defer_epilogue) and not async_with_compute_stream:
@@ -206,6 +208,7 @@ class EPBuffer(BufferBase):
             previous_event,
             async_with_compute_stream=async_with_compute_stream,
             allocate_on_comm_stream=allocate_on_comm_stream,
+            out=out,
         )
         if defer_epilogue:
             event.register_hook_after_wait(lambda: (combined, weights))

@@ -76,6 +76,17 @@ def take_rows(values: Tensor, choices: Tensor, topk: int, zero_padding: bool) ->
     return taken.view(values.dtype)
 
 
+def write_rows(values: Tensor, choices: Tensor, topk: int, zero_padding: bool, out: Tensor) -> None:
+    """take_rows into `out` [total, ...], of any strides, which needs no memory of its own where `out` is contiguous."""
+    raw, target = (t.view(torch.uint8) if t.element_size() == 1 else t for t in (values, out))
+    if raw.shape[0] and target.is_contiguous():
+        torch.index_select(raw, 0, choices.clamp(min=0) // topk, out=target)
+    elif raw.shape[0]:
+        target.copy_(raw[choices.clamp(min=0) // topk])
+    if zero_padding:
+        target.masked_fill_((choices < 0).view(-1, *([1] * (raw.dim() - 1))), 0)
+
+
 def spread_weights(weights: Tensor, choices: Tensor) -> Tensor:
     """f32 [total]: the weight of each expanded row of `weights` [n, K]; 0 in padding."""
     flat = weights.flatten()

@@ -29,6 +29,8 @@ class EPHandle:
         num_unaligned_recv_tokens_per_expert: int32 [L].
         recv_src_metadata: int32 [n, K + 2]: source rank * M + token, the row here, then each k's expanded row or -1.
         recv_topk_idx: int64 [n, K], local experts or -1; ours, also in a cached call.
+        overflow, num_expanded_rows_needed: of dispatch_expanded_into: whether rows did not fit recv_x_out and were left
+            out (bool, no dimensions), and how many it needs (int64, likewise), on the device; else None. Ours.
         dst_buffer_slot_idx, token_metadata_at_forward, channel_linked_list, cached_recv_src_metadata_before_sort: of
             upstream's kernels; None here, where rows have no slots of their own.
     """
@@ -48,6 +50,8 @@ class EPHandle:
     recv_src_metadata: Tensor
     recv_topk_idx: Tensor
     routing: Any = field(repr=False)  # the throughput handle that combine and cached dispatches use
+    overflow: Tensor | None = None
+    num_expanded_rows_needed: Tensor | None = None
     dst_buffer_slot_idx: None = None
     token_metadata_at_forward: None = None
     channel_linked_list: None = None

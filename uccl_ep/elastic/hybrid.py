@@ -185,12 +185,13 @@ class HybridEPBuffer(NoCopies):
         pad_multiple: int | None = None,
         fuse_unpermute_combine: bool = False,
         num_dispatched_tokens: int | None = None,
+        out: Tensor | None = None,
     ) -> tuple[Tensor, Tensor | None]:
         """Adds up each token's rows: (bf16 [T, H], probs f32 [T, E] or None).
 
         Args:
             hidden: bf16 [R, H], rows as dispatch_with_permute returned them. probs: f32 [R] or None.
-            handle: of the dispatch. The other arguments have no effect.
+            handle: of the dispatch. out: contiguous bf16 [T, H] to write into. The other arguments have no effect.
 
         Rounding is that of ElasticBuffer.combine with allow_multiple_reduction. A prob is that of the expert's row, 0
         where a token was not routed.
@@ -206,7 +207,9 @@ class HybridEPBuffer(NoCopies):
             weights = expand.gather_weights(flat, handle.rows) if flat is not None else None
         made = handle.dispatched
         reduced = expand.reduce_rows(x, handle.rows)
-        combined, own, _ = self._elastic._buffer.combine(reduced, made.routing, weights)
+        if out is not None:
+            checks.refuse_overlap("out", out, hidden=x)
+        combined, own, _ = self._elastic._buffer.combine(reduced, made.routing, weights, out=out)
         if own is None:
             return combined, None
         return combined, indices_to_map(made.topk_idx, own, combined.shape[0], self.num_experts)[1]

@@ -7,6 +7,7 @@ believed.
 
 from __future__ import annotations
 
+import functools
 import os
 import platform
 import resource
@@ -50,13 +51,18 @@ class SelfDescription:
         return asdict(self)
 
 
+@functools.cache
+def installed_version(distribution: str) -> str:
+    """Of a distribution; "" where it is not installed as one. Reading it takes milliseconds, so once for each."""
+    try:
+        return metadata.version(distribution)
+    except metadata.PackageNotFoundError:
+        return ""
+
+
 def describe_self(settings: Settings) -> SelfDescription:
     """This rank's self_description."""
     soft = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
-    try:
-        torch_version = metadata.version("torch")
-    except metadata.PackageNotFoundError:
-        torch_version = ""
     compared = {name: value for name, value in asdict(settings).items() if name not in _OWN}
     return SelfDescription(
         num_cpus=len(os.sched_getaffinity(0)),
@@ -65,7 +71,7 @@ def describe_self(settings: Settings) -> SelfDescription:
         locked_bytes=UNLIMITED if soft == resource.RLIM_INFINITY else soft,
         kernel=platform.release(),
         python=platform.python_version(),
-        torch=torch_version,
+        torch=installed_version("torch"),
         settings=tuple((PREFIX + name.upper(), str(value)) for name, value in sorted(compared.items())),
     )
 

@@ -252,6 +252,8 @@ class LowLatencyCalls:
             wanted = (ids.shape[0], hidden)
             if tuple(checks.check_matrix("out", out, (torch.bfloat16,)).shape) != wanted:
                 refuse("out", out, f"of shape {wanted}")
+            # What x holds has been sent before the first row is written here.
+            checks.refuse_overlap("out", out, topk_idx=ids, topk_weights=topk_weights)
         if combine_wait_recv_cost_stats is not None:
             waits = checks.check_vector(
                 "combine_wait_recv_cost_stats", combine_wait_recv_cost_stats, torch.int64, self._num_ranks

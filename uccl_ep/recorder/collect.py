@@ -6,11 +6,11 @@ import os
 import platform
 import time
 from dataclasses import asdict
-from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
 from uccl_ep import _native
 from uccl_ep._native import Phase
+from uccl_ep.group.self_description import installed_version
 from uccl_ep.recorder.calls import Call
 from uccl_ep.recorder.record import Record, WorkerEvents
 
@@ -85,9 +85,5 @@ def _plain(value: Any) -> Any:
 
 def _versions() -> dict[str, str]:
     versions = {"python": platform.python_version(), "kernel": platform.release()}
-    for name in ("uccl-ep", "torch"):
-        try:
-            versions[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            versions[name] = "not installed as a package"
-    return versions
+    names = ("uccl-ep", "torch")
+    return versions | {name: installed_version(name) or "not installed as a package" for name in names}

@@ -157,9 +157,10 @@ def _folder() -> Path:
 def prune(folder: Path) -> None:
     """Removes all but the newest journals whose ranks have ended. Other ranks may do so at the same moment."""
     ended: list[tuple[float, int, Path]] = []
+    births: dict[int, float | None] = {}  # of processes, each of which may have a journal for each of its Buffers
     for path in folder.glob(f"*{SUFFIX}"):
         with suppress(OSError):
-            if not _lives(path):
+            if not _lives(path, births):
                 ended.append((path.stat().st_mtime, path.stat().st_size, path))
     total = 0
     for number, (_, size, path) in enumerate(sorted(ended, reverse=True)):
@@ -173,15 +174,29 @@ def _namespace() -> int:
     return os.stat("/proc/self/ns/pid").st_ino
 
 
-def _lives(path: Path) -> bool:
-    """Whether the process that made a journal, which its name begins with, is there, or cannot be seen from here."""
+def _lives(path: Path, births: dict[int, float | None] | None = None) -> bool:
+    """Whether the process that made a journal, which its name begins with, is there, or cannot be seen from here.
+
+    `births`: when each process began, None for one that is not there; filled in as they are looked up.
+    """
     pid, _, namespace = path.name.partition("-")[0].partition(".")
     try:
         if namespace != str(_namespace()):
             return time.time() - path.stat().st_mtime < _UNSEEN_S
-        return bool(psutil.Process(int(pid)).create_time() <= path.stat().st_ctime + 1.0)
-    except (psutil.Error, ValueError, OSError):
+        known = {} if births is None else births
+        if int(pid) not in known:
+            known[int(pid)] = _birth(int(pid))
+        born = known[int(pid)]
+        return born is not None and born <= path.stat().st_ctime + 1.0
+    except (ValueError, OSError):
         return False
+
+
+def _birth(pid: int) -> float | None:
+    try:
+        return float(psutil.Process(pid).create_time())
+    except psutil.Error:
+        return None
 
 
 def journals() -> list[Path]:

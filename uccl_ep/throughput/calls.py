@@ -231,13 +231,14 @@ class ThroughputCalls:
         handle: Any,
         topk_weights: Tensor | None,
         bias: Any,
+        out: Tensor | None,
         previous_event: Event | None,
         async_finish: bool,
         allocate_on_comm_stream: bool,
     ) -> tuple[Tensor, Tensor | None, Event]:
         """Sends the rows of a dispatch back, and adds up those that come."""
         with self._begin(
-            previous_event, async_finish, allocate_on_comm_stream, x=x, topk_weights=topk_weights, bias=bias
+            previous_event, async_finish, allocate_on_comm_stream, x=x, topk_weights=topk_weights, bias=bias, out=out
         ):
             routing = self._throughput.routing_of(handle)
             x = checks.aligned(checks.check_matrix("x", x, (torch.bfloat16,)))
@@ -254,8 +255,11 @@ class ThroughputCalls:
                     continue
                 if tuple(checks.check_matrix("bias", tensor, (torch.bfloat16,)).shape) != (routing.num_tokens, hidden):
                     refuse("bias", tensor, f"of shape {(routing.num_tokens, hidden)}")
+            if out is not None:
+                read = {"x": x, "topk_weights": topk_weights, "bias": first, "bias[1]": second}
+                checks.check_out("out", out, (routing.num_tokens, hidden), torch.bfloat16, **read)
             biases = tuple(None if b is None else checks.aligned(b) for b in (first, second))
-            out, weights, keep = self._throughput.combine(x, topk_weights, (biases[0], biases[1]), routing)
+            out, weights, keep = self._throughput.combine(x, topk_weights, (biases[0], biases[1]), out, routing)
             return out, weights, self._end(async_finish, keep)
 
     # ---- streams ---------------------------------------------------------------------------------------------------

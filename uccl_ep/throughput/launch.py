@@ -324,9 +324,14 @@ class Throughput:
     # ---- combine ---------------------------------------------------------------------------------------------------
 
     def combine(
-        self, x: Tensor, topk_weights: Tensor | None, bias: tuple[Tensor | None, Tensor | None], routing: Routing
+        self,
+        x: Tensor,
+        topk_weights: Tensor | None,
+        bias: tuple[Tensor | None, Tensor | None],
+        out: Tensor | None,
+        routing: Routing,
     ) -> tuple[Tensor, Tensor | None, tuple[Any, ...]]:
-        """Queues the kernel; returns (combined_x, combined weights or None, tensors to keep alive)."""
+        """Queues the kernel; returns (combined_x, which is `out` if given, its weights or None, what to keep alive)."""
         device, topology = self._device, self._session.topology
         if topology.num_cells - 1 > _native.MAX_PARTIALS and not 0 < routing.topk <= _native.MAX_PARTIALS:
             raise NotSupported(
@@ -342,7 +347,7 @@ class Throughput:
         if geometry.num_slots == 0:
             self._fit(shape.bytes(), 2)
             raise InvalidArgument("handle: these rows need fewer channels than the handle's; raise num_nvl_bytes")
-        out = device.empty(routing.num_tokens, hidden, dtype=torch.bfloat16)
+        out = device.empty(routing.num_tokens, hidden, dtype=torch.bfloat16) if out is None else out
         out_weights = None
         if topk_weights is not None:
             out_weights = device.empty(routing.num_tokens, shape.topk, dtype=torch.float32)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from docs.generate.builds import answers, builds_table, refused_table
+from docs.generate.builds import answers, builds_table, moved_table, refused_table
 from tests.builds.record import BUILDS
 from uccl_ep.drop_in import is_installed
 
@@ -18,6 +18,8 @@ def test_docs_builds_tables_hold_every_build_and_every_refusal() -> None:
     reasons = {found.words for of in answers().values() for found in of.values() if found.kind == "refused"}
     assert len(refused.splitlines()) == 2 + len(reasons) and all(" ".join(why.split()) in refused for why in reasons)
     assert "| `bench_kineto` |" in refused
+    moved = moved_table()
+    assert "| `Buffer.low_latency_dispatch` | `x_global_scale` | sgl-deep-ep |" in moved and "use_tma" in moved
 
 
 def _names(build: str) -> set[str]:

@@ -7,10 +7,11 @@ from typing import Any
 import pytest
 import torch
 
-from tests.uccl_ep.elastic.worlds import HIDDEN, TOPK, Expected, a_case, expected, on_ranks
+from tests.uccl_ep.elastic.worlds import HIDDEN, LOCAL, MAX_TOKENS, TOPK, Expected, a_case, expected, on_ranks
 from tests.uccl_ep.ranks import assert_refused, same
-from uccl_ep import ThreadGroup, reference
-from uccl_ep.elastic import ElasticBuffer
+from tests.uccl_ep.throughput.test_arguments import unfit
+from uccl_ep import ThreadGroup, reference, run_ranks
+from uccl_ep.elastic import ElasticBuffer, EPBuffer, HybridEPBuffer
 from uccl_ep.reference import RandomCase
 
 Tensor = torch.Tensor
@@ -200,3 +201,41 @@ def test_combine_refusals(variables: Any) -> None:
         assert buffer.combine(x, handle, weights)[0].shape == c.x[rank].shape
 
     on_ranks(2, body)
+
+
+@pytest.mark.parametrize("many_sums", [True, False])
+def test_combine_writes_where_the_caller_says(variables: Any, many_sums: bool) -> None:
+    """Of every interface with this combine: V2, V2.5, hybrid-ep."""
+    variables(RANKS_PER_NODE=2)
+    c = a_case(77, 4)
+
+    def body(group: ThreadGroup) -> None:
+        rank, sizes = group.rank(), (None, MAX_TOKENS, HIDDEN, TOPK)
+        made = EPBuffer(group, *sizes, allow_multiple_reduction=many_sums, explicitly_destroy=True)
+        hybrid = HybridEPBuffer(group, HIDDEN, MAX_TOKENS, LOCAL)
+        ids, weights = c.topk_idx[rank], c.topk_weights[rank]
+        rows, _, _, handle, _ = made.dispatch(c.x[rank], ids, weights, num_experts=c.shape.num_experts, do_expand=True)
+        bias, out = torch.ones_like(c.x[rank]), torch.full_like(c.x[rank], 7.0)
+        wanted = made.combine(rows, handle, bias=bias)[0]
+        got = made.combine(rows, handle, bias=bias, async_with_compute_stream=True, defer_epilogue=True, out=out).wait()
+        assert got[0] is out and same(out, wanted)
+        got = made._elastic.combine(rows, handle, bias=bias, out=out.fill_(7.0))
+        assert got[0] is out and same(out, wanted)
+        tokens = (c.x[rank].shape[0], HIDDEN)
+        for bad, words in unfit(tokens) if tokens[0] else ():
+            assert_refused(lambda b=bad: made.combine(rows, handle, out=b), words)
+        if len(bias):
+            assert_refused(lambda: made.combine(rows, handle, bias=bias, out=bias), ["out=a tensor that overlaps bias"])
+        rows, _, _, _, kept = hybrid.dispatch_with_permute(hidden=c.x[rank], topk_idx=ids, topk_weights=weights)
+        wanted = hybrid.combine_with_unpermute(hidden=rows, handle=kept)[0]
+        assert hybrid.combine_with_unpermute(hidden=rows, handle=kept, out=out.fill_(7.0))[0] is out
+        assert same(out, wanted)
+        if 0 < len(out) <= len(rows):
+            assert_refused(
+                lambda: hybrid.combine_with_unpermute(hidden=rows, handle=kept, out=rows[: len(out)]),
+                ["overlaps hidden"],
+            )
+        group.barrier()
+        made.destroy()
+
+    run_ranks(4, body)

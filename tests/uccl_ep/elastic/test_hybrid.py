@@ -154,12 +154,12 @@ def test_hybrid_refusals_and_attributes(variables: Any) -> None:
         assert (sizes.hidden_dim, sizes.max_num_of_tokens_per_rank, sizes.num_of_experts_per_rank) == (256, 20, LOCAL)
         config = buffer.update_template_config(hidden_dim=128, num_local_experts=LOCAL, num_of_stages=3, use_fp8=True)
         assert vars(config) == vars(sizes) and config is not sizes and buffer.empty_jit_cache() is None
-        for wrong, words in (
+        for wrong, told in (
             ({"hidden_dim": 512}, ["hidden_dim=512", "1 to 256"]),
             ({"num_of_tokens_per_rank": 21}, ["num_of_tokens_per_rank=21", "Make the buffer larger"]),
             ({"num_local_experts": 7}, ["num_local_experts=7", f"{LOCAL}, as the buffer was made for"]),
         ):
-            assert_refused(lambda w=wrong: buffer.update_template_config(**w), words)
+            assert_refused(lambda w=wrong: buffer.update_template_config(**w), told)
         x = torch.ones(4, HIDDEN).bfloat16()
         routing_map = torch.ones(4, 6, dtype=torch.bool)
         bad: list[tuple[dict[str, Any], str]] = [

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import resource
+from importlib import metadata
 from typing import Any
 
 import msgpack
 import pytest
 
-from uccl_ep.group.self_description import UNLIMITED, SelfDescription, describe_self, read_portrait
+from uccl_ep.group.self_description import UNLIMITED, SelfDescription, describe_self, installed_version, read_portrait
 from uccl_ep.settings import VARIABLES, Settings
 
 
@@ -21,6 +22,13 @@ def test_portrait_of_this_process() -> None:
     names = dict(made.settings)
     assert names["UCCL_EP_TIMEOUT_S"] == "7.0" and "UCCL_EP_PIN_CPUS" not in names
     assert set(names) < {variable.name for variable in VARIABLES}
+
+
+def test_portrait_reads_a_version_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    installed_version.cache_clear()
+    assert installed_version("torch") == metadata.version("torch") and installed_version("no-such-thing") == ""
+    monkeypatch.setattr(metadata, "version", lambda name: "another")
+    assert installed_version("torch") != "another"
 
 
 def test_portrait_survives_the_wire() -> None:

@@ -54,13 +54,12 @@ def test_low_latency_api_refusals_name_argument_value_and_allowed(variables: Any
                 base = {"x": rows, "topk_idx": ids, "topk_weights": weights, "handle": handle}
                 return lambda: buffer.low_latency_combine(**{**base, **changes})
 
-            odd = torch.zeros(t, 200, dtype=torch.bfloat16)
             both = {"async_finish": True, "return_recv_hook": True}
             clone = (handle[0].clone(), *handle[1:])
             table: list[tuple[Callable[[], object], list[object]]] = [
                 (send(x=x.float()), ["x=", "torch.float32", "torch.bfloat16"]),
                 (send(x=x.T), ["x=", "contiguous 2-D"]),
-                (send(x=odd), ["x=200", "of a multiple of 128 channels with use_fp8=True"]),
+                (send(x=torch.zeros(t, 200).bfloat16()), ["x=200", "of a multiple of 128 channels with use_fp8=True"]),
                 (send(topk_idx=ids + 8), ["topk_idx=", "ids from", "-1 (not routed) or 0 to 7"]),
                 (send(topk_idx=torch.zeros(t + 1, 2, dtype=torch.int64)), ["topk_idx=", f"{t} rows, as x has"]),
                 (send(num_max_dispatch_tokens_per_rank=t - 1), [f"x={t}", f"dispatch_tokens_per_rank={t - 1} rows"]),
@@ -93,10 +92,9 @@ def test_low_latency_api_refusals_name_argument_value_and_allowed(variables: Any
             ]  # fmt: skip
             for call, words in table:
                 assert_refused(call, words)
-            with pytest.raises(NotSupported):
-                send(use_ue8m0_for_sf=True)()
-            with pytest.raises(NotSupported, match="align_fp8_quantization .*rows are cast as DeepEP casts them"):
-                send(align_fp8_quantization=True)()
+            for fork in ("use_ue8m0_for_sf", "align_fp8_quantization"):
+                with pytest.raises(NotSupported, match=fork):
+                    send(**{fork: True})()
             combined, _, _ = give_back(use_logfmt=False)()  # type: ignore[misc]
             assert same(combined, sums_of(c)[rank])  # type: ignore[has-type]  # nothing of all that was sent or counted
 

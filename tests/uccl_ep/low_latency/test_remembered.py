@@ -39,6 +39,8 @@ def test_low_latency_remembered_arguments_that_were_good_before_are_looked_at_ag
                 arguments[: len(changed)] = changed
                 return lambda: buffer.low_latency_combine(*arguments, **options)  # type: ignore[misc]
 
+            shared = torch.zeros(tokens * 64)
+            sums = shared.view(torch.bfloat16).view(tokens, 128)
             table: list[tuple[Callable[[], object], list[object]]] = [
                 (send(x, ids, 8.0), ["num_max_dispatch_tokens_per_rank=8.0", "a whole number"]),
                 (send(x, ids, 8, 4.0), ["num_experts=4.0", "a whole number"]),
@@ -57,6 +59,10 @@ def test_low_latency_remembered_arguments_that_were_good_before_are_looked_at_ag
                 (give_back(rows, ids, weights.T.contiguous().T), ["topk_weights=", "a contiguous 2-D tensor"]),
                 (give_back(zero_copy=0.0), ["zero_copy=0.0", "True or False"]),
                 (give_back(out=torch.zeros(tokens + 1, 128, dtype=torch.bfloat16)), ["out=", "of shape"]),
+                (
+                    give_back(rows, ids, shared[: weights.numel()].view(weights.shape), handle, out=sums),
+                    ["out=a tensor that overlaps topk_weights", "memory of its own"],
+                ),
                 (give_back(src_signals=meta), ["src_signals=a tensor on meta"]),
                 (give_back(rows, ids, weights, (handle[0].clone(), *handle[1:])), ["src_info is not the tensor"]),
                 (give_back(rows, ids, weights, (*handle[:3], 128.0, handle[4])), ["handle="]),

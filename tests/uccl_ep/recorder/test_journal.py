@@ -143,6 +143,17 @@ def test_recorder_journal_of_an_ended_process_goes_when_there_are_many(
     assert len(journals()) == 3  # the newest of those that ended, this process's, the other container's
 
 
+def test_recorder_journal_asks_once_for_each_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process with a Buffer for each layer has as many journals, and each start of a Buffer looks at all of them."""
+    asked: list[int] = []
+    birth = journal_module._birth
+    monkeypatch.setattr(journal_module, "_birth", lambda pid: asked.append(pid) or birth(pid))
+    made = [Journal(0, 0) for _ in range(5)]
+    asked.clear()
+    prune(journal_module.journal_folder())
+    assert asked == [os.getpid()] and len(journals()) == len(made)
+
+
 def test_recorder_journal_without_room_or_memory_is_an_error_and_leaves_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

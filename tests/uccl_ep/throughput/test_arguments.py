@@ -247,3 +247,56 @@ def test_throughput_arguments_that_disagree_are_told_later_on_a_gpu(
     said = run_gpu_ranks(driver, 2, body)
     assert "rank 1: num_tokens_per_expert is refused: [7] is 0, and the tokens say 1" in said[1]
     assert "its num_tokens_per_expert disagrees" in said[0]
+
+
+def unfit(shape: tuple[int, int]) -> list[tuple[Any, list[str]]]:
+    """Outputs that combine must refuse, with the words of it."""
+    rows, hidden = shape
+    flat = torch.zeros(rows * hidden + 8, dtype=torch.bfloat16)
+    return [
+        (7, ["out=7", "a contiguous 2-D tensor of torch.bfloat16"]),
+        (torch.zeros(shape), ["out=", "torch.float32"]),
+        (torch.zeros(rows + 1, hidden, dtype=torch.bfloat16), ["out=", f"of shape {shape}"]),
+        (torch.zeros(rows, 2 * hidden, dtype=torch.bfloat16)[:, :hidden], ["out=", "contiguous"]),
+        (flat[1 : 1 + rows * hidden].view(shape), ["out=", "on a 16-byte border", "got a tensor at 0x"]),
+    ]
+
+
+@pytest.mark.parametrize("per_node, transport", WORLDS)
+def test_throughput_arguments_combine_writes_where_the_caller_says(
+    variables: Any, per_node: int, transport: str
+) -> None:
+    variables(RANKS_PER_NODE=per_node, TRANSPORT=transport)
+
+    def body(group: ThreadGroup) -> None:
+        with throughput(group) as buffer:
+            given = {"topk_idx": IDS, "topk_weights": WEIGHTS, **layout_arguments(buffer, IDS, E)}
+            x, _, weights, _, handle, _ = buffer.dispatch(X, **given)
+            bias = torch.full_like(X, 0.5)
+            wanted, wanted_weights, _ = buffer.combine(x, handle, weights, (bias, bias))
+            out, event = torch.full_like(X, 7.0), None
+            for asynchronous in (False, True):
+                got, got_weights, event = buffer.combine(
+                    x, handle, weights, (bias, bias), async_finish=asynchronous, out=out.fill_(7.0)
+                )
+                if asynchronous:
+                    event.current_stream_wait()
+                assert got is out and torch.equal(out, wanted) and torch.equal(got_weights, wanted_weights)
+            both = torch.zeros(x.shape[0] + 2 * 4, 128, dtype=torch.bfloat16)
+            both[: x.shape[0]] = x
+            for bad, words in [
+                *unfit((4, 128)),
+                (both[x.shape[0] - 1 :][:4], ["out=a tensor that overlaps x", "memory of its own"]),
+                (bias, ["out=a tensor that overlaps bias"]),
+            ]:
+                rows = both[: x.shape[0]]
+                assert_refused(lambda o=bad, r=rows: buffer.combine(r, handle, None, bias, out=o), words)
+            second = torch.zeros_like(bias)
+            assert_refused(
+                lambda: buffer.combine(x, handle, None, (bias, second), out=second),
+                ["out=a tensor that overlaps bias[1]"],
+            )
+            beside = buffer.combine(both[: x.shape[0]], handle, out=both[x.shape[0] :][:4])[0]  # of one storage, apart
+            assert torch.equal(beside, buffer.combine(x, handle)[0])
+
+    run_ranks(4, body)

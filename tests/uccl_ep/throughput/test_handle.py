@@ -75,7 +75,9 @@ def handles_of(variables: Any, per_node: int, check: Callable[[Buffer, Any, torc
 def test_routing_handle_must_be_the_one_that_dispatch_returned(variables: Any, per_node: int) -> None:
     def check(buffer: Buffer, handle: Any, x: torch.Tensor) -> None:
         copies = [t.clone() for t in handle]
-        for forged in (None, 7, handle[0], handle[1:], (None,) * 6, copies, tuple(handle)[::-1]):
+        mixed, place = list(handle), 1 if len(handle) == 6 else 2
+        mixed[place] = copies[place]  # as if the parts were of two dispatches
+        for forged in (None, 7, handle[0], handle[1:], (None,) * 6, copies, mixed, tuple(handle)[::-1]):
             assert_refused(lambda f=forged: buffer.combine(x, f), ["handle=", "the handle that dispatch returned"])
         with pytest.raises(NotSupported, match="cannot be pickled"):
             pickle.dumps(handle)

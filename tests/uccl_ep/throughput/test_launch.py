@@ -225,7 +225,7 @@ def test_throughput_combine_over_many_nodes_needs_topk(variables: Any) -> None:
         throughput_half = Throughput.__new__(Throughput)
         throughput_half._session, throughput_half._device = Session(), buffer._device  # type: ignore[assignment]
         with pytest.raises(NotSupported, match=rf"combine over {_native.MAX_PARTIALS + 2} nodes without topk_idx"):
-            throughput_half.combine(x, None, (None, None), handle.routing)
+            throughput_half.combine(x, None, (None, None), None, handle.routing)
 
 
 def test_throughput_rank_prefix_counts_what_worst_case_rows_hide(variables: Any) -> None:
