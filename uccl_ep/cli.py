@@ -16,6 +16,7 @@ from uccl_ep.tools.bench.model.commands import count_bytes, growth, memory
 from uccl_ep.tools.bench.render_command import render
 from uccl_ep.tools.bench.scale.command import scale
 from uccl_ep.tools.bench.transport_command import transport
+from uccl_ep.tools.check.command import check
 from uccl_ep.tools.conformance.options import ConformanceOptions
 from uccl_ep.tools.demo.options import GATES, PROXIES, TRANSPORTS, DemoOptions
 from uccl_ep.tools.doctor.command import doctor
@@ -199,6 +200,7 @@ app.add_typer(bench_app, name="bench")
 app.command()(doctor)
 app.command()(env)
 app.command()(plan)
+app.command()(check)
 app.command()(top)
 app.command()(explain)
 app.command("trace")(make_trace)
