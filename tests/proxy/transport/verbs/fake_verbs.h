@@ -127,6 +127,11 @@ class Fabric {
   std::map<u32, Qp*> qps_;
   std::map<u32, Region> regions_;
   std::vector<Hidden> hidden_;
+  struct Dmabuf {
+    int fd;
+    u64 offset;
+  };
+  std::vector<Dmabuf> dmabufs_;  // that were registered, in their order
   std::multiset<std::pair<const ibv::Pd*, u32>> handles_;  // address handles: whose, and of which device
   std::vector<Context*> contexts_;
   std::vector<bool> cut_;
