@@ -76,7 +76,8 @@ ibv::Mr* VerbsMemory::attempt(Way way, const Asked& asked, u64 offset, u64 bytes
     if (f.reg_dmabuf_mr == nullptr) return nullptr;
     const bool whole = asked.dmabufs.size() == 1;
     const int fd = asked.dmabufs[whole ? 0 : offset / kDmabufBytes];
-    return f.reg_dmabuf_mr(nic_.pd(), whole ? offset : offset % kDmabufBytes, bytes, iova, fd, static_cast<int>(access));
+    return f.reg_dmabuf_mr(nic_.pd(), whole ? offset : offset % kDmabufBytes, bytes, iova, fd,
+                           static_cast<int>(access));
   }
   if (way == Way::kAddress) {
     return f.reg_mr_iova2 == nullptr ? nullptr : f.reg_mr_iova2(nic_.pd(), at, bytes, iova, access);

@@ -71,6 +71,7 @@ int modify_qp(ibv::Qp* base, ibv::QpAttr* a, int mask) {
     qp.timeout = a->timeout;
     qp.retries = a->retry_cnt;
   }
+  f().moved_to_error_ += to == ibv::kQpsErr;
   if (to == ibv::kQpsErr) f().flush(qp);
   if (to == ibv::kQpsReset) {
     qp.queue.clear();
