@@ -64,9 +64,10 @@ TEST(transport_verbs_greeting_a_late_rank_is_greeted_again) {
         t[0]->connect(addresses);
       } catch (const std::exception& e) { error = e.what(); }
     });
-    CHECK(contract::poll_until([] { return fake::Fabric::the().num_moved_to_error() >= 2; }));
+    const bool again = contract::poll_until([] { return fake::Fabric::the().num_moved_to_error() >= 2; });
     t[1]->connect(addresses);
     early.join();
+    CHECK(again);
     CHECK_EQ(error, std::string());
     bool told = false;
     for (const Note& n : t[0]->notes()) told |= n.choice.find("greeted again") != std::string::npos;
