@@ -16,6 +16,7 @@ from uccl_ep.tools.bench.model.commands import count_bytes, growth, memory
 from uccl_ep.tools.bench.render_command import render
 from uccl_ep.tools.bench.scale.command import scale
 from uccl_ep.tools.bench.transport_command import transport
+from uccl_ep.tools.check.command import check
 from uccl_ep.tools.conformance.options import ConformanceOptions
 from uccl_ep.tools.demo.options import GATES, PROXIES, TRANSPORTS, DemoOptions
 from uccl_ep.tools.doctor.command import doctor
@@ -199,6 +200,7 @@ app.add_typer(bench_app, name="bench")
 app.command()(doctor)
 app.command()(env)
 app.command()(plan)
+app.command()(check)
 app.command()(top)
 app.command()(explain)
 app.command("trace")(make_trace)
@@ -260,9 +262,9 @@ def simulate(
     """Prove dispatch and combine against simulated networks that reorder, delay and fail.
 
     Each seed stands for one whole run: 2 to 64 ranks on any nodes (or what --ranks and --nodes say), their tokens, ring
-    sizes, limits, a network and what goes wrong in it. The real kernels, rings and proxy engines of all ranks run on one thread in virtual time. Writes
-    and immediates arrive in any order that the transport contract allows; links stall, ranks are slow, links are cut
-    and ranks die. Every row is compared with an oracle; where something was lost, every survivor must say so before
+    sizes, limits, a network and what goes wrong in it. The real kernels, rings and proxy engines of all ranks run on
+    one thread in virtual time. Writes and immediates arrive in any order that the transport contract allows; links
+    stall, ranks are slow, links are cut and ranks die. Every row is compared with an oracle; where something was lost, every survivor must say so before
     its deadline and name a rank that can be to blame.
 
     The same seed gives the same run, to the bit. A failing seed is printed with the command that replays it and with a

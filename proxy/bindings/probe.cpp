@@ -6,6 +6,7 @@
 #include <nanobind/stl/vector.h>
 
 #include "bindings/register.h"
+#include "transport/verbs/dmabuf_probe.h"
 
 namespace nb = nanobind;
 
@@ -24,7 +25,8 @@ void register_probe(nb::module_& m) {
   nb::class_<ProbeSettings>(m, "ProbeSettings")
       .def(nb::init<>())
       .def_rw("family", &ProbeSettings::family)
-      .def_rw("provider", &ProbeSettings::provider)
+      .def_rw("fabric", &ProbeSettings::fabric)
+      .def_rw("interface_address", &ProbeSettings::interface_address)
       .def_rw("rank", &ProbeSettings::rank)
       .def_rw("session", &ProbeSettings::session)
       .def_prop_rw(
@@ -33,10 +35,32 @@ void register_probe(nb::module_& m) {
       .def_rw("most_bytes", &ProbeSettings::most_bytes)
       .def_rw("timeout_ns", &ProbeSettings::timeout_ns);
   using Unlocked = nb::call_guard<nb::gil_scoped_release>;
+  m.attr("DMABUF_BYTES") = kDmabufBytes;
+  m.def(
+      "why_no_dmabuf",
+      [](const std::string& device, int fd, u64 num_bytes, u64 address) {
+        try {
+          return why_no_dmabuf(ibv::Library::shared(), device, {fd, num_bytes, address});
+        } catch (const std::exception& e) { return std::string(e.what()); }
+      },
+      nb::arg("device"), nb::arg("fd"), nb::arg("num_bytes"), nb::arg("address"), Unlocked(),
+      "Why an RDMA device does not register a dma-buf that holds `num_bytes` at `address`; empty: it does.");
   nb::class_<TransportProbe>(m, "TransportProbe", "Measures one network family between two processes.")
       .def(nb::init<const ProbeSettings&>(), nb::arg("settings"), Unlocked())
-      .def("local_address", &TransportProbe::local_address)
-      .def("connect", &TransportProbe::connect, nb::arg("addresses"), Unlocked())
+      .def("local_address",
+           [](TransportProbe& p) {
+             const std::string address = p.local_address();
+             return nb::bytes(address.data(), address.size());
+           })
+      .def(
+          "connect",
+          [](TransportProbe& p, const std::vector<nb::bytes>& addresses) {
+            std::vector<std::string> plain;
+            for (const nb::bytes& a : addresses) plain.emplace_back(a.c_str(), a.size());
+            nb::gil_scoped_release unlocked;
+            p.connect(plain);
+          },
+          nb::arg("addresses"))
       .def("notes", &note_pairs, "(what was chosen, why) of everything that the family chose at run time.")
       .def(
           "stream", &TransportProbe::stream, nb::arg("bytes"), nb::arg("count"), Unlocked(),

@@ -150,7 +150,7 @@ void register_settings(nb::module_& m) {
       .def_rw("offset", &SpanSettings::offset)
       .def_rw("bytes", &SpanSettings::bytes)
       .def_rw("fd", &SpanSettings::fd)
-      .def_rw("dmabuf_fd", &SpanSettings::dmabuf_fd)
+      .def_rw("dmabuf_fds", &SpanSettings::dmabuf_fds)
       .def_rw("address", &SpanSettings::address);
   nb::class_<ProxySettings>(m, "ProxySettings")
       .def(nb::init<>())

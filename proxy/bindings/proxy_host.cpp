@@ -24,7 +24,7 @@ ProxyHost::ProxyHost(ProxySettings settings) : settings_(std::move(settings)) {
   for (const SpanSettings& s : settings_.spans) {
     local_.add(Span{s.offset, s.bytes, place(s)});
     t.shared_memory.span_fds.push_back(s.fd);
-    t.fabric.span_dmabuf_fds.push_back(s.dmabuf_fd);
+    t.fabric.span_dmabuf_fds.push_back(s.dmabuf_fds);
     if (s.fd < 0 && t.fabric.flush_by_read)
       t.fabric.flushed_span = static_cast<int>(t.fabric.span_dmabuf_fds.size()) - 1;
   }
@@ -57,7 +57,7 @@ u8* ProxyHost::place(const SpanSettings& s) {
     segments_.push_back(Segment::map(s.fd, s.bytes));
     return static_cast<u8*>(segments_.back()->data());
   }
-  if (s.dmabuf_fd < 0 && s.address == 0) throw std::invalid_argument("a span has neither memory nor a device's");
+  if (s.dmabuf_fds.empty() && s.address == 0) throw std::invalid_argument("a span has neither memory nor a device's");
   // Also with a dma-buf: where a NIC refuses that one, a peer-memory module may know the address.
   if (s.address != 0) return reinterpret_cast<u8*>(s.address);
   reservations_.emplace_back(s.bytes);

@@ -17,7 +17,7 @@ namespace uccl {
 struct SpanSettings {
   u64 offset = 0, bytes = 0;
   int fd = -1;  // -1: a device's memory, which nothing here may touch
-  int dmabuf_fd = -1;  // when the bytes are a device's: what a NIC registers them by, first
+  std::vector<int> dmabuf_fds;  // when the bytes are a device's: what a NIC registers them by, first (fabric.h)
   u64 address = 0;     // when they are: where they are in this process; 0: this process does not have them
 };
 

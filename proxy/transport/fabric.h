@@ -8,6 +8,9 @@
 
 namespace uccl {
 
+// Of a GPU's memory behind one descriptor. The kernel maps all of a descriptor's pages for each registration of a part.
+inline constexpr u64 kDmabufBytes = 1ull << 30;
+
 struct NicSettings {
   std::string device;  // as the family names it: "mlx5_0", "rdmap0s6", "rxe0"
   u32 port = 1;
@@ -26,9 +29,9 @@ struct FabricSettings {
   u32 timeout = 20;
   u32 retries = 7;  // soft-RoCE: at most 6, since 7 means for ever there and a dead peer would never be noticed
   bool relaxed_ordering = true;  // of a write's bytes on PCIe; the immediate still comes after them
-  // The dma-buf that holds local.spans()[i] from its byte 0 on (a GPU's memory), -1 or absent: plain memory of this
-  // process. Known to who holds the memory, so not among the choices that Python makes.
-  std::vector<int> span_dmabuf_fds;
+  // The dma-bufs that hold local.spans()[i] (a GPU's memory): one for each kDmabufBytes of it, or one for all; none or
+  // absent: plain memory of this process. Known to who holds the memory, so not among the choices that Python makes.
+  std::vector<std::vector<int>> span_dmabuf_fds;
   // A GPU's memory: arrivals are told once their bytes are visible to every GPU, which a read by the same NIC sees to.
   bool flush_by_read = false;  // verbs
   int flushed_span = -1;  // where that read goes: the index of a span in that memory. Not chosen in Python either

@@ -21,7 +21,8 @@ TransportSettings transport_settings(const ProbeSettings& p, const Segment& memo
   s.num_ranks = 2;
   s.session = p.session;
   s.secret = p.secret;
-  s.fabric.provider = p.provider;
+  s.fabric = p.fabric;
+  s.ip.interface_address = p.interface_address;
   s.max_in_flight = kWindow;
   s.connect_timeout_ns = p.timeout_ns;
   s.local.add(Span{0, memory.bytes(), static_cast<u8*>(memory.data())});

@@ -11,7 +11,9 @@
 namespace uccl {
 
 struct ProbeSettings {
-  std::string family, provider;  // provider: of libfabric
+  std::string family;
+  FabricSettings fabric;          // NICs, provider, ...
+  std::string interface_address;  // see IpSettings
   u32 rank = 0;                  // 0 or 1
   u64 session = 0;
   std::string secret;            // 32 bytes

@@ -19,7 +19,7 @@ import uccl_ep
 from uccl_ep.errors import UcclEpError
 from uccl_ep.fabric.distance import numa_distance, pci_distance
 from uccl_ep.fabric.gids import GidEntry, Networks, entries_of
-from uccl_ep.fabric.nics import NicPort, Selection, check_selection, parse_selection, without_slow
+from uccl_ep.fabric.nics import NicPort, Selection, check_selection, nearest, parse_selection, without_slow
 from uccl_ep.fabric.registration import Registration, choose_registration
 from uccl_ep.fabric.sysfs import Machine, Nic, PciFunction, Port, read_machine, read_pci
 from uccl_ep.fabric.visibility import GpuOrder, order_of
@@ -160,7 +160,7 @@ class Probes:
 def gather(
     settings: Settings,
     gpu: str,
-    memory: Callable[[], Registration],
+    memory: Callable[[Sequence[str]], Registration],
     probes: Probes | None = None,
     order: GpuOrder = GpuOrder(),  # noqa: B008 - frozen
 ) -> Facts:
@@ -168,7 +168,7 @@ def gather(
 
     Args:
         gpu: the PCI address of the GPU that its kernels run on; empty: the CPU.
-        memory: finds out how a NIC reaches that GPU's memory; asked only where there is a NIC.
+        memory: finds out how these RDMA devices, the nearest, reach that GPU's memory; asked only where there is a NIC.
         order: what that GPU promises of NICs' writes.
 
     Raises:
@@ -198,7 +198,8 @@ def gather(
         kept += fast
         left_out += slow
     families, missing = _families(kept, left_out, settings.transport, probes)
-    registration = memory() if kept else None
+    near = nearest([port for port in kept if port.kind != "slingshot"])
+    registration = memory(list(dict.fromkeys(port.name for port in near))) if kept else None
     return Facts(
         families=tuple(families),
         missing=missing,
@@ -223,8 +224,8 @@ def tell(settings: Settings, driver: Driver | None) -> dict[str, Any]:
     gpu = "" if driver is None else driver.facts.identity
     order = GpuOrder() if driver is None else order_of(driver.facts, settings.proxy)
 
-    def memory() -> Registration:
-        return choose_registration(settings.gpu_memory, kind, driver, settings.proxy)
+    def memory(nics: Sequence[str]) -> Registration:
+        return choose_registration(settings.gpu_memory, kind, driver, settings.proxy, nics=nics)
 
     try:
         facts = gather(settings, gpu, memory, order=order)

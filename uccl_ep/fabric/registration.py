@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import ctypes
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from uccl_ep import _native
 from uccl_ep.errors import NotSupported, UcclEpError
 from uccl_ep.system.libcuda import Libcuda
 
@@ -64,10 +65,11 @@ class DmabufSource(Protocol):
 
 @dataclass(frozen=True)
 class Kernel:
-    """What the operating system says: its release, and what lies under `root`."""
+    """What the operating system says: its release, what lies under `root`, and its drivers of NICs of a dma-buf."""
 
     release: str = ""
     root: str = "/sys"
+    why_no_dmabuf: Callable[[str, int, int, int], str] = _native.why_no_dmabuf
 
     @property
     def version(self) -> tuple[int, int]:
@@ -87,6 +89,7 @@ def choose_registration(
     driver: DmabufSource | None,
     proxy: str,
     kernel: Kernel = Kernel(),  # noqa: B008 - frozen
+    nics: Sequence[str] = (),
 ) -> Registration:
     """The way that NICs reach the memory of this rank's GPU.
 
@@ -94,6 +97,7 @@ def choose_registration(
         wanted: UCCL_EP_GPU_MEMORY: "auto" or one of PATHS.
         kind: "cpu", "cuda" or "hip".
         proxy: UCCL_EP_PROXY: a dma-buf crosses into another process, an address does not.
+        nics: RDMA devices that the rank may use: each of them registers a small dma-buf, or dma-buf is not the way.
 
     Raises:
         NotSupported: the way that was asked for does not work here; says why.
@@ -101,7 +105,7 @@ def choose_registration(
     if driver is None:
         return IN_HOST_MEMORY
     tries: dict[str, Callable[[], Attempt]] = {
-        "dmabuf": lambda: _try_dmabuf(driver, kernel),
+        "dmabuf": lambda: _try_dmabuf(driver, kernel, nics),
         "peer_memory": lambda: _try_peer_memory(kind, proxy, kernel),
         "host": lambda: Attempt("host", True, "pinned memory, which every NIC reaches and every row crosses PCIe for"),
     }
@@ -115,19 +119,27 @@ def choose_registration(
     )
 
 
-def _try_dmabuf(driver: DmabufSource, kernel: Kernel) -> Attempt:
+def _try_dmabuf(driver: DmabufSource, kernel: Kernel, nics: Sequence[str]) -> Attempt:
     if kernel.version < _LEAST_KERNEL:
         least = ".".join(map(str, _LEAST_KERNEL))
         return Attempt("dmabuf", False, f"Linux {'.'.join(map(str, kernel.version))} registers none (needs {least})")
     try:
         address = driver.allocate(_PROBE_BYTES, shared=True)
         try:
-            os.close(driver.dmabuf(address, _PROBE_BYTES))
+            fd = driver.dmabuf(address, _PROBE_BYTES)
+            try:
+                refusals = {nic: kernel.why_no_dmabuf(nic, fd, _PROBE_BYTES, address) for nic in nics}
+            finally:
+                os.close(fd)
         finally:
             driver.free(address)
     except UcclEpError as error:
         return Attempt("dmabuf", False, str(error))
-    return Attempt("dmabuf", True, "the GPU's driver exports its memory as one")
+    refused = [f"{nic}: {why}" for nic, why in refusals.items() if why]
+    if refused:
+        return Attempt("dmabuf", False, f"the GPU's driver exports its memory, and {'; '.join(refused)}")
+    taken = f", and {', '.join(nics)} registered a piece of it" if nics else ""
+    return Attempt("dmabuf", True, f"the GPU's driver exports its memory as one{taken}")
 
 
 def _try_peer_memory(kind: str, proxy: str, kernel: Kernel) -> Attempt:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import mmap
 import resource
 import struct
 import threading
@@ -23,7 +24,6 @@ from uccl_ep.gpu.fabric import HANDLE_BYTES, Fabric
 from uccl_ep.sizes import format_bytes, round_up
 from uccl_ep.system.libcuda import Libcuda
 
-PAGE_BYTES = 4096
 GRANULE_BYTES = (
     2 << 20
 )  # cudaMalloc's own unit: a smaller allocation may share one, and IPC would hand out the neighbours
@@ -256,9 +256,9 @@ class CupyMemory:
                 self._fabric.free(base)
 
     def register(self, address: int, num_bytes: int) -> int:
-        if address % PAGE_BYTES or num_bytes < 1:
+        if address % mmap.PAGESIZE or num_bytes < 1:
             raise UcclEpError(
-                f"pinning {num_bytes} bytes at {address:#x} is refused: whole pages of {PAGE_BYTES} bytes"
+                f"pinning {num_bytes} bytes at {address:#x} is refused: whole pages of {mmap.PAGESIZE} bytes"
             )
         with _pins_lock, self._at_work(f"asking where the GPU sees host memory at {address:#x}"):
             pin = _pins.get(address)

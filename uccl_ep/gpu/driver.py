@@ -62,7 +62,7 @@ class Driver(Protocol):
     # ---- memory ----------------------------------------------------------------------------------------------------
 
     def allocate(self, num_bytes: int, shared: bool = False) -> int:
-        """Device memory, zeroed, at least 4096-aligned, exportable where facts.can_export, in whole units of 2 MiB.
+        """Device memory, zeroed, at least page-aligned, exportable where facts.can_export, in whole units of 2 MiB.
 
         Args:
             shared: NICs and other GPUs read and write it while kernels of this one do.
@@ -96,7 +96,7 @@ class Driver(Protocol):
         """Ends an `open`."""
 
     def register(self, address: int, num_bytes: int) -> int:
-        """Pins host memory (4096-aligned) and maps it for kernels; returns the address they use.
+        """Pins host memory (whole pages) and maps it for kernels; returns the address they use.
 
         Raises:
             UcclEpError: refused, with the limit to raise (locked memory) where that is why.

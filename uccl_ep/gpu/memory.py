@@ -7,6 +7,7 @@ use by address. What kernels alone touch (ring heads, tables, masks, counters) i
 
 from __future__ import annotations
 
+import mmap
 import os
 import threading
 from collections.abc import Callable, Sequence
@@ -75,7 +76,7 @@ class GpuRegions(Regions):
         self._node: dict[str, dict[int, int]] = {"data": {}, "control": {}}  # kernels' addresses, by rank
         self._endings: list[Callable[[], None]] = []  # for what is of other ranks
         self._rows: tuple[torch.Tensor, int] | None = None  # zero copy
-        self._dmabuf = -1
+        self._dmabufs: list[int] = []
 
     # ---- own memory --------------------------------------------------------------------------------------------
 
@@ -104,13 +105,23 @@ class GpuRegions(Regions):
         address = self._take("data", self.plan.data_bytes, shared=True)
         self.data = self._driver.view(address, self.plan.data_bytes)
         if self.plan.topology.num_nodes > 1:  # NICs write there
-            self._dmabuf = self._export_dmabuf(address)
+            self._export_dmabufs(address)
 
-    def _export_dmabuf(self, address: int) -> int:
+    def _export_dmabufs(self, address: int) -> None:
+        """One for each GiB, since the kernel maps all of a descriptor for each part that a NIC registers; one for all
+        where the driver exports only whole allocations (AMD's)."""
         if self.rank in self.placement.by_address:
-            return -1
+            return
+        total = round_up(self.plan.data_bytes, _EXPORTED)
         try:
-            return self._driver.dmabuf(address, round_up(self.plan.data_bytes, _EXPORTED))
+            for offset in range(0, total, _native.DMABUF_BYTES):
+                part = min(_native.DMABUF_BYTES, total - offset)
+                self._dmabufs.append(self._driver.dmabuf(address + offset, part))
+            return
+        except UcclEpError:
+            self._close_dmabufs()
+        try:
+            self._dmabufs.append(self._driver.dmabuf(address, total))
         except UcclEpError as error:
             size = format_bytes(self.plan.data_bytes)
             raise UcclEpError(
@@ -123,11 +134,15 @@ class GpuRegions(Regions):
         rows = [(0, self.plan.data_bytes, -1)] if self.devices() else []
         return [*rows, *super().spans()]
 
-    def devices(self) -> list[tuple[int, int, int]]:
-        """Rows in this GPU that NICs write: (flat offset, address, dma-buf or -1)."""
+    def _close_dmabufs(self) -> None:
+        while self._dmabufs:
+            os.close(self._dmabufs.pop())
+
+    def devices(self) -> list[tuple[int, int, list[int]]]:
+        """Rows in this GPU that NICs write: (flat offset, address, dma-bufs, none: they are registered by address)."""
         if self.placement.where == "host" or self.plan.topology.num_nodes == 1:
             return []
-        return [(0, self._own["data"].address, self._dmabuf)]
+        return [(0, self._own["data"].address, self._dmabufs)]
 
     def _take(self, what: str, num_bytes: int, shared: bool = False) -> int:
         driver = self._driver
@@ -241,7 +256,7 @@ class GpuRegions(Regions):
             return self._rows or (self.data[:0], offset)  # the caller refuses it with numbers
         if driver.capturing(driver.current_stream()):
             raise NotSupported("get_next_low_latency_combine_buffer: call it once for these sizes before the capture")
-        num_bytes = round_up(num_bytes, 4096)
+        num_bytes = round_up(num_bytes, mmap.PAGESIZE)
         what = f"zero-copy rows of {num_bytes} bytes"
         if self.placement.where == "device" and not self.devices():
             address = self._take(what, num_bytes, shared=True)
@@ -262,9 +277,7 @@ class GpuRegions(Regions):
         for what in self._node:
             _published.pop((self._session, self.rank, what), None)
         own, self._own = self._own, {}
-        if self._dmabuf >= 0:
-            os.close(self._dmabuf)
-            self._dmabuf = -1
+        self._close_dmabufs()
         self._rows = None
         others = [p.endpoints for p in self._peers.values() if p.member and not p.same_process]
         if self.placement.where == "device" and others and "data" in own:

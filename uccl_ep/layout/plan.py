@@ -13,7 +13,7 @@ from uccl_ep.settings import Settings, settings
 from uccl_ep.sizes import format_bytes, round_up
 
 STAGING_ROWS = 1280  # combine rows on their way out, low latency with several nodes; a CPU uses fewer of them
-_PAGE = 4096
+_PAGE = 1 << 16  # of any host: all ranks lay out alike
 
 
 def low_latency_layout(

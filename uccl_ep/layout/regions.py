@@ -200,8 +200,8 @@ class Regions:
             spans.append((plan.zero_copy_offset, plan.zero_copy_bytes, self._zero_copy.fd))
         return spans
 
-    def devices(self) -> list[tuple[int, int, int]]:
-        """Which of the spans are a GPU's memory: (flat offset, address, dma-buf or -1). None on a CPU."""
+    def devices(self) -> list[tuple[int, int, list[int]]]:
+        """Which of the spans are a GPU's memory: (flat offset, address, dma-bufs). None on a CPU."""
         return []
 
     def endpoints(self, address: bytes, watch_pid: int) -> Endpoints:

@@ -21,6 +21,7 @@ from uccl_ep.fabric.config import FabricConfig
 from uccl_ep.system.os_limits import naming
 
 CONNECT_TIMEOUT_S = 60.0
+Device = tuple[int, int, list[int]]
 _ANSWER_S = 3.0  # what a proxy process may take to answer, beyond what it was asked to do
 
 
@@ -55,14 +56,14 @@ class ProxyConfig:
     events_fd: int = -1  # the flight recorder's rings; -1: nothing is recorded
     event_capacity: int = 0  # events that each of them holds
     trace: bool = False  # record every command
-    devices: list[tuple[int, int, int]] = field(default_factory=list)  # spans in a GPU: offset, address, dma-buf or -1
+    devices: list[Device] = field(default_factory=list)  # spans in a GPU: offset, address, dma-bufs (fabric.h)
     unreached: list[int] = field(default_factory=list)  # ranks that connect() has no address of
     flush_call: list[int] = field(default_factory=list)  # see Driver.flush_call; empty: nothing of the GPU's is called
 
     def descriptors(self) -> list[int]:
         """All file descriptors named here."""
         named = [*(fd for _, _, fd in self.spans), self.rings_fd, self.counters_fd, self.events_fd]
-        return [fd for fd in (*named, *(dmabuf for _, _, dmabuf in self.devices)) if fd >= 0]
+        return [fd for fd in (*named, *(fd for _, _, dmabufs in self.devices for fd in dmabufs)) if fd >= 0]
 
     @classmethod
     def from_plain(cls, values: dict[str, Any]) -> ProxyConfig:
@@ -78,8 +79,8 @@ def make_proxy(config: ProxyConfig) -> _native.Proxy:
     for offset, num_bytes, fd in config.spans:
         span = _native.SpanSettings()
         span.offset, span.bytes, span.fd = offset, num_bytes, fd
-        for _, address, dmabuf_fd in [device for device in config.devices if device[0] == offset]:
-            span.address, span.dmabuf_fd = address, dmabuf_fd
+        for _, address, dmabuf_fds in [device for device in config.devices if device[0] == offset]:
+            span.address, span.dmabuf_fds = address, list(dmabuf_fds)
         spans.append(span)
     s.spans = spans
     s.fabric = config.fabric.to_native()
@@ -175,7 +176,7 @@ class ProcessProxy:
             )
         self._limit_s = config.connect_timeout_s + CONNECT_TIMEOUT_S  # a process may take long to start
         try:
-            foreign = [(offset, 0, dmabuf) for offset, _, dmabuf in config.devices]  # addresses are this process's
+            foreign = [(offset, 0, dmabufs) for offset, _, dmabufs in config.devices]  # addresses are this process's
             self._request("configure", self._limit_s, config=asdict(replace(config, devices=foreign)))
         except TransportError:
             self.stop(0.0)  # nobody else knows of the process

@@ -1,6 +1,7 @@
 """What a cluster has set for others (UCCL, NCCL, NVSHMEM): defaults under our own variables, which always win.
 
-A value is translated into the text that our own variable takes. One that cannot be honoured is said aloud. Whoever reads a setting finds its origin in `Settings.site`.
+A value is translated into the text that our own variable takes. One that cannot be honoured is said aloud. Whoever
+reads a setting finds its origin in `Settings.site`.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ class SiteValue:
 
     @property
     def of_uccl(self) -> bool:
-        """Of a library that reads it on EFA too. NCCL and NVSHMEM reach EFA through libfabric, without these variables."""
+        """Of a library that reads it on EFA too. NCCL and NVSHMEM reach EFA through libfabric, without all these."""
         return self.variable.startswith("UCCL_")
 
 

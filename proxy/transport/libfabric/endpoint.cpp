@@ -118,7 +118,8 @@ RegisteredMemory register_spans(const Provider& provider, fi::Domain& domain, fi
   RegisteredMemory memory;
   const auto& spans = settings.local.spans();
   for (std::size_t i = 0; i < spans.size(); ++i) {
-    const int fd = i < settings.fabric.span_dmabuf_fds.size() ? settings.fabric.span_dmabuf_fds[i] : -1;
+    const bool one = i < settings.fabric.span_dmabuf_fds.size() && settings.fabric.span_dmabuf_fds[i].size() == 1;
+    const int fd = one ? settings.fabric.span_dmabuf_fds[i][0] : -1;  // of a span that several hold: by address
     memory.regions.push_back(
         register_part(provider.limits, domain, endpoint, Part{spans[i].base, spans[i].bytes, spans[i].offset, fd}));
     if (notes == nullptr || fd < 0) continue;

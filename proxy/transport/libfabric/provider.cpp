@@ -215,7 +215,7 @@ Provider choose_provider(const TransportSettings& settings, const std::string& d
   const fi::Library& lib = fi::library();
   const std::vector<Note> fitted = fitted_queues(settings, asked);
   bool device_memory = false;
-  for (const int fd : settings.fabric.span_dmabuf_fds) device_memory |= fd >= 0;
+  for (const auto& fds : settings.fabric.span_dmabuf_fds) device_memory |= !fds.empty();
   std::string problems;
   for (const std::string& name : names_of(asked, lib.release)) {
     Query q;

@@ -44,11 +44,12 @@ VerbsMemory::VerbsMemory(const VerbsNic& nic, const TransportSettings& settings,
   try {
     const auto& spans = settings.local.spans();
     for (std::size_t i = 0; i < spans.size(); ++i) {
-      const int fd = i < settings.fabric.span_dmabuf_fds.size() ? settings.fabric.span_dmabuf_fds[i] : -1;
+      static const std::vector<int> kNone;
+      const auto& dmabufs = i < settings.fabric.span_dmabuf_fds.size() ? settings.fabric.span_dmabuf_fds[i] : kNone;
       // Queue pairs of peers refuse reads; only our own of flush.h allows them.
       const unsigned reads =
           settings.fabric.flushed_span == static_cast<int>(i) ? unsigned{ibv::kAccessRemoteRead} : 0u;
-      register_span({spans[i], fd, ibv::kAccessLocalWrite | ibv::kAccessRemoteWrite | reads}, notes);
+      register_span({spans[i], dmabufs, ibv::kAccessLocalWrite | ibv::kAccessRemoteWrite | reads}, notes);
     }
   } catch (...) {
     release();
@@ -72,9 +73,11 @@ ibv::Mr* VerbsMemory::attempt(Way way, const Asked& asked, u64 offset, u64 bytes
   const u64 iova = reinterpret_cast<u64>(at);
   errno = EOPNOTSUPP;
   if (way == Way::kDmaBuf) {
-    return f.reg_dmabuf_mr == nullptr
-               ? nullptr
-               : f.reg_dmabuf_mr(nic_.pd(), offset, bytes, iova, asked.fd, static_cast<int>(access));
+    if (f.reg_dmabuf_mr == nullptr) return nullptr;
+    const bool whole = asked.dmabufs.size() == 1;
+    const int fd = asked.dmabufs[whole ? 0 : offset / kDmabufBytes];
+    return f.reg_dmabuf_mr(nic_.pd(), whole ? offset : offset % kDmabufBytes, bytes, iova, fd,
+                           static_cast<int>(access));
   }
   if (way == Way::kAddress) {
     return f.reg_mr_iova2 == nullptr ? nullptr : f.reg_mr_iova2(nic_.pd(), at, bytes, iova, access);
@@ -101,19 +104,19 @@ bool VerbsMemory::register_all(Way way, const Asked& asked, std::vector<ibv::Mr*
 
 void VerbsMemory::register_span(const Asked& asked, std::vector<Note>& notes) {
   const Span& span = asked.span;
-  const int fd = asked.fd;
+  const bool device = !asked.dmabufs.empty();
   static constexpr struct {
     Way way;
     const char* text;
   } kWays[] = {{Way::kDmaBuf, "dma-buf"}, {Way::kAddress, "by address"}, {Way::kPlain, "plain ibv_reg_mr"}};
-  const bool readable = span.bytes != 0 && fd < 0 && cpu_reads(span.base);
+  const bool readable = span.bytes != 0 && !device && cpu_reads(span.base);
   const char* kind = readable ? "host memory" : "device memory, by a peer-memory module";
   const std::string what = "span at offset " + std::to_string(span.offset) + " (" + std::to_string(span.bytes) +
                            " bytes) with " + nic_.name();
   Chunks chunks{span.base, span.bytes, readable, {}};
   std::string failed;
   for (const auto& w : kWays) {
-    if (w.way == Way::kDmaBuf && fd < 0) continue;
+    if (w.way == Way::kDmaBuf && !device) continue;
     errno = 0;
     if (!register_all(w.way, asked, chunks.mrs)) {
       const int error = errno;

@@ -36,7 +36,7 @@ class VerbsMemory {
   enum class Way { kDmaBuf, kAddress, kPlain };
   struct Asked {  // a span, and what is known of it
     const Span& span;
-    int fd;
+    const std::vector<int>& dmabufs;  // see FabricSettings::span_dmabuf_fds
     unsigned access;
   };
   ibv::Mr* attempt(Way way, const Asked& asked, u64 offset, u64 bytes) const;

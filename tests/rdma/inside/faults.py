@@ -102,7 +102,7 @@ def _link_down(context: Context, report: Report) -> None:
 
 
 def _flaps(context: Context, report: Report) -> None:
-    """Every packet is lost for a while: with the defaults nobody is told. What once was the default lasts half a second."""
+    """Every packet is lost for a while: with the defaults nobody is told. What was the default lasts half a second."""
     for seconds in _FLAPS_S:
         with connected(*(native(context.programs, rank, **_FIELDS) for rank in range(2))) as (ours, theirs):
             begin = time.monotonic()

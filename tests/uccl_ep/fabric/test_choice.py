@@ -35,7 +35,7 @@ class Cluster:
         for local in range(self.per_host):
             gpu = recorded.gpus[local % len(recorded.gpus)].address if recorded.gpus else ""
             found = Probes(root, lambda lib: lib != absent, lambda: networks or {}, dict, lambda: frozenset([0]))
-            facts = gather(self.settings, gpu, lambda: IN_HOST_MEMORY, found)
+            facts = gather(self.settings, gpu, lambda nics: IN_HOST_MEMORY, found)
             rank = len(self.hellos)
             told = Hello(rank, name, name, f"p{rank}", 1, "", {}, 0, b"", fabric=facts.plain())
             self.hellos.append(unpack(Hello, pack(told), rank))

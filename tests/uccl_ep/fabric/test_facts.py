@@ -36,7 +36,7 @@ def probes(root: str, absent: str = "", limits: Any = None, cpus: range = range(
 
 
 def facts(tmp_path: Path, recorded: Recorded, gpu: str = "", absent: str = "", **changes: Any) -> Facts:
-    return gather(Settings(**changes), gpu, lambda: DMABUF, probes(recorded.write(tmp_path), absent))
+    return gather(Settings(**changes), gpu, lambda nics: DMABUF, probes(recorded.write(tmp_path), absent))
 
 
 def test_facts_of_a_machine_without_nics(tmp_path: Path) -> None:
@@ -68,7 +68,7 @@ def test_facts_of_a_rank_on_cpus(tmp_path: Path) -> None:
     found = facts(tmp_path, recorded, pin_cpus=(60, 61))
     assert found.where == "NUMA node 1"
     assert {p.name: Distance(p.distance) for p in found.ports}["mlx5_11"] == Distance.SAME_NUMA_NODE
-    both = gather(Settings(), "", lambda: IN_HOST_MEMORY, probes(str(tmp_path), cpus=range(100)))
+    both = gather(Settings(), "", lambda nics: IN_HOST_MEMORY, probes(str(tmp_path), cpus=range(100)))
     assert both.where == "the CPU" and {p.distance for p in both.ports} == {int(Distance.UNKNOWN)}
 
 
@@ -143,7 +143,7 @@ def test_facts_selection_and_slow_ports(tmp_path: Path) -> None:
 def test_facts_limits_come_from_verbs_where_it_is_known(tmp_path: Path) -> None:
     root = machines.dgx_h100().write(tmp_path)
     limits = {("mlx5_0", 1): (131072, 4096), ("mlx5_1", 1): (99, 0)}
-    by_name = {p.name: p for p in gather(Settings(), "", lambda: DMABUF, probes(root, limits=limits)).ports}
+    by_name = {p.name: p for p in gather(Settings(), "", lambda nics: DMABUF, probes(root, limits=limits)).ports}
     assert (by_name["mlx5_0"].max_queue_pairs, by_name["mlx5_0"].mtu) == (131072, 4096)
     assert (by_name["mlx5_1"].max_queue_pairs, by_name["mlx5_1"].mtu) == (99, 4096)  # sysfs' guess stays
     assert by_name["mlx5_3"].max_queue_pairs == 0
@@ -213,12 +213,12 @@ def test_facts_ask_the_gpus_driver(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     driver: Any = SimpleNamespace(facts=SimpleNamespace(arch="gfx942", identity="0000:43:00.0"))
     seen: list[Any] = []
 
-    def choose(*arguments: Any) -> Registration:
-        seen.append(arguments)
+    def choose(*arguments: Any, nics: list[str]) -> Registration:
+        seen.append((*arguments, nics))
         return DMABUF
 
     monkeypatch.setattr(facts_module, "choose_registration", choose)
     told = tell(Settings(gpu_memory="dmabuf", proxy="process"), driver)["fabric"]
-    assert seen == [("dmabuf", "hip", driver, "process")] and told["gpu_memory"] == "dmabuf"
+    assert seen == [("dmabuf", "hip", driver, "process", ["mlx5_3"])] and told["gpu_memory"] == "dmabuf"
     near = [p["name"] for p in told["ports"] if p["distance"] == int(Distance.SAME_SWITCH)]
     assert near == ["mlx5_3"]

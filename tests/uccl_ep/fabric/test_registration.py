@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +49,25 @@ def kernel(tmp_path: Path, *paths: str, release: str = "6.8.0-1030-aws") -> Kern
 
 
 REFUSED = "cuMemGetHandleForAddressRange failed: CUDA_ERROR_NOT_SUPPORTED (801)"
+
+
+@pytest.mark.parametrize("refuses", ["", "mlx5_1"])
+def test_registration_asks_each_nic(tmp_path: Path, refuses: str) -> None:
+    gpu, asked = Gpu(), []
+
+    def why_not(nic: str, fd: int, num_bytes: int, address: int) -> str:
+        os.fstat(fd)  # it is open
+        asked.append((nic, num_bytes, address))
+        return "ibv_reg_dmabuf_mr: Operation not supported (errno 95)" if nic == refuses else ""
+
+    loaded = replace(kernel(tmp_path, "module/nvidia_peermem"), why_no_dmabuf=why_not)
+    chosen = choose_registration("auto", "cuda", gpu, "thread", loaded, ["mlx5_0", "mlx5_1"])
+    assert asked == [(nic, 2 << 20, 0x7F0000000000) for nic in ("mlx5_0", "mlx5_1")]
+    assert chosen.path == ("peer_memory" if refuses else "dmabuf") and gpu.live == 0
+    assert ("mlx5_1: ibv_reg_dmabuf_mr: Operation not supported" in chosen.reason) == bool(refuses)
+    assert ("mlx5_0, mlx5_1 registered a piece of it" in chosen.reason) == (not refuses)
+    with pytest.raises(OSError):
+        os.fstat(gpu.given[0])
 
 
 def test_registration_dmabuf_first(tmp_path: Path) -> None:

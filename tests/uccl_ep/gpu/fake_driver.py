@@ -159,7 +159,7 @@ class FakeDriver:
         assert num_bytes % (64 << 10) == 0, "whole pages of the host, which on Grace have 64 KiB"
         if self.no_dmabuf:
             raise UcclEpError(self.no_dmabuf)
-        return os.dup(self._allocated[address].fd)
+        return os.dup(next(s.fd for base, s in self._allocated.items() if base <= address < base + s.bytes))
 
     def open(self, handle: bytes) -> int:
         try:

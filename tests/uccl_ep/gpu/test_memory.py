@@ -122,8 +122,8 @@ def test_gpu_memory_that_nics_write_by_its_addresses(
             regions, plan = buffer._session.regions, buffer._session.plan
             assert isinstance(regions, GpuRegions)
             own = regions._own["data"].address
-            ((offset, address, dmabuf),) = regions.devices()
-            assert (offset, address, dmabuf < 0) == (0, own, by_address)
+            ((offset, address, dmabufs),) = regions.devices()
+            assert (offset, address, not dmabufs) == (0, own, by_address)
             assert regions.spans()[0] == (0, plan.data_bytes, -1)
             assert regions.endpoints(b"", 0).data_fd == -1
             got = buffer.low_latency_dispatch(c.x[rank], c.topk_idx[rank], 12, 6, use_fp8=False)
@@ -176,15 +176,42 @@ def test_gpu_memory_that_nics_write_by_dmabuf(variables: Any, monkeypatch: pytes
     before = len(os.listdir("/proc/self/fd"))
 
     def body(group: ThreadGroup) -> None:
-        buffer = Buffer(group, MIB)
-        ((offset, address, dmabuf),) = buffer._session.regions.devices()
-        assert offset == 0 and (dmabuf >= 0) == (group.rank() == 0)
-        if dmabuf >= 0:
+        buffer = Buffer(group, 8 * MIB)
+        ((offset, address, dmabufs),) = buffer._session.regions.devices()
+        parts = -(-buffer._session.plan.data_bytes // (2 << 20))
+        assert offset == 0 and parts > 1 and len(dmabufs) == (parts if group.rank() == 0 else 0)
+        for dmabuf in dmabufs:
             assert os.fstat(dmabuf).st_size == os.fstat(driver._allocated[address].fd).st_size
         buffer.destroy()
 
+    monkeypatch.setattr(_native, "DMABUF_BYTES", 2 << 20)
     run_gpu_ranks(driver, 2, body)
     assert driver.held() == NOTHING and len(os.listdir("/proc/self/fd")) <= before
+
+
+def test_gpu_memory_that_is_exported_as_a_whole_only(variables: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """AMD's: a part is refused, and the descriptors made before that are closed."""
+    variables(RANKS_PER_NODE=1, TRANSPORT="tcp")
+    driver = install(monkeypatch, FakeDriver())
+    monkeypatch.setattr(session, "choose_placement", on_device(frozenset()))
+    monkeypatch.setattr(_native, "DMABUF_BYTES", 2 << 20)
+    export, before = driver.dmabuf, len(os.listdir("/proc/self/fd"))
+
+    def whole_only(address: int, num_bytes: int) -> int:
+        if address not in driver._allocated:
+            raise UcclEpError("the memory begins 2097152 bytes into its dma-buf")
+        return export(address, num_bytes)
+
+    monkeypatch.setattr(driver, "dmabuf", whole_only)
+
+    def body(group: ThreadGroup) -> None:
+        buffer = Buffer(group, 8 * MIB)
+        ((_, _, dmabufs),) = buffer._session.regions.devices()
+        assert len(dmabufs) == 1
+        buffer.destroy()
+
+    run_gpu_ranks(driver, 2, body)
+    assert len(os.listdir("/proc/self/fd")) <= before
 
 
 def test_gpu_memory_a_dmabuf_that_is_refused_names_rank_and_way_out(

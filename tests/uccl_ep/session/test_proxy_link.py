@@ -126,7 +126,7 @@ def test_proxy_link_memory_of_a_device_is_named_by_offset() -> None:
     half = Half(0, "tcp")
     rows = (0, DATA_BYTES, -1)
     config = dataclasses.replace(
-        half.config, spans=[rows, half.config.spans[1]], devices=[(0, 0x7F0000000000, half.data.fd)]
+        half.config, spans=[rows, half.config.spans[1]], devices=[(0, 0x7F0000000000, [half.data.fd])]
     )
     assert config.descriptors() == [half.control.fd, half.rings.fd, half.counters.fd, half.data.fd]
     plain = msgpack.unpackb(msgpack.packb(dataclasses.asdict(config)), raw=False)
@@ -135,7 +135,7 @@ def test_proxy_link_memory_of_a_device_is_named_by_offset() -> None:
         link = kind(config)
         assert link.local_address()
         link.stop(0.0)
-    assert ThreadProxy(dataclasses.replace(config, devices=[(0, 0x7F0000000000, -1)])).local_address()
+    assert ThreadProxy(dataclasses.replace(config, devices=[(0, 0x7F0000000000, [])])).local_address()
     with pytest.raises((ValueError, TransportError), match="a span has neither memory nor a device's"):
         ThreadProxy(dataclasses.replace(config, devices=[]))
 

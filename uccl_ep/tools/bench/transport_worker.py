@@ -32,7 +32,10 @@ def _probe(part: Part, network: Network, number: int) -> Any:
     from uccl_ep import _native
 
     settings = _native.ProbeSettings()
-    settings.family, settings.provider = network.family, network.provider
+    settings.family = network.family
+    fabric = _native.FabricSettings()
+    fabric.provider = network.provider
+    settings.fabric = fabric
     settings.rank, settings.session, settings.secret = part.rank, _SESSION + number, part.secret
     settings.most_bytes = MOST_BYTES
     return _native.TransportProbe(settings)
@@ -40,7 +43,7 @@ def _probe(part: Part, network: Network, number: int) -> Any:
 
 def _connect(part: Part, network: Network, number: int) -> tuple[Any, str]:
     """(probe, "") or (None, why not); both processes come to the same."""
-    address, probe, why = "", None, ""
+    address, probe, why = b"", None, ""
     try:
         probe = _probe(part, network, number)
         address = probe.local_address()

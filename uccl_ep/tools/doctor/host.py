@@ -162,7 +162,7 @@ class Host:
             limits=dict if self.recorded else self.limits,
             cpus=self.cpus,
         )
-        return gather(self.settings, gpu, lambda: IN_HOST_MEMORY, probes)
+        return gather(self.settings, gpu, lambda nics: IN_HOST_MEMORY, probes)
 
     # ---- libraries and limits ----------------------------------------------------------------------------------------
 

@@ -28,7 +28,7 @@ from uccl_ep.tools.doctor.record import (
 )
 
 SCHEMA = 2  # of the JSON object; grows when a field changes its meaning or goes, not when one is added
-_STYLE = {
+STYLE = {
     OK: "bold green",
     SLOW: "bold yellow",
     UNKNOWN: "bold yellow",
@@ -79,17 +79,17 @@ def print_report(examination: Examination, console: Console, everything: bool, q
 
 
 def _section(verdict: Verdict, rows: Sequence[Finding]) -> Table:
-    title = Text.assemble((verdict.path, "bold"), ": ", (verdict.state, _STYLE[verdict.state]))
+    title = Text.assemble((verdict.path, "bold"), ": ", (verdict.state, STYLE[verdict.state]))
     table = Table(title=title, title_justify="left", title_style="", box=ROUNDED, expand=True)
     table.add_column("check", no_wrap=True)
     table.add_column("state", no_wrap=True)
     table.add_column("found", overflow="fold", ratio=1)
     for finding in rows:
-        table.add_row(Text(finding.name), Text(finding.state, _STYLE[finding.state]), _story(finding))
+        table.add_row(Text(finding.name), Text(finding.state, STYLE[finding.state]), story(finding))
     return table
 
 
-def _story(finding: Finding) -> Text:
+def story(finding: Finding) -> Text:
     """What was found; where that is not enough, also what is needed and what to do."""
     text = Text(finding.found)
     if finding.state in (SLOW, UNKNOWN, MISSING):
@@ -102,5 +102,5 @@ def print_verdicts(examination: Examination, console: Console) -> None:
     """One line a path."""
     for verdict in examination.verdicts:
         mark = f"{_MARK[verdict.state]} {verdict.path:<10}"
-        line = Text.assemble((mark, _STYLE[verdict.state]), f"{verdict.state}: {verdict.words}")
+        line = Text.assemble((mark, STYLE[verdict.state]), f"{verdict.state}: {verdict.words}")
         console.print(line, soft_wrap=True)

@@ -124,7 +124,7 @@ def _introduction(host: _Host, rank: int, settings: Settings) -> Hello:
             fabric = gather(
                 settings,
                 "" if gpu is None else gpu.address,
-                lambda: _registration(host, kind, settings),
+                lambda nics: _registration(host, kind, settings),
                 _probes(host, local, settings),
                 _order(kind, settings),
             ).plain()

@@ -137,7 +137,7 @@ TEST(libfabric_provider_default_is_tcp_on_one_interface) {
 TEST(libfabric_provider_device_memory_is_refused_aloud) {
   if (unavailable("tcp")) return;
   TransportSettings s = settings_of("tcp");
-  s.fabric.span_dmabuf_fds = {7};
+  s.fabric.span_dmabuf_fds = {{7}};
   const Provider p = choose_provider(s, "");
   if (p.limits.device_memory) return;  // a provider that offers it: nothing was refused
   CHECK(p.notes[0].reason.find("registered by address") != std::string::npos);

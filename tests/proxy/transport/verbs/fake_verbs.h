@@ -100,12 +100,16 @@ class Fabric {
   u32 num_signalled() const { return signalled_; }
   u32 num_inlined() const { return inlined_; }
   u32 num_reads() const { return reads_; }
+  u32 num_moved_to_error() const {  // by who owns the queue pair
+    std::lock_guard lock(mutex);
+    return moved_to_error_;
+  }
   u32 num_registrations() const { return static_cast<u32>(regions_.size()); }
   u32 num_queue_pairs() const { return static_cast<u32>(qps_.size()); }
   u64 last_access() const { return last_access_; }
 
   // For the C functions. All are called with the mutex held.
-  std::mutex mutex;
+  mutable std::mutex mutex;
   Options options;
   void progress();
   void deliver(Qp& qp, Wr& wr);
@@ -129,11 +133,17 @@ class Fabric {
   std::map<u32, Qp*> qps_;
   std::map<u32, Region> regions_;
   std::vector<Hidden> hidden_;
+  struct Dmabuf {
+    int fd;
+    u64 offset;
+  };
+  std::vector<Dmabuf> dmabufs_;  // that were registered, in their order
   std::multiset<std::pair<const ibv::Pd*, u32>> handles_;  // address handles: whose, and of which device
   std::vector<Context*> contexts_;
   std::vector<bool> cut_;
   u32 next_number_ = 100, next_key_ = 1000;
   u32 overruns_ = 0, not_ready_ = 0, doorbells_ = 0, signalled_ = 0, inlined_ = 0, reads_ = 0, deadlocks_ = 0;
+  u32 moved_to_error_ = 0;
   u64 last_access_ = 0;
 
  private:

@@ -71,6 +71,7 @@ int modify_qp(ibv::Qp* base, ibv::QpAttr* a, int mask) {
     qp.timeout = a->timeout;
     qp.retries = a->retry_cnt;
   }
+  f().moved_to_error_ += to == ibv::kQpsErr;
   if (to == ibv::kQpsErr) f().flush(qp);
   if (to == ibv::kQpsReset) {
     qp.queue.clear();
@@ -104,7 +105,8 @@ ibv::Mr* reg_mr(ibv::Pd* pd, void* address, std::size_t bytes, int access) {
 ibv::Mr* reg_mr_iova2(ibv::Pd* pd, void* address, std::size_t bytes, u64, unsigned access) {
   return register_memory(pd, address, bytes, f().options.address_errno, access);
 }
-ibv::Mr* reg_dmabuf_mr(ibv::Pd* pd, u64, std::size_t bytes, u64 iova, int, int access) {
+ibv::Mr* reg_dmabuf_mr(ibv::Pd* pd, u64 offset, std::size_t bytes, u64 iova, int fd, int access) {
+  f().dmabufs_.push_back({fd, offset});
   return register_memory(pd, reinterpret_cast<void*>(iova), bytes, f().options.dmabuf_errno, static_cast<u64>(access),
                          true);
 }

@@ -21,7 +21,7 @@ contract::Family in_gpu(bool flushes, u64 seed, u32 nics = 1) {
   return verbs_test::on_fake(o, [flushes, nics](TransportSettings& s) {
     s.fabric.nics.clear();
     for (u32 i = 0; i < nics; ++i) s.fabric.nics.push_back({"fake" + std::to_string(i), 1, -1});
-    s.fabric.span_dmabuf_fds = {5, -1, -1};
+    s.fabric.span_dmabuf_fds = {{5}, {}, {}};
     s.fabric.flushed_span = flushes ? 0 : -1;
   });
 }

@@ -30,7 +30,7 @@ Registered enlist(const fake::Options& o, int dmabuf_fd, u64 chunk = 1 << 16, bo
   s.local.add(Span{0, 300000, bytes().data()});
   s.local.add(Span{1 << 20, 1, bytes().data() + 500000});
   s.local.add(Span{1 << 21, 0, nullptr});
-  s.fabric.span_dmabuf_fds = {dmabuf_fd};
+  if (dmabuf_fd >= 0) s.fabric.span_dmabuf_fds = {{dmabuf_fd}};
   s.fabric.relaxed_ordering = relaxed;
   VerbsTuning t;
   t.chunk_bytes = chunk;
@@ -98,4 +98,25 @@ TEST(transport_verbs_memory_relaxed_ordering_when_asked) {
   const Registered strict = enlist({}, -1, 1 << 16, false);
   CHECK_EQ(fake::Fabric::the().last_access() & ibv::kAccessRelaxedOrdering, 0u);
   CHECK(has(strict.notes, "strict PCIe ordering"));
+}
+
+// A span of several GiB, which nobody touches: each descriptor is registered from its own byte 0 on.
+TEST(transport_verbs_memory_names_the_descriptor_of_each_chunk) {
+  for (const u64 chunk : {kDmabufBytes, kDmabufBytes / 4}) {
+    fake::Fabric& f = fake::Fabric::begin({});
+    std::vector<Note> notes;
+    const VerbsNic nic(f.functions(), {"fake0", 1, -1}, {}, notes);
+    TransportSettings s;
+    s.local.add(Span{0, 2 * kDmabufBytes + 5000, reinterpret_cast<u8*>(1ull << 40)});
+    s.fabric.span_dmabuf_fds = {{11, 12, 13}};
+    VerbsTuning t;
+    t.chunk_bytes = chunk;
+    const VerbsMemory memory(nic, s, t, notes);
+    const u64 per = kDmabufBytes / chunk;
+    CHECK_EQ(f.dmabufs_.size(), 2 * per + 1);
+    for (u64 i = 0; i < f.dmabufs_.size(); ++i) {
+      CHECK_EQ(f.dmabufs_[i].fd, static_cast<int>(11 + i / per));
+      CHECK_EQ(f.dmabufs_[i].offset, i % per * chunk);
+    }
+  }
 }
