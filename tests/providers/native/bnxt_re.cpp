@@ -285,7 +285,7 @@ class Bnxt final : public Provider {
       Receive r{{}, header.bytes & 0xffffffff};
       if (header.slots() <= kHeaderSlots || header.slots() * kSlot > ring.bytes)
         find(Rule::kReceive, d.name() + ": a receive of " + std::to_string(header.slots()) +
-                                 " slots; the device wants a scatter entry");
+                                 " slots at " + std::to_string(ring.taken) + " of " + std::to_string(ring.depth) + ", rung " + std::to_string(rung) + "; the device wants a scatter entry");
       for (u32 i = kHeaderSlots; i < header.slots() && (i + 1) * kSlot <= ring.bytes; ++i) {
         const auto b = at<Buffer>(entry + i * kSlot);
         r.pieces.push_back({b.address, b.bytes, b.key});
