@@ -94,6 +94,8 @@ std::unique_ptr<Provider> make_provider(const std::string& name) {
   throw std::invalid_argument("box: no provider " + name + "; there are efa, mlx5 and bnxt_re");
 }
 
+const std::string& device_name(unsigned index) { return devices()[index]->name(); }
+
 const char* empty_folder() {
   static const std::string f = folder() + "/empty";
   return f.c_str();

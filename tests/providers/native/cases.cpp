@@ -5,6 +5,7 @@
 #include "native/check.h"
 #include "providers/native/box.h"
 #include "providers/native/findings.h"
+#include "providers/native/under_test.h"
 #include "proxy/transport/contract.h"
 #include "proxy/transport/verbs/family.h"
 #include "transport/efa/transport.h"
@@ -14,33 +15,41 @@ using contract::Shape;
 
 namespace {
 
-const std::string& provider() {
-  static const std::string name = std::getenv("UCCL_EP_TEST_PROVIDER");
-  return name;
-}
-
-void begin() {
-  static const bool begun = (box::begin(provider(), 2), true);
-  (void)begun;
-}
-
 contract::Family family() {
-  begin();
-  if (provider() == "efa") {
+  if (datagrams_under_test()) {
     return {"efa",
             [](TransportSettings s) -> std::unique_ptr<Transport> {
               verbs_test::add_sources(s);
-              s.fabric.nics = {{"rdmap0s" + std::to_string(s.rank % 2), 1, -1}};
+              s.fabric.nics = {{device_under_test(s.rank), 1, -1}};
               return std::make_unique<EfaTransport>(s);
             },
             true};
   }
-  return verbs_test::on_device("", [](TransportSettings& s) {
-    s.fabric.nics[0].device = provider() + "_" + std::to_string(s.rank % 2);
-  });
+  return verbs_test::on_device("", [](TransportSettings& s) { s.fabric.nics[0].device = device_under_test(s.rank); });
 }
 
-// What our transport says of a library that it cannot use: the tests then have nothing to run over. The runner reads it.
+void none_found() {
+  std::string all;
+  for (const std::string& f : box::take_findings()) all += f + "\n";
+  CHECK_EQ(all, std::string());
+}
+
+}  // namespace
+
+const std::string& provider_under_test() {
+  static const std::string name = [] {
+    const char* asked = std::getenv("UCCL_EP_TEST_PROVIDER");
+    if (asked == nullptr) throw check::Failure("UCCL_EP_TEST_PROVIDER names no driver");
+    box::begin(asked, 2);
+    return std::string(asked);
+  }();
+  return name;
+}
+
+bool datagrams_under_test() { return provider_under_test() == "efa"; }
+
+std::string device_under_test(unsigned index) { return box::device_name(index % 2); }
+
 const std::string& refusal() {
   static const std::string text = [] {
     const auto segment = Segment::create("refusal", 1 << 20);
@@ -55,14 +64,6 @@ const std::string& refusal() {
   }();
   return text;
 }
-
-void none_found() {
-  std::string all;
-  for (const std::string& f : box::take_findings()) all += f + "\n";
-  CHECK_EQ(all, std::string());
-}
-
-}  // namespace
 
 #define OVER_PROVIDER(name, call)        \
   TEST(provider_##name) {                \

@@ -56,12 +56,11 @@ struct Command {
 int get_context(Command& c) {
   if (c.context.events[0] >= 0) return EINVAL;
   if (const int error = c.device.provider().open(c.device, c.extra); error != 0) return error;
-  if (pipe2(c.context.events, O_CLOEXEC) != 0) return errno;
+  if (pipe2(c.context.events.data(), O_CLOEXEC) != 0) return errno;
   ib_uverbs_get_context_resp r{};
   r.async_fd = static_cast<u32>(c.context.events[0]);
   r.num_comp_vectors = 1;
   c.core.write(r);
-  c.device.events = c.context.events[1];
   return 0;
 }
 
