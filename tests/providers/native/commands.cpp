@@ -181,8 +181,15 @@ int create_cq_ex(Command& c) {
 
 template <class Q, class R>
 int create_qp(Command& c, const Q& q, R& r) {
-  WantedPair w{q.pd_handle, q.send_cq_handle, q.recv_cq_handle, q.is_srq != 0, q.srq_handle, q.user_handle, q.qp_type,
-               q.sq_sig_all != 0, {q.max_send_wr, q.max_recv_wr, q.max_send_sge, q.max_recv_sge, q.max_inline_data}};
+  WantedPair w{q.pd_handle,
+               q.send_cq_handle,
+               q.recv_cq_handle,
+               q.is_srq != 0,
+               q.srq_handle,
+               q.user_handle,
+               q.qp_type,
+               q.sq_sig_all != 0,
+               {q.max_send_wr, q.max_recv_wr, q.max_send_sge, q.max_recv_sge, q.max_inline_data}};
   const int error = make_pair(c.context, w, c.extra);
   r.qp_handle = r.qpn = w.number;
   r.max_send_wr = w.cap.max_send_wr;

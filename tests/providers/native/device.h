@@ -133,7 +133,8 @@ struct Identity {
   u8 link_layer = 2;  // ibv::LinkLayer
   bool datagrams = false;  // scalable reliable ones, in any order, instead of connections
   bool keys_of_nothing = false;  // the device looks at the keys of zero bytes
-  bool library_flushes = false;  // the device says once that a queue pair has ended, the library makes completions of it
+  bool library_flushes =
+      false;  // the device says once that a queue pair has ended, the library makes completions of it
 };
 
 class Device;

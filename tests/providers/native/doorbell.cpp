@@ -97,7 +97,7 @@ void on_fault(int number, siginfo_t* info, void* context) {
 
 void watch(void* at, std::size_t bytes, Device& device) {
   static const bool installed = [] {
-    struct sigaction action {};
+    struct sigaction action{};
     action.sa_sigaction = on_fault;
     action.sa_flags = SA_SIGINFO | SA_NODEFER;
     return sigaction(SIGSEGV, &action, &before) == 0;

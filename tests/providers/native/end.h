@@ -22,8 +22,8 @@ struct Posted {  // a write of ours
   uccl::u32 bytes = 8, requests = 1;
   bool immediate = false, is_inline = false;
   uccl::u32 lkey = 0, rkey = 0;  // 0: the right one
-  bool no_local_key = false;     // really none
-  uccl::u64 beyond = 0;          // bytes behind the target
+  bool no_local_key = false;  // really none
+  uccl::u64 beyond = 0;  // bytes behind the target
 };
 
 class End {
