@@ -1,3 +1,4 @@
+// The handler that reads stores to watched registers, and the ring through which devices get their values.
 #include "providers/native/doorbell.h"
 
 #include <sched.h>

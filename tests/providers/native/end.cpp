@@ -1,3 +1,4 @@
+// Making and using one end of a connection, connected or by datagrams.
 #include "providers/native/end.h"
 
 #include <sched.h>

@@ -1,3 +1,4 @@
+// What was found wrong, kept until a test asks.
 #include "providers/native/findings.h"
 
 #include <map>

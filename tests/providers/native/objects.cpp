@@ -1,3 +1,4 @@
+// Objects of a device, and who still needs which.
 #include "providers/native/objects.h"
 
 #include <unistd.h>
