@@ -264,8 +264,8 @@ def simulate(
     Each seed stands for one whole run: 2 to 64 ranks on any nodes (or what --ranks and --nodes say), their tokens, ring
     sizes, limits, a network and what goes wrong in it. The real kernels, rings and proxy engines of all ranks run on
     one thread in virtual time. Writes and immediates arrive in any order that the transport contract allows; links
-    stall, ranks are slow, links are cut and ranks die. Every row is compared with an oracle; where something was lost, every survivor must say so before
-    its deadline and name a rank that can be to blame.
+    stall, ranks are slow, links are cut and ranks die. Every row is compared with an oracle; where something was lost,
+    every survivor must say so before its deadline and name a rank that can be to blame.
 
     The same seed gives the same run, to the bit. A failing seed is printed with the command that replays it and with a
     shortened list of what went wrong in its network. Ends with status 0 when all pass, 1 when one fails.

@@ -13,6 +13,7 @@ class Row:
     Attributes:
         refused: why nothing was run over it: what our transport says, or that the release lacks the driver.
         failed: names of tests, each with its first line.
+        judged: of each rule that was broken on purpose, what came of it.
     """
 
     provider: str
@@ -20,6 +21,7 @@ class Row:
     refused: str = ""
     passed: int = 0
     failed: list[str] = field(default_factory=list)
+    judged: dict[str, str] = field(default_factory=dict)
 
 
 def read_row(provider: str, release: str, output: str, code: int) -> Row:
@@ -30,14 +32,21 @@ def read_row(provider: str, release: str, output: str, code: int) -> Row:
     failed = [f"{name}: {why.strip()}" for name, why in re.findall(r"^FAILED  (\S+)\n(.*)$", output, re.M)]
     if code != 0 and not failed:
         failed = [f"exit code {code} behind {output.strip().splitlines()[-1] if output.strip() else 'no output'}"]
-    return Row(provider, release, "", len(re.findall(r"^ok ", output, re.M)), failed)
+    judged = dict(re.findall(r"^judged: (.*?): (.*)$", output, re.M))
+    return Row(provider, release, "", len(re.findall(r"^ok ", output, re.M)), failed, judged)
 
 
 def render(rows: list[Row], missing: list[str]) -> str:
     """The table as text. What could not be run is repeated at its end, where it is seen."""
     lines = ["", f"{'driver':<10} {'rdma-core':<12} {'passed':>6} {'failed':>6}"]
     for row in rows:
-        lines.append(f"{row.provider:<10} {row.release:<12} {row.passed:>6} {len(row.failed):>6}  {row.refused}".rstrip())
+        lines.append(
+            f"{row.provider:<10} {row.release:<12} {row.passed:>6} {len(row.failed):>6}  {row.refused}".rstrip()
+        )
+    ran = [row for row in rows if row.judged]
+    for what in dict.fromkeys(text for row in ran for text in row.judged):
+        lines += ["", f"broken on purpose: {what}"]
+        lines += [f"  {row.provider:<10} {row.release:<12} {row.judged[what]}" for row in ran if what in row.judged]
     lines += [f"FAILED {row.provider} {row.release} {text}" for row in rows for text in row.failed]
     lines += [f"NOT RUN, SKIPPED: {text}" for text in missing]
     return "\n".join(lines)

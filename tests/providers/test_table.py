@@ -23,5 +23,15 @@ def test_a_refusal_is_said_and_no_failure() -> None:
     assert read_row("efa", "44.0", "refused: too old\n", 1).failed
 
 
+def test_what_was_broken_on_purpose_is_told_by_rule() -> None:
+    row = read_row("efa", "65.0", "judged: zero bytes with key 0: found (local key)\nok      provider_rule_z\n", 0)
+    assert row.judged == {"zero bytes with key 0": "found (local key)"}
+    text = render([row, Row("mlx5", "65.0", judged={"zero bytes with key 0": "no rule here"})], [])
+    assert "broken on purpose: zero bytes with key 0\n  efa        65.0         found (local key)\n  mlx5 " in text
+
+
 def test_what_is_missing_stands_at_the_end() -> None:
-    assert render([], ["rdma-core of sid: no network"]).splitlines()[-1] == "NOT RUN, SKIPPED: rdma-core of sid: no network"
+    assert (
+        render([], ["rdma-core of sid: no network"]).splitlines()[-1]
+        == "NOT RUN, SKIPPED: rdma-core of sid: no network"
+    )

@@ -56,7 +56,8 @@ void EfaTransport::make_nic(const NicSettings& n) {
   if (const int e = extra_.query_device(nic.context(), &d.attr, sizeof(d.attr)); e != 0)
     throw std::runtime_error("efa: " + nic.name() + " is no EFA device: efadv_query_device: " + verbs_errno(e));
   if ((d.attr.device_caps & efadv::kCapsRdmaWrite) == 0)
-    throw std::runtime_error("efa: " + nic.name() + " cannot write to remote memory, or this libefa does not know it: " +
+    throw std::runtime_error("efa: " + nic.name() +
+                             " cannot write to remote memory, or this libefa does not know it: " +
                              "rdma-core 46 and later do (Debian 12 has 44), on instances from the fourth generation " +
                              "of EFA's RDMA on (p5, p5en, p6); use the tcp or libfabric transport");
   d.largest = d.attr.max_rdma_size;

@@ -54,7 +54,7 @@ VerbsEndpoint::VerbsEndpoint(const VerbsNic& nic, const EndpointShape& shape, st
       dummy_(nic.dummy()),
       blank_(kBatch, ibv::RecvWr{0, nullptr, &dummy_, 1}) {
   for (u32 i = 0; i + 1 < kBatch; ++i) blank_[i].next = &blank_[i + 1];
-  if (nic.limits().max_srq > 0) {
+  if (nic.shares_receives()) {
     receive_entries_ = std::min(receive_entries_, limit(shape.receives, nic.limits().max_srq_wr));
     ibv::SrqInitAttr a{nullptr, receive_entries_, 1, 0};
     errno = 0;

@@ -107,6 +107,9 @@ void VerbsNic::open_device() {
 // are not known to be right. Soft-RoCE's is tested (tests/rdma).
 bool VerbsNic::chains_extended() const { return device_.vendor_id == kMellanoxVendor || is_soft(); }
 bool VerbsNic::takes_inline() const { return device_.vendor_id != kBroadcomVendor; }
+// bnxt_re of rdma-core 44 to 56 at least looks for receives of its own in a queue pair that has failed, and ends the process
+// when there are none (seen over the drivers themselves: tests/providers).
+bool VerbsNic::shares_receives() const { return device_.max_srq > 0 && device_.vendor_id != kBroadcomVendor; }
 
 void VerbsNic::register_dummy() {
   dummy_ = std::aligned_alloc(kDummyBytes, kDummyBytes);

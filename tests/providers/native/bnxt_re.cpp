@@ -86,8 +86,8 @@ struct BnxtPair final : Own {
   const u8* sends = nullptr;
   u64 handle = 0;
   u32 slots = 0, indices = 0;  // of the send queue; what a completion counts in
-  u32 at = 0;                  // the next request's slot
-  u64 count = 0, told = 0;     // requests read, completed
+  u32 at = 0;  // the next request's slot
+  u64 count = 0, told = 0;  // requests read, completed
   bool variable = false;
   Ring receives;
 };
@@ -236,8 +236,8 @@ class Bnxt final : public Provider {
       e.bytes = static_cast<u32>(c.bytes);
       e.immediate = c.immediate;
       e.pair = own.handle;
-      const u32 flags = (p.shared != nullptr ? 1u : 0u) | (c.has_immediate ? 2u : 0u) |
-                        (c.kind == Request::Kind::kWrite ? 8u : 0u);
+      const u32 flags =
+          (p.shared != nullptr ? 1u : 0u) | (c.has_immediate ? 2u : 0u) | (c.kind == Request::Kind::kWrite ? 8u : 0u);
       e.kind = flags << 16 | status | kReceiveEntry << 1;
       e.tag = static_cast<u32>(c.token);
       put(q, e);
@@ -284,8 +284,9 @@ class Bnxt final : public Provider {
       const auto header = at<Header>(entry);
       Receive r{{}, header.bytes & 0xffffffff};
       if (header.slots() <= kHeaderSlots || header.slots() * kSlot > ring.bytes)
-        find(Rule::kReceive, d.name() + ": a receive of " + std::to_string(header.slots()) +
-                                 " slots; the device wants a scatter entry");
+        find(Rule::kReceive, d.name() + ": a receive of " + std::to_string(header.slots()) + " slots at " +
+                                 std::to_string(ring.taken) + " of " + std::to_string(ring.depth) + ", rung " +
+                                 std::to_string(rung) + "; the device wants a scatter entry");
       for (u32 i = kHeaderSlots; i < header.slots() && (i + 1) * kSlot <= ring.bytes; ++i) {
         const auto b = at<Buffer>(entry + i * kSlot);
         r.pieces.push_back({b.address, b.bytes, b.key});

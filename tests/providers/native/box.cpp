@@ -1,3 +1,4 @@
+// The folder that stands for /sys, the choice of a driver's library, and the thread of all devices.
 #include "providers/native/box.h"
 
 #include <dlfcn.h>
@@ -91,8 +92,10 @@ std::unique_ptr<Provider> make_provider(const std::string& name) {
   if (name == "efa") return make_efa();
   if (name == "mlx5") return make_mlx5();
   if (name == "bnxt_re") return make_bnxt_re();
-  throw std::invalid_argument("box: no provider " + name + "; there are efa, mlx5 and bnxt_re");
+  throw std::invalid_argument("box: no provider " + name + "; there are bnxt_re, efa and mlx5");
 }
+
+const std::string& device_name(unsigned index) { return devices()[index]->name(); }
 
 const char* empty_folder() {
   static const std::string f = folder() + "/empty";

@@ -11,5 +11,6 @@ inline constexpr unsigned kMajor = 231, kFirstMinor = 192;
 // std::invalid_argument, std::runtime_error.
 void begin(const std::string& provider, unsigned num_devices);
 const char* empty_folder();
+const std::string& device_name(unsigned index);
 
 }  // namespace box

@@ -5,6 +5,7 @@
 #include "native/check.h"
 #include "providers/native/box.h"
 #include "providers/native/findings.h"
+#include "providers/native/under_test.h"
 #include "proxy/transport/contract.h"
 #include "proxy/transport/verbs/family.h"
 #include "transport/efa/transport.h"
@@ -14,33 +15,49 @@ using contract::Shape;
 
 namespace {
 
-const std::string& provider() {
-  static const std::string name = std::getenv("UCCL_EP_TEST_PROVIDER");
-  return name;
-}
-
-void begin() {
-  static const bool begun = (box::begin(provider(), 2), true);
-  (void)begun;
+contract::Family over_verbs(const verbs_test::Change& change, const VerbsTuning& tuning = {}) {
+  const verbs_test::Change all = [change](TransportSettings& s) {
+    s.fabric.nics[0].device = device_under_test(s.rank);
+    change(s);
+  };
+  return verbs_test::on_device("", all, tuning);
 }
 
 contract::Family family() {
-  begin();
-  if (provider() == "efa") {
+  if (datagrams_under_test()) {
     return {"efa",
             [](TransportSettings s) -> std::unique_ptr<Transport> {
               verbs_test::add_sources(s);
-              s.fabric.nics = {{"rdmap0s" + std::to_string(s.rank % 2), 1, -1}};
+              s.fabric.nics = {{device_under_test(s.rank), 1, -1}};
               return std::make_unique<EfaTransport>(s);
             },
             true};
   }
-  return verbs_test::on_device("", [](TransportSettings& s) {
-    s.fabric.nics[0].device = provider() + "_" + std::to_string(s.rank % 2);
-  });
+  return over_verbs([](TransportSettings&) {});
 }
 
-// What our transport says of a library that it cannot use: the tests then have nothing to run over. The runner reads it.
+void none_found() {
+  std::string all;
+  for (const std::string& f : box::take_findings()) all += f + "\n";
+  CHECK_EQ(all, std::string());
+}
+
+}  // namespace
+
+const std::string& provider_under_test() {
+  static const std::string name = [] {
+    const char* asked = std::getenv("UCCL_EP_TEST_PROVIDER");
+    if (asked == nullptr) throw check::Failure("UCCL_EP_TEST_PROVIDER names no driver");
+    box::begin(asked, 2);
+    return std::string(asked);
+  }();
+  return name;
+}
+
+bool datagrams_under_test() { return provider_under_test() == "efa"; }
+
+std::string device_under_test(unsigned index) { return box::device_name(index % 2); }
+
 const std::string& refusal() {
   static const std::string text = [] {
     const auto segment = Segment::create("refusal", 1 << 20);
@@ -56,14 +73,6 @@ const std::string& refusal() {
   return text;
 }
 
-void none_found() {
-  std::string all;
-  for (const std::string& f : box::take_findings()) all += f + "\n";
-  CHECK_EQ(all, std::string());
-}
-
-}  // namespace
-
 #define OVER_PROVIDER(name, call)        \
   TEST(provider_##name) {                \
     if (!refusal().empty()) return;      \
@@ -75,8 +84,7 @@ void none_found() {
 OVER_PROVIDER(random_small_writes_of_two, contract::random_writes(f, Shape{.num_ranks = 2}, 1000, 64, 1))
 OVER_PROVIDER(random_writes_of_three_on_two_lanes,
               contract::random_writes(f, Shape{.num_ranks = 3, .num_lanes = 2}, 100, 3000, 2))
-OVER_PROVIDER(random_writes_of_five,
-              contract::random_writes(f, Shape{.num_ranks = 5, .max_in_flight = 7}, 40, 9000, 3))
+OVER_PROVIDER(random_writes_of_five, contract::random_writes(f, Shape{.num_ranks = 5, .max_in_flight = 7}, 40, 9000, 3))
 OVER_PROVIDER(random_large_writes, contract::random_writes(f, Shape{.num_ranks = 2}, 40, 300000, 4))
 OVER_PROVIDER(window_of_one, contract::random_writes(f, Shape{.num_ranks = 2, .max_in_flight = 1}, 100, 100, 5))
 OVER_PROVIDER(zero_bytes, contract::zero_bytes(f))
@@ -91,3 +99,60 @@ OVER_PROVIDER(refused_requests, contract::refused_requests(f))
 OVER_PROVIDER(connect_times_out, contract::connect_times_out(f))
 OVER_PROVIDER(connect_twice, contract::connect_twice(f))
 OVER_PROVIDER(stranger_rank, contract::stranger_rank(f))
+
+TEST(provider_plain_posting_and_polling) {
+  if (datagrams_under_test()) return;
+  VerbsTuning tuning;
+  tuning.extended = false;
+  contract::random_writes(over_verbs([](TransportSettings&) {}, tuning), Shape{.num_ranks = 3}, 200, 3000, 6);
+  none_found();
+}
+
+TEST(provider_four_queue_pairs) {
+  if (datagrams_under_test()) return;
+  const contract::Family f = over_verbs([](TransportSettings& s) { s.fabric.queue_pairs = 4; });
+  contract::random_writes(f, Shape{.num_ranks = 2}, 400, 5000, 7);
+  none_found();
+}
+
+// A lane's read of its own memory, on a queue pair that is connected to itself, before arrivals are told.
+TEST(provider_read_before_arrivals) {
+  if (datagrams_under_test()) return;
+  const contract::Family f = over_verbs([](TransportSettings& s) {
+    s.fabric.flush_by_read = true;
+    s.fabric.flushed_span = 0;
+  });
+  contract::random_writes(f, Shape{.num_ranks = 2}, 400, 5000, 8);
+  none_found();
+}
+
+// Writes end in errors: their queue pair is flushed, by the device or by the library, and others go on.
+TEST(provider_a_lost_peer_takes_nobody_along) {
+  if (!refusal().empty()) return;
+  contract::Group g(family(), Shape{.num_ranks = 3});
+  g.transports[1].reset();
+  PeerEvent e{};
+  u64 wr_id = 0;
+  bool done = false;
+  const WriteRequest to_both[] = {{1, 1, contract::random_bytes(), g.kBase, 64, 1},
+                                  {2, 2, contract::random_bytes(), g.kBase, 64, 2}};
+  CHECK_EQ(g.lane(0).post(to_both), 2u);
+  g.lane(0).flush();
+  CHECK(contract::poll_until([&] {
+    Arrival a[4];
+    u64 ids[4];
+    g.lane(2).poll_completions(ids);
+    g.lane(2).poll_arrivals(a);
+    g.lane(0).poll_arrivals(a);
+    done |= g.lane(0).poll_completions(std::span(&wr_id, 1)) == 1;
+    return g.lane(0).poll_events(std::span(&e, 1)) == 1 || (done && e.peer == 1);
+  }));
+  CHECK_EQ(e.peer, 1u);
+  CHECK(contract::poll_until([&] {
+    Arrival a[4];
+    g.lane(2).poll_arrivals(a);
+    done |= g.lane(0).poll_completions(std::span(&wr_id, 1)) == 1;
+    return done;
+  }));
+  CHECK_EQ(wr_id, 2u);
+}

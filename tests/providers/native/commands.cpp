@@ -12,6 +12,7 @@
 #include <algorithm>
 #include <cerrno>
 
+#include "providers/native/doorbell.h"
 #include "providers/native/objects.h"
 
 namespace box {
@@ -55,12 +56,11 @@ struct Command {
 int get_context(Command& c) {
   if (c.context.events[0] >= 0) return EINVAL;
   if (const int error = c.device.provider().open(c.device, c.extra); error != 0) return error;
-  if (pipe2(c.context.events, O_CLOEXEC) != 0) return errno;
+  if (pipe2(c.context.events.data(), O_CLOEXEC) != 0) return errno;
   ib_uverbs_get_context_resp r{};
   r.async_fd = static_cast<u32>(c.context.events[0]);
   r.num_comp_vectors = 1;
   c.core.write(r);
-  c.device.events = c.context.events[1];
   return 0;
 }
 
@@ -181,8 +181,15 @@ int create_cq_ex(Command& c) {
 
 template <class Q, class R>
 int create_qp(Command& c, const Q& q, R& r) {
-  WantedPair w{q.pd_handle, q.send_cq_handle, q.recv_cq_handle, q.is_srq != 0, q.srq_handle, q.user_handle, q.qp_type,
-               q.sq_sig_all != 0, {q.max_send_wr, q.max_recv_wr, q.max_send_sge, q.max_recv_sge, q.max_inline_data}};
+  WantedPair w{q.pd_handle,
+               q.send_cq_handle,
+               q.recv_cq_handle,
+               q.is_srq != 0,
+               q.srq_handle,
+               q.user_handle,
+               q.qp_type,
+               q.sq_sig_all != 0,
+               {q.max_send_wr, q.max_recv_wr, q.max_send_sge, q.max_recv_sge, q.max_inline_data}};
   const int error = make_pair(c.context, w, c.extra);
   r.qp_handle = r.qpn = w.number;
   r.max_send_wr = w.cap.max_send_wr;
@@ -348,6 +355,7 @@ int register_dmabuf(Context& context, const Attributes& a) {
 int answer_ioctl(Context& context, ib_uverbs_ioctl_hdr* h) {
   const Attributes attributes{{h->attrs, h->num_attrs}};
   const std::lock_guard lock(mutex());
+  hand_out_stores();  // what was rung before a command is seen before it
   if (h->object_id == UVERBS_OBJECT_DEVICE && h->method_id == UVERBS_METHOD_INVOKE_WRITE)
     return invoke_write(context, attributes);
   if (h->object_id == UVERBS_OBJECT_MR && h->method_id == UVERBS_METHOD_REG_DMABUF_MR)

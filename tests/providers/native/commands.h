@@ -8,7 +8,7 @@ namespace box {
 
 struct Context {  // an open file
   Device* device = nullptr;
-  int events[2] = {-1, -1};  // asynchronous ones: the library's end, ours
+  std::array<int, 2> events{-1, -1};  // asynchronous ones: the library's end, ours
 };
 
 // 0 or an errno, as the kernel says it.

@@ -90,7 +90,7 @@ struct Own {  // what a provider keeps of an object
 struct Queue {  // completion queue
   u32 handle = 0, entries = 0;
   u64 user_handle = 0, written = 0;
-  int events = -1;  // the context's
+  std::array<int, 2> events{-1, -1};  // the context's: the library's end, ours
   u32 events_reported = 0, users = 0;
   bool overrun = false;
   std::unique_ptr<Own> own;
@@ -105,7 +105,7 @@ struct Shared {  // shared receive queue
 struct Pair {  // queue pair
   u32 handle = 0, number = 0, pd = 0, type = 0, state = ibv::kQpsReset;
   u64 user_handle = 0;
-  int events = -1;
+  std::array<int, 2> events{-1, -1};
   u32 events_reported = 0;
   ibv::QpCap cap{};
   bool all_signalled = false;
@@ -133,7 +133,8 @@ struct Identity {
   u8 link_layer = 2;  // ibv::LinkLayer
   bool datagrams = false;  // scalable reliable ones, in any order, instead of connections
   bool keys_of_nothing = false;  // the device looks at the keys of zero bytes
-  bool library_flushes = false;  // the device says once that a queue pair has ended, the library makes completions of it
+  bool library_flushes =
+      false;  // the device says once that a queue pair has ended, the library makes completions of it
 };
 
 class Device;
@@ -197,7 +198,6 @@ class Device {
   std::map<u32, std::shared_ptr<Pair>> pairs;  // by number, which is the handle too
   std::map<u32, Handle> handles;
   u32 next_handle = 1;
-  int events = -1;  // where asynchronous events go: the last context's
 
  private:
   enum class Done { kYes, kWait };
@@ -228,6 +228,8 @@ class Device {
 std::vector<std::unique_ptr<Device>>& devices();
 Device* device_of(const Gid& gid);
 void flush_pair(Device& d, Pair& p);
-void send_event(int fd, u64 element, u32 type);
+void send_event(const int* pipe, u64 element, u32 type);
+// Events of an object that is removed, and that nobody has read: how many.
+u32 take_back_events(const int* pipe, u64 element);
 
 }  // namespace box

@@ -1,3 +1,4 @@
+// The handler that reads stores to watched registers, and the ring through which devices get their values.
 #include "providers/native/doorbell.h"
 
 #include <sched.h>
@@ -97,7 +98,7 @@ void on_fault(int number, siginfo_t* info, void* context) {
 
 void watch(void* at, std::size_t bytes, Device& device) {
   static const bool installed = [] {
-    struct sigaction action {};
+    struct sigaction action{};
     action.sa_sigaction = on_fault;
     action.sa_flags = SA_SIGINFO | SA_NODEFER;
     return sigaction(SIGSEGV, &action, &before) == 0;

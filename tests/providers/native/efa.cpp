@@ -224,8 +224,8 @@ class Efa final : public Provider {
     const u8 before = to[3];
     e.flags = before;
     std::memcpy(to, &e, std::min<std::size_t>(sizeof(e), own.entry_bytes));
-    const u32 flags = phase | kind << 1 | (c.has_immediate && c.of_receive ? 8u : 0u) | operation << 4 |
-                      (c.unsolicited ? 0x80u : 0u);
+    const u32 flags =
+        phase | kind << 1 | (c.has_immediate && c.of_receive ? 8u : 0u) | operation << 4 | (c.unsolicited ? 0x80u : 0u);
     // Release: pairs with the library's barrier behind its read of the phase.
     std::atomic_ref(to[3]).store(static_cast<u8>(flags), std::memory_order_release);
   }
@@ -266,9 +266,7 @@ class Efa final : public Provider {
     r.qkey = s.qkey;
     r.is_inline = (s.control & 0x20) != 0;
     const u32 operation = s.control & 0xf;
-    r.kind = operation == 0   ? Request::Kind::kSend
-             : operation == 1 ? Request::Kind::kRead
-                              : Request::Kind::kWrite;
+    r.kind = operation == 0 ? Request::Kind::kSend : operation == 1 ? Request::Kind::kRead : Request::Kind::kWrite;
     const auto* first = s.buffers;
     if (operation != 0) {  // the first describes the other side
       r.remote = s.buffers[0].address();

@@ -1,4 +1,5 @@
 // What the hardware does: takes requests in the order that its kind of queue pair keeps, moves bytes, writes completions.
+#include <sys/ioctl.h>
 #include <sys/mman.h>
 #include <unistd.h>
 
@@ -46,12 +47,34 @@ Device* device_of(const Gid& gid) {
   return nullptr;
 }
 
-void send_event(int fd, u64 element, u32 type) {
-  const struct {
-    u64 element;
-    u32 type, reserved;
-  } event{element, type, 0};
-  if (fd >= 0 && write(fd, &event, sizeof(event)) != sizeof(event)) find(Rule::kUnknown, "an event was not taken");
+namespace {
+
+struct Event {
+  u64 element;
+  u32 type, reserved;
+};
+
+}  // namespace
+
+void send_event(const int* pipe, u64 element, u32 type) {
+  const Event event{element, type, 0};
+  if (pipe[1] >= 0 && write(pipe[1], &event, sizeof(event)) != sizeof(event))
+    find(Rule::kUnknown, "an event was not taken");
+}
+
+u32 take_back_events(const int* pipe, u64 element) {
+  int bytes = 0;
+  if (pipe[0] < 0 || ioctl(pipe[0], FIONREAD, &bytes) != 0) return 0;
+  u32 taken = 0;
+  for (; bytes >= static_cast<int>(sizeof(Event)); bytes -= static_cast<int>(sizeof(Event))) {
+    Event e{};
+    if (read(pipe[0], &e, sizeof(e)) != sizeof(e)) break;
+    if (e.element == element)
+      ++taken;
+    else
+      send_event(pipe, e.element, e.type);
+  }
+  return taken;
 }
 
 Device::Device(std::unique_ptr<Provider> provider, u32 index)
@@ -160,7 +183,7 @@ void Device::push(Pair& p, Queue& q, const Completion& c) {
                              " entries is full");
     q.overrun = true;
     ++q.events_reported;
-    send_event(q.events, q.user_handle, ibv::kEventCqErr);
+    send_event(q.events.data(), q.user_handle, ibv::kEventCqErr);
     return;
   }
   provider_->complete(*this, q, p, c);

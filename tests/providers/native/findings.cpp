@@ -1,7 +1,6 @@
+// What was found wrong, kept until a test asks.
 #include "providers/native/findings.h"
 
-#include <cstdio>
-#include <cstdlib>
 #include <map>
 #include <mutex>
 #include <utility>
@@ -24,15 +23,14 @@ Kept& kept() {
 }  // namespace
 
 const char* name(Rule rule) {
-  static constexpr const char* kNames[] = {"receive", "local key", "remote key", "descriptor", "inline",
-                                           "queue full", "overrun", "state", "objects", "unknown"};
+  static constexpr const char* kNames[] = {"receive",    "local key", "remote key", "descriptor", "inline",
+                                           "queue full", "overrun",   "state",      "objects",    "unknown"};
   return kNames[static_cast<int>(rule)];
 }
 
 void find(Rule rule, std::string what) {
   Kept& k = kept();
   const std::lock_guard lock(k.mutex);
-  if (std::getenv("BOX_SAY")) std::fprintf(stderr, "%s: %s\n", name(rule), what.c_str());
   if (++k.counts[rule] <= kKept) k.texts.push_back(std::string(name(rule)) + ": " + std::move(what));
 }
 

@@ -1,3 +1,4 @@
+// Objects of a device, and who still needs which.
 #include "providers/native/objects.h"
 
 #include <unistd.h>
@@ -38,7 +39,7 @@ int make_queue(Context& c, const WantedQueue& w, const Extra& e, u32& handle, u3
   q->handle = c.device->next_handle++;
   q->entries = w.entries;
   q->user_handle = w.user_handle;
-  q->events = c.events[1];
+  q->events = c.events;
   if (const int error = c.device->provider().make_queue(*c.device, *q, e); error != 0) return error;
   handle = q->handle;
   entries = q->entries;
@@ -53,7 +54,8 @@ int remove_queue(Device& d, u32 handle, u32& events) {
     find(Rule::kObjects, d.name() + ": a completion queue with queue pairs on it");
     return EBUSY;
   }
-  events = found->second->events_reported;
+  Queue& q = *found->second;
+  events = q.events_reported - take_back_events(q.events.data(), q.user_handle);
   d.queues.erase(found);
   return 0;
 }
@@ -98,7 +100,7 @@ int make_pair(Context& c, WantedPair& w, const Extra& e) {
   p->pd = w.pd;
   p->type = w.type;
   p->user_handle = w.user_handle;
-  p->events = c.events[1];
+  p->events = c.events;
   p->cap = w.cap;
   p->all_signalled = w.all_signalled;
   p->sends_to = sends->second;
@@ -122,7 +124,7 @@ int remove_pair(Device& d, u32 number, u32& events) {
   --p.sends_to->users;
   --p.receives_to->users;
   if (p.shared != nullptr) --p.shared->users;
-  events = p.events_reported;
+  events = p.events_reported - take_back_events(p.events.data(), p.user_handle);
   d.pairs.erase(found);
   return 0;
 }
@@ -134,13 +136,11 @@ void close_context(Context& c) {
     if (n != 0) find(Rule::kObjects, d.name() + " closed with " + std::to_string(n) + " " + what + " left");
   };
   std::erase_if(d.pairs, [&](const auto& p) {
-    if (p.second->events != c.events[1]) return false;
+    if (p.second->events != c.events) return false;
     left(1, "queue pair");
     return true;
   });
-  if (d.events == c.events[1]) d.events = -1;
   if (c.events[1] >= 0) close(c.events[1]);
-  c.events[0] = c.events[1] = -1;
 }
 
 }  // namespace box

@@ -32,8 +32,7 @@ template <class F>
 F* next(F*, const char* name) {
   return reinterpret_cast<F*>(dlsym(RTLD_NEXT, name));
 }
-#define NEXT(name)                             \
-  static auto* const real = next(&name, #name) \
+#define NEXT(name) static auto* const real = next(&name, #name)
 
 std::map<int, Context>& files() {
   static std::map<int, Context> f;

@@ -155,8 +155,12 @@ def test_failing_seeds_are_shown_and_end_with_status_1(monkeypatch: pytest.Monke
         assert sim.run_simulate(options, file, Console(file=shown, width=200)) == 1
         shown.seek(0)
         text = shown.read()
-    for words in ("seed 40 fails: row 3: payload differs", 
-                  "replay: uccl-ep simulate --seed 40 --profile srd --ranks 12 --nodes 3", "the short form of 40", "failing seeds"):  # fmt: skip
+    for words in (
+        "seed 40 fails: row 3: payload differs",
+        "replay: uccl-ep simulate --seed 40 --profile srd --ranks 12 --nodes 3",
+        "the short form of 40",
+        "failing seeds",
+    ):
         assert words in text
     written = json.loads(file.read_text())
     assert len(written["failures"]) == sim.MOST_FAILURES  # and not all 10,000 seeds

@@ -96,7 +96,9 @@ class Fabric {
   u32 num_overruns() const { return overruns_; }
   u32 num_not_ready() const { return not_ready_; }
   u32 num_doorbells() const { return doorbells_; }
-  u32 num_deadlocks() const { return deadlocks_; }  // completions asked for inside of a session of posting: libefa waits
+  u32 num_deadlocks() const {
+    return deadlocks_;
+  }  // completions asked for inside of a session of posting: libefa waits
   u32 num_signalled() const { return signalled_; }
   u32 num_inlined() const { return inlined_; }
   u32 num_reads() const { return reads_; }

@@ -52,11 +52,17 @@ TEST(transport_verbs_endpoint_sizes_and_limits) {
   CHECK(notes[1].choice.find("50 writes") != std::string::npos);
 }
 
-// The fake is as strict as the strictest: a receive without memory is none.
+// The fake is as strict as the strictest: a receive without memory is none. Broadcom's queue pairs do not share theirs.
 TEST(transport_verbs_endpoint_receives_name_memory) {
-  for (const int max_srq : {1000, 0}) {
+  struct Nic {
+    int max_srq;
+    u32 vendor;
+    bool shares;
+  };
+  for (const Nic n : {Nic{1000, 0x02c9, true}, Nic{0, 0x02c9, false}, Nic{1000, fake::kBroadcom, false}}) {
     fake::Options o;
-    o.max_srq = max_srq;
+    o.max_srq = n.max_srq;
+    o.vendor = n.vendor;
     fake::Fabric& f = fake::Fabric::begin(o);
     std::vector<Note> notes;
     const VerbsNic nic(f.functions(), {"fake0", 1, -1}, {}, notes);
@@ -65,7 +71,8 @@ TEST(transport_verbs_endpoint_receives_name_memory) {
     QueuePair pair = endpoint.make_queue_pair();
     endpoint.post_first_receives();
     const fake::Qp& q = *f.qps_.at(pair.number());
-    CHECK_EQ(max_srq != 0 ? static_cast<fake::Srq*>(q.base.srq)->posted : q.posted_receives, 80u);
+    CHECK_EQ(q.base.srq != nullptr, n.shares);
+    CHECK_EQ(n.shares ? static_cast<fake::Srq*>(q.base.srq)->posted : q.posted_receives, 80u);
   }
 }
 
