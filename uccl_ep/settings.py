@@ -13,8 +13,8 @@ import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-from uccl_ep import setting_values as values
 from uccl_ep.errors import one_of, refuse
+from uccl_ep.system import setting_values as values
 from uccl_ep.system.site_settings import SiteValue, read_site
 
 PREFIX = "UCCL_EP_"

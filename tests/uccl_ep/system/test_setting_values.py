@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from uccl_ep import setting_values as values
+from uccl_ep.system import setting_values as values
 
 
 def test_setting_values_keep_their_order_and_no_repeat() -> None:
