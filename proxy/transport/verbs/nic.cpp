@@ -56,7 +56,6 @@ VerbsNic::VerbsNic(const ibv::Functions& functions, const NicSettings& settings,
     read_port(fabric, notes);
     choose_gid(notes);
     note_on_demand_paging(notes);
-    note_patience(fabric, notes);
   } catch (...) {
     release();
     throw;
@@ -191,14 +190,6 @@ void VerbsNic::note_on_demand_paging(std::vector<Note>& notes) const {
   const bool has = known && (attr.odp_caps.rc_odp_caps & ibv::kOdpSupportWrite) != 0;
   notes.push_back({"memory is pinned", has ? name() + " could page on demand, but a page fault costs a retransmission"
                                            : name() + " has no on-demand paging for writes"});
-}
-
-void VerbsNic::note_patience(const FabricSettings& fabric, std::vector<Note>& notes) const {
-  const u32 again = retries(fabric);
-  const u64 ms = (again + 1) * (4096ull << fabric.timeout) / 1'000'000;
-  notes.push_back({"timeout " + std::to_string(fabric.timeout) + ", " + std::to_string(again) + " retries on " + name(),
-                   "a peer that does not answer is lost after " + std::to_string(ms) + " ms or up to 4 times as long" +
-                       (again == fabric.retries ? "" : "; soft-RoCE would repeat for ever with more retries")});
 }
 
 void VerbsNic::poll_async() {

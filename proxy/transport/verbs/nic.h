@@ -72,7 +72,6 @@ class VerbsNic {
   void choose_gid(std::vector<Note>& notes);
   void read_port(const FabricSettings& fabric, std::vector<Note>& notes);
   void note_on_demand_paging(std::vector<Note>& notes) const;
-  void note_patience(const FabricSettings& fabric, std::vector<Note>& notes) const;
   void release();
 
   const ibv::Functions& functions_;

@@ -16,6 +16,14 @@ std::string link_text(u32 layer) {
   return layer == ibv::kLinkInfiniband ? "InfiniBand" : layer == ibv::kLinkEthernet ? "RoCE (Ethernet)" : "unknown";
 }
 
+Note patience(const VerbsNic& nic, const FabricSettings& fabric) {
+  const u32 again = nic.retries(fabric);
+  const u64 ms = (again + 1) * (4096ull << fabric.timeout) / 1'000'000;
+  return {"timeout " + std::to_string(fabric.timeout) + ", " + std::to_string(again) + " retries on " + nic.name(),
+          "a peer that does not answer is lost after " + std::to_string(ms) + " ms, or up to 4 times as long" +
+              (again == fabric.retries ? "" : "; soft-RoCE repeats for ever with more retries")};
+}
+
 }  // namespace
 
 void check_fabric(const TransportSettings& s, const std::string& family) {
@@ -129,6 +137,7 @@ VerbsTransport::VerbsTransport(const TransportSettings& settings, const ibv::Fun
   own_ = describe_rank(settings_, tuning_);
   const u32 slots = settings_.num_ranks * settings_.num_lanes * settings_.fabric.queue_pairs;
   for (auto& nic : nics_) {
+    notes_.push_back(patience(*nic, settings_.fabric));
     memories_.push_back(std::make_unique<VerbsMemory>(*nic, settings_, tuning_, notes_));
     areas_.push_back(std::make_unique<GreetingArea>(*nic, slots));
     own_.nics.push_back(describe_nic(*nic, *memories_.back()));

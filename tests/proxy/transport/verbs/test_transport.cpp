@@ -221,3 +221,19 @@ TEST(transport_verbs_transport_counts_by_queue_pair) {
     return (done += g.lane(0).poll_completions(t)) == writes.size();
   }));
 }
+
+TEST(transport_verbs_says_how_long_a_peer_may_be_silent) {
+  for (const bool soft : {false, true}) {
+    fake::Options o;
+    o.vendor = soft ? 0xffffff : 0x02c9;
+    contract::Group g(verbs_test::on_fake(o), contract::Shape{});
+    std::string all;
+    for (const Note& n : g.transports[0]->notes()) all += n.choice + ": " + n.reason + "\n";
+    const char* const said =
+        soft ? "timeout 20, 6 retries on fake0:1: a peer that does not answer is lost after 30064 ms"
+             : "timeout 20, 7 retries on fake0:1: a peer that does not answer is lost after 34359 ms";
+    CHECK(all.find(said) != std::string::npos);
+    CHECK_EQ(all.find("for ever") != std::string::npos, soft);
+    for (const auto& [number, qp] : fake::Fabric::the().qps_) CHECK_EQ(qp->retries, soft ? 6u : 7u);
+  }
+}
