@@ -355,7 +355,7 @@ int register_dmabuf(Context& context, const Attributes& a) {
 int answer_ioctl(Context& context, ib_uverbs_ioctl_hdr* h) {
   const Attributes attributes{{h->attrs, h->num_attrs}};
   const std::lock_guard lock(mutex());
-  hand_out_stores();  // what was rung before a command is seen before it
+  hand_out_all_stores();  // what was rung before a command is seen before it
   if (h->object_id == UVERBS_OBJECT_DEVICE && h->method_id == UVERBS_METHOD_INVOKE_WRITE)
     return invoke_write(context, attributes);
   if (h->object_id == UVERBS_OBJECT_MR && h->method_id == UVERBS_METHOD_REG_DMABUF_MR)

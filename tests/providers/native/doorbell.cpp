@@ -132,4 +132,10 @@ bool hand_out_stores() {
   return n != first;
 }
 
+void hand_out_all_stores() {
+  const u64 begun = next_store.load(std::memory_order_relaxed);
+  while (handed_out.load(std::memory_order_relaxed) < begun)
+    if (!hand_out_stores()) sched_yield();
+}
+
 }  // namespace box

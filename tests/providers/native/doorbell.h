@@ -10,7 +10,9 @@ namespace box {
 // A mapping of such a page; `forget` when it is unmapped.
 void watch(void* at, std::size_t bytes, Device& device);
 void forget(void* at);
-// Hands stores since the last call to their devices, in order. With the mutex held.
+// Hands stores since the last call to their devices, in order; whether there were any. With the mutex held, as the next.
 bool hand_out_stores();
+// All that have begun: another thread's may be half done in front of ours.
+void hand_out_all_stores();
 
 }  // namespace box

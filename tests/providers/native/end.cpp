@@ -14,7 +14,7 @@ using namespace uccl;
 namespace {
 
 constexpr u32 kQkey = 77;
-constexpr auto kNoLonger = std::chrono::seconds(1);
+constexpr auto kNoLonger = std::chrono::seconds(20);
 
 NicSettings named(const std::string& device, bool datagrams) { return {device, 1, datagrams ? 0 : -1}; }
 
