@@ -126,7 +126,7 @@ class _Dealer:
         """A thread's loop: batches until there are no more seeds or `stop` is set."""
         try:
             while (batch := self._take()) is not None:
-                totals = _simulation.simulate(*batch, *self.options.wish(), self.stop)
+                totals = _simulation.simulate(batch[0], batch[1], *self.options.wish(), self.stop)
                 with self._lock:
                     self.result.add(totals)
                 if totals.seeds < batch[1] or len(self.result.failures) >= MOST_FAILURES:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any
 
 from uccl_ep.tools.bench.scale.calibrate import simulated_us
 from uccl_ep.tools.bench.scale.jobs import published_us
@@ -41,7 +42,8 @@ def with_constant(platform: Platform, name: str, value: float) -> Platform:
     """The platform with another value of "gpu.x", "nic.x" or "x"."""
     part, _, key = name.rpartition(".")
     if not part:
-        return replace(platform, **{key: value})
+        changes: dict[str, Any] = {key: value}
+        return replace(platform, **changes)
     changed = replace(getattr(platform, part), **{key: value})
     return replace(platform, gpu=changed) if part == "gpu" else replace(platform, nic=changed)
 
