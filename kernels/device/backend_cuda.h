@@ -96,6 +96,7 @@ UCCL_PTX_ADD(add_gpu, "relaxed.gpu", u32, "u32", "r")
 UCCL_PTX_ADD(add_gpu, "relaxed.gpu", u64, "u64", "l")
 UCCL_PTX_ADD(add_acq_rel_gpu, "acq_rel.gpu", u32, "u32", "r")
 UCCL_PTX_ADD(add_sys, "relaxed.sys", u64, "u64", "l")
+UCCL_PTX_ADD(add_release_sys, "release.sys", u64, "u64", "l")
 #undef UCCL_PTX_LOAD
 #undef UCCL_PTX_STORE
 #undef UCCL_PTX_ADD

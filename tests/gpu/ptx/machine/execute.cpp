@@ -103,12 +103,14 @@ u64 Machine::resolve(Lane& lane, const Instruction& i, u64 address, u32 bytes, b
                   static_cast<unsigned long long>(address));
     fail(lane, text);
   }
+  lane.region = nullptr;
   if (*shared) return address;
   if (bytes == 16) ++lane.wide;
   const auto after = regions_.upper_bound(address);
   if (after != regions_.begin()) {
     const auto& [begin, region] = *std::prev(after);
     if (address < region.end) {
+      lane.region = &region;
       lane.away = region.owner != 0 && region.owner != lane.block->launch.request.device;
       if (address + bytes > region.end) fail(lane, "it reaches beyond the end of an allocation");
       if (region.kind == Kind::kPinned && i.order != Order::kWeak && i.scope != Scope::kSys)
@@ -141,7 +143,7 @@ void Machine::load_elements(Lane& lane, const Instruction& i) {
   } else {
     bool shared;
     const u64 address = resolve(lane, i, base, bytes, &shared);
-    look(address, bytes, image);
+    look(lane.region, !lane.away, address, bytes, image);
     if (!shared && !ordered(i)) {
       Counts& counts = lane.block->launch.counts;
       if (bytes == 16) counts.loaded += bytes;
@@ -181,7 +183,7 @@ void Machine::store_elements(Lane& lane, const Instruction& i) {
   }
   if (settings_.judge) {
     u8 before[32];
-    look(address, bytes, before);
+    look(lane.region, !lane.away, address, bytes, before);
     judge(lane, i, address, bytes, shared, true, before);
     if (ordered(i)) publish(lane, i, address, false);
     remember(shared ? lane.block->shadow : shadow_, address, bytes, image);
@@ -192,6 +194,7 @@ void Machine::store_elements(Lane& lane, const Instruction& i) {
     if (!shared) write_back_range(address, bytes);  // older ones of the same words
   }
   store_now(address, bytes, image);
+  if (lane.region != nullptr) show(address, bytes);
 }
 
 void Machine::atomic(Lane& lane, const Instruction& i) {
@@ -216,6 +219,7 @@ void Machine::atomic(Lane& lane, const Instruction& i) {
     old = __atomic_fetch_add(reinterpret_cast<u32*>(address), static_cast<u32>(made), __ATOMIC_ACQ_REL);
     made = static_cast<u32>(made + old);
   }
+  if (!shared) show(address, i.bytes);
   if (settings_.judge) {
     judge(lane, i, address, i.bytes, shared, false, &old);
     if (i.order == Order::kAcqRel || i.order == Order::kAcquire) acquire(lane, i, address);
