@@ -97,7 +97,7 @@ class World:
 
     def __init__(self, arch: str, seed: int, preempt: int, judge: bool, lag: tuple[int, int] = (0, 0)) -> None:
         self.arch = arch
-        self.machine = Machine(seed, preempt, judge, lag, SHARED_BYTES.get(arch, 228 << 10))
+        self.machine = Machine(seed, preempt, judge, not judge, lag, SHARED_BYTES.get(arch, 228 << 10))
         self.machine.load(product(arch))
         self.usage = usage(arch)
         self.streams = itertools.count()

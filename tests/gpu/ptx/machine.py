@@ -76,7 +76,7 @@ def _library() -> ctypes.CDLL:
     library = ctypes.CDLL(str(_build()))
     pointer, number, text = ctypes.c_void_p, ctypes.c_uint64, ctypes.c_char_p
     for name, result, arguments in (
-        ("open", pointer, (number, ctypes.c_uint32, ctypes.c_bool, *[ctypes.c_uint32] * 3, number)),
+        ("open", pointer, (number, ctypes.c_uint32, *[ctypes.c_bool] * 2, *[ctypes.c_uint32] * 3, number)),
         ("close", None, (pointer,)),
         ("free", None, (pointer,)),
         ("load", pointer, (pointer, text)),
@@ -135,6 +135,7 @@ class Machine:
         seed: of the order in which lanes take turns.
         preempt: a lane gives way after one in so many instructions that order memory; 0: never.
         judge: whether accesses without order are found; without it kernels run several times faster.
+        count: whether trips and words that lanes wait for are counted.
         lag: turns of lanes from when one has looked at what a NIC has written into "shared" memory until it sees that:
             on the GPU that the memory is of, and on others. NEVER: not before the flush.
         shared_bytes: shared memory of a processor.
@@ -146,12 +147,13 @@ class Machine:
         seed: int = 1,
         preempt: int = 4,
         judge: bool = True,
+        count: bool = True,
         lag: tuple[int, int] = (0, 0),
         shared_bytes: int = 228 << 10,
         patience_s: float = 4.0,
     ) -> None:
         self._calls = _library()
-        self._machine = self._calls.ptx_open(seed, preempt, judge, *lag, shared_bytes, int(patience_s * 1e9))
+        self._machine = self._calls.ptx_open(seed, preempt, judge, count, *lag, shared_bytes, int(patience_s * 1e9))
 
     def close(self) -> None:
         """Ends it; nothing may be running."""

@@ -268,8 +268,8 @@ COLUMNS = ("made", "found", "equivalent", "not executed", "missed", "open")
 
 
 def outcome(notes: Notes, mutant: Mutant) -> str:
-    """One of COLUMNS[1:]. "not executed": by no scenario, and KNOWN says what order it would lose and why none is needed;
-    "open": not all scenarios have been tried."""
+    """One of COLUMNS[1:]. "not executed": by no scenario, and KNOWN has a reason why that is no loss; "open": some
+    scenario has not been tried, or none executes it and KNOWN has no reason."""
     if mutant.key in notes.found:
         return "found"
     names = notes.scenarios_of(mutant)

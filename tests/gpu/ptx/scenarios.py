@@ -139,7 +139,9 @@ SCENARIOS: dict[str, Body] = {
     "low latency, sums in the node": _node_sums,
     "low latency, many blocks": rounds_of(Ranks(2), low_latency_rounds(30, 2, hidden=128)),
     "low latency, many blocks, 2 nodes": rounds_of(Ranks(3, 2, rings=1), low_latency_rounds(30, 2, hidden=128)),
-    "low latency, full rings": rounds_of(Ranks(2, 1, rings=1, ring_capacity=16), low_latency_rounds(40, 3, hidden=128, send="hook")),
+    "low latency, full rings": rounds_of(
+        Ranks(2, 1, rings=1, ring_capacity=16), low_latency_rounds(40, 3, hidden=128, send="hook")
+    ),
     "low latency, sums in the node, many blocks": lambda platform: _node_sums(platform, 30),
     "only barriers": _barriers(Ranks(2)),
     "only barriers, 2 nodes": _barriers(Ranks(4, 2)),
@@ -163,9 +165,7 @@ class Played:
     seconds: float
 
 
-def play(
-    scenario: str, seed: int, changes: Iterable[tuple[str, int, str]] = (), arch: str = "compute_90a"
-) -> Played:
+def play(scenario: str, seed: int, changes: Iterable[tuple[str, int, str]] = (), arch: str = "compute_90a") -> Played:
     """Plays it once, with (kernel, instruction, how) changed as Machine.mutate says."""
     world = World(arch, seed, 4, True)
     for change in changes:

@@ -205,7 +205,9 @@ class FakeDriver:
         _libc.munmap(alias, num_bytes)
 
     def flush_call(self) -> tuple[int, int, int]:
-        flush, set_context = (ctypes.cast(call, ctypes.c_void_p).value or 0 for call in (self._flush, self._set_context))
+        flush, set_context = (
+            ctypes.cast(call, ctypes.c_void_p).value or 0 for call in (self._flush, self._set_context)
+        )
         return flush, set_context, self.executor.context()
 
     def _flush_writes(self, target: int, scope: int) -> int:

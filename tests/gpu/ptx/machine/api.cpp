@@ -15,9 +15,9 @@ char* text(const std::string& message) { return message.empty() ? nullptr : strd
 extern "C" {
 
 // `lag`: turns until a device and others see what NICs have written into its memory. `shared_bytes`: of a processor.
-ptx::Machine* ptx_open(ptx::u64 seed, ptx::u32 preempt, bool judge, ptx::u32 owner_lag, ptx::u32 others_lag,
+ptx::Machine* ptx_open(ptx::u64 seed, ptx::u32 preempt, bool judge, bool count, ptx::u32 owner_lag, ptx::u32 others_lag,
                        ptx::u32 shared_bytes, ptx::u64 patience_ns) {
-  ptx::Settings settings{seed, preempt, judge, {}, {owner_lag, others_lag}};
+  ptx::Settings settings{seed, preempt, judge, count, {}, {owner_lag, others_lag}};
   settings.processor.shared_bytes = shared_bytes;
   settings.patience_ns = patience_ns;
   return new ptx::Machine(settings);

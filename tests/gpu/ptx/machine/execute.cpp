@@ -115,7 +115,7 @@ u64 Machine::resolve(Lane& lane, const Instruction& i, u64 address, u32 bytes, b
       if (address + bytes > region.end) fail(lane, "it reaches beyond the end of an allocation");
       if (region.kind == Kind::kPinned && i.order != Order::kWeak && i.scope != Scope::kSys)
         fail(lane, "a scope narrower than the system, of a word in memory that the host uses");
-      if (ordered(i) && i.op != Op::k_st) {
+      if (settings_.count && ordered(i) && i.op != Op::k_st) {
         const u64 word = address ^ static_cast<u64>(lane.id) << 44;
         if (region.kind == Kind::kPinned && i.op == Op::k_ld)  // weak ones are of rows
           lane.host_trips += lane.block->launch.host_words.insert(word).second;
@@ -148,8 +148,10 @@ void Machine::load_elements(Lane& lane, const Instruction& i) {
       Counts& counts = lane.block->launch.counts;
       if (bytes == 16) counts.loaded += bytes;
       if (bytes == 16 && lane.away) counts.loaded_away += bytes;
-      const bool near = bytes != 16 && !lane.block->lines.insert(address / kLineBytes).second;
-      lane.asked |= near ? 1 : lane.away ? 8 : bytes == 16 ? 4 : 2;
+      if (settings_.count) {
+        const bool near = bytes != 16 && !lane.block->lines.insert(address / kLineBytes).second;
+        lane.asked |= near ? 1 : lane.away ? 8 : bytes == 16 ? 4 : 2;
+      }
     }
     if (settings_.judge) {
       judge(lane, i, address, bytes, shared, false, image);
@@ -201,7 +203,7 @@ void Machine::atomic(Lane& lane, const Instruction& i) {
   bool shared;
   const u64 address = resolve(lane, i, lane.value(i.from[0]) + static_cast<u64>(i.offset), i.bytes, &shared);
   if (settings_.judge && !shared) {
-    if (i.order == Order::kAcqRel && i.scope == Scope::kSys) write_back_known(lane);
+    if (i.order >= Order::kRelease && i.scope == Scope::kSys) write_back_known(lane);
     write_back_range(address, i.bytes);
   }
   u64 old, made = lane.value(i.from[1]);

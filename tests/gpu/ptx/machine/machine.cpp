@@ -1,6 +1,7 @@
 // Launches, blocks and turns of lanes; what streams, events and host threads know.
 #include "machine.h"
 
+#include <malloc.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -14,6 +15,8 @@ namespace ptx {
 Machine::Machine(const Settings& settings) : settings_(settings), rng_(settings.seed * 0x9E3779B97F4A7C15ull + 1) {
   static constexpr u32 kEvery[] = {0, 32, 512};  // turns; 0: only what a release or a kernel's end takes with it
   write_back_every_ = kEvery[settings.seed % 3];
+  mallopt(M_MMAP_THRESHOLD, 1 << 30);  // blocks come and go: their registers stay with the process
+  mallopt(M_TRIM_THRESHOLD, 1 << 30);
   thread_ = std::thread([this] { execute(); });
 }
 

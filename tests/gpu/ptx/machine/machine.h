@@ -3,8 +3,8 @@
 // One thread executes the lanes of all launches in turns, in an order drawn from a seed, cut at instructions that order
 // memory. Real memory is read and written, so host threads (proxies) take part as they do beside a GPU.
 #pragma once
-#include <condition_variable>
 #include <array>
+#include <condition_variable>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -32,6 +32,7 @@ struct Settings {
   u64 seed = 1;
   u32 preempt = 4;  // a lane gives way after one in so many instructions that order memory; 0: never
   bool judge = true;  // races
+  bool count = true;  // trips, and words that lanes wait for
   Processor processor;
   Lag lag;
   u64 patience_ns = 4'000'000'000;  // of blocks that have no room, while all that run wait
@@ -121,7 +122,7 @@ class Machine {
   // What lanes see of memory that NICs write.
   struct Visible {
     u64 begin = 0;
-    std::array<std::vector<u8>, 2> bytes;              // for the owner, for others
+    std::array<std::vector<u8>, 2> bytes;  // for the owner, for others
     std::array<std::unordered_map<u64, u32>, 2> late;  // words that differ from memory: since when a lane looks at them
   };
   struct Region {

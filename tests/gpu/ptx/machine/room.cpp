@@ -19,9 +19,9 @@ Machine::Sm Machine::need(const LaunchRequest& request) const {
 std::string Machine::too_large(const LaunchRequest& request) const {
   const Processor& p = settings_.processor;
   const auto beyond = [](const char* what, u32 wanted, u32 most) {
-    return wanted > most ? "a block of " + std::to_string(wanted) + " " + what + ", of which there are " +
-                               std::to_string(most)
-                         : std::string();
+    return wanted > most
+               ? "a block of " + std::to_string(wanted) + " " + what + ", of which there are " + std::to_string(most)
+               : std::string();
   };
   if (request.grid == 0 || request.lanes == 0) return "a grid of no blocks";
   std::string why = beyond("lanes", request.lanes, 1024);
