@@ -17,6 +17,17 @@ _AGAIN = "the word is acquired once more before a row is read: one of the two wo
 _VALUE = "only the word's own value counts: the rows are acquired by their own flags"
 _TWICE = "the next barrier of the same lanes comes before anybody reads what this one orders"
 _LATER = "the host waits for the barrier's end, and what it queues then knows what the host knows"
+_NEXT_CALL = "every rank tells its next call behind all that it has read in the last one, and that is acquired first"
+_RELEASED = "the same lane has released what the command names a moment before, by the flag of its node"
+_IN_ORDER = (
+    "the machine plays strong stores at once and in order: it cannot miss a count that was added before a ticket"
+)
+_UNSEEN = "it orders a NIC's write behind reads of this node; in each play a word that came sooner has done so"
+_COUNTED = "no row is read behind it in this launch; the stream orders the next one"
+_AGREED = "a word goes to all lanes of the warp; what it orders another barrier orders before a row is read"
+_SAME_LANE = "each lane reads what it wrote itself, or the barrier beside this one orders the rest"
+_CPU = "kernels take this way on a CPU only"
+_PINNED = "a word in the host's memory: the machine refuses a narrower scope there, wherever it is executed"
 _NO_ROW = "the command names no row of this launch: what it names was released before"
 
 KNOWN: tuple[tuple[str, str, str], ...] = (
@@ -30,7 +41,7 @@ KNOWN: tuple[tuple[str, str, str], ...] = (
     ("narrow", r"ld_relaxed_gpu\(&a\.num_writes", "the last block reads it, behind all blocks' tickets"),
     (
         "narrow",
-        r"c\.mask",
+        r"\b[ac]\.mask",
         "the host masks between launches; who sees it a call later leaves the peer out a call later",
     ),
     ("relax|narrow", r"mask_peer\(", _EXCLUDED),
@@ -40,7 +51,7 @@ KNOWN: tuple[tuple[str, str, str], ...] = (
         _FAILED,
     ),
     ("relax|narrow", r"(shared\.failed|m(erge)?\.bad)\b", _FAILED),
-    ("remove", r"aborted\(wait\)|launch_failed|all_see_ok|would end with the fault", _FAILED),
+    ("remove", r"aborted\(wait\)|launch_failed|all_see_ok|would end with the fault|tell_refusal", _FAILED),
     ("relax|narrow", r"first\.part|claimed|by_rank\(\)|by_expert\(\)", _REFUSED),
     ("relax", r"ring\.tail|ring\.done|room = wait_until|credit_of|control_layout\.credit", _HOST),
     ("relax", r"KnownConsumed|SystemWord\{hosted\}|SystemWord\{direct\}", _HOST),
@@ -49,7 +60,22 @@ KNOWN: tuple[tuple[str, str, str], ...] = (
         r"word\(c\.data\[i\], word_offset\), consumed",
         "whoever needs it has acquired a later flag of that rank",
     ),
-    ("narrow", r"PeerStat::kWaitNs", _ONE_LANE),
+    ("narrow", r"PeerStat::kWaitNs|wait_stats|PeerStat::k(Rows|Bytes)In", _ONE_LANE),
+    ("narrow", r"theirs->(shape|origin)", "the flag beside them orders them already"),
+    ("relax", r"ring\.slots.*tell_identity", _RELEASED),
+    ("relax", r"ring\.slots.*send_credit|slowest_head\(a\.rank, c\.source", _UNSEEN),
+    ("relax", r"partial_stream\(a\.rank, a\.call\.layout, n, channel\)\.heads, p\.head", _STREAM),
+    ("relax|narrow", r"drain_(stream|combine|dispatch)", _NEXT_CALL),
+    ("relax", r"^low_latency_combine_reduce.*last_block", _IN_ORDER),
+    ("remove|relax", r"end_identified", _COUNTED),
+    ("remove", r"finish_check\(check\)|sum_counts\(a, wait, shared, epoch\)", _SAME_LANE),
+    ("remove", r"^throughput_counts: barsync: simt::sync_block\(\);$", _REFUSED),
+    ("remove", r"^throughput_settle: barsync: simt::sync_block\(\);$", _FAILED),
+    ("remove", r"open_contributions\(|reduce_(partial|own)\(", _TWICE),
+    ("remove", r"^throughput_combine: barsync: simt::sync_block\(\); < (if \(!combine_for|combine_own)", _TWICE),
+    ("remove", r"^low_latency_dispatch_recv: barand: return sync_block_and\(arrived\)", _TWICE),
+    ("remove", r"^throughput.*a shuffle alone orders no memory", _AGREED),
+    ("remove", r"a shuffle alone orders no memory.*await_source", _AGREED),
     (
         "narrow",
         r"ring\.(head|cached_tail).*(rings\[0\]|send_weights|announce_consumed|kSpare|finish_dispatch|tell_identity|send_counts)",
@@ -61,5 +87,7 @@ KNOWN: tuple[tuple[str, str, str], ...] = (
     ("relax", r"identities->(node|compared)|^throughput.*DeviceWord\{compared\}", _VALUE),
     ("remove", r"sync_block_and\(ok\).*await_identified", _VALUE),
     ("relax", r"ld_acquire_sys\(tail\)", _AGAIN),
+    ("relax|narrow|remove", r"stage_batches|await_read\(", _CPU),
+    ("narrow", r"room = wait_until|ring\.(tail|done|slots)|own_control|credit|came\b|SystemWord\{hosted\}", _PINNED),
 )
 """(how, a pattern of kernel, instruction and source lines, why)."""

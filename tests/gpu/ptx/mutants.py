@@ -63,6 +63,11 @@ class Mutant:
         return f"{self.how} {self.what} {self.place.partition(' < ')[0]}"
 
     @property
+    def copies(self) -> tuple[str, str, str]:
+        """What is weakened, and from where, wherever that was inlined."""
+        return self.how, self.what, " < ".join(self.place.split(" < ")[:3])
+
+    @property
     def group(self) -> tuple[str, str, str, str]:
         """Copies of one line in one kernel."""
         return self.kernel, self.how, self.what, self.place
@@ -257,9 +262,9 @@ def main() -> int:
     notes.cover()
     made = [m for m in mutants(options.arch) if options.kernel in m.kernel]
     Hunt(notes, time.monotonic() + 60 * options.minutes).run([m for m in made if notes.scenarios_of(m)])
-    missed = [m for m in made if outcome(notes, m) in ("missed", "open")]
-    for mutant in missed:
-        print("missed:", mutant.instruction, *mutant.group, mutant.source, sep=" | ", flush=True)
+    missed = [(m, end) for m, end in zip(made, outcomes(notes, made), strict=True) if end in ("missed", "open")]
+    for mutant, end in missed:
+        print(end, mutant.instruction, *mutant.group, mutant.source, sep=" | ", flush=True)
     print(table(notes, made))
     return 1 if missed else 0
 
@@ -267,15 +272,22 @@ def main() -> int:
 COLUMNS = ("made", "found", "equivalent", "not executed", "missed", "open")
 
 
-def outcome(notes: Notes, mutant: Mutant) -> str:
-    """One of COLUMNS[1:]. "not executed": by no scenario, and KNOWN has a reason why that is no loss; "open": some
-    scenario has not been tried, or none executes it and KNOWN has no reason."""
+def outcomes(notes: Notes, made: Sequence[Mutant]) -> list[str]:
+    """For each mutant one of COLUMNS[1:]. "not executed": by no scenario, but KNOWN has a reason, or a copy of the line
+    that was inlined elsewhere is found; "open": not all scenarios have been tried, or none executes it."""
+    found = {m.copies for m in made if m.key in notes.found}
+    return [_outcome(notes, mutant, mutant.copies in found) for mutant in made]
+
+
+def _outcome(notes: Notes, mutant: Mutant, found_elsewhere: bool) -> str:
     if mutant.key in notes.found:
         return "found"
     names = notes.scenarios_of(mutant)
+    if not names:
+        return "not executed" if found_elsewhere or known(mutant) else "open"
     if known(mutant):
-        return "equivalent" if names else "not executed"
-    if not names or any((name, seed) not in notes.clean[mutant.key] for name in names for seed in SEEDS):
+        return "equivalent"
+    if any((name, seed) not in notes.clean[mutant.key] for name in names for seed in SEEDS):
         return "open"
     return "missed"
 
@@ -283,9 +295,9 @@ def outcome(notes: Notes, mutant: Mutant) -> str:
 def table(notes: Notes, made: Sequence[Mutant]) -> str:
     """A line a kernel."""
     counts: dict[str, Counter[str]] = defaultdict(Counter)
-    for mutant in made:
+    for mutant, end in zip(made, outcomes(notes, made), strict=True):
         for row in (mutant.kernel, "all"):
-            counts[row].update(("made", outcome(notes, mutant)))
+            counts[row].update(("made", end))
     lines = [f"{'mutants of ' + notes.arch:28}" + "".join(f"{name:>14}" for name in COLUMNS)]
     return "\n".join(lines + [f"{k:28}" + "".join(f"{c[n]:14}" for n in COLUMNS) for k, c in counts.items()])
 

@@ -1,4 +1,7 @@
-"""The product's kernels as the machine reads them: NVRTC's PTX, lowered, kept in build/ptx until a header changes."""
+"""The product's kernels as the machine reads them: NVRTC's PTX, lowered, kept in build/ptx until a header changes.
+
+`python -m tests.gpu.ptx.programs` makes those of all architectures, side by side, so that no test waits for them.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,8 @@ import fcntl
 import functools
 import hashlib
 import json
+import os
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 from tests.gpu.ptx import lower, read
@@ -81,3 +86,8 @@ def _made(arch: str) -> tuple[Path, Path]:
             fresh.write_text("".join(_lowered(text) for text, _ in code))
             fresh.replace(made)
     return made, made.with_suffix(".json")
+
+
+if __name__ == "__main__":
+    with ProcessPoolExecutor(os.cpu_count()) as pool:
+        list(pool.map(_made, ARCHITECTURES))

@@ -20,11 +20,12 @@ from tests.gpu.ptx.executor import PtxExecutor, World, playing
 from tests.gpu.ptx.programs import lowered
 from tests.gpu.test_forms import NodeWorld, Rank
 from tests.gpu.test_forms import _node_sums as node_sums
+from tests.gpu.test_forms import _overlapping as overlapping
 from tests.uccl_ep.gpu.fake_driver import FakeDriver
 from tests.uccl_ep.gpu.worlds import install
 from tests.uccl_ep.ranks import assert_low_latency, case, expert_rows, reference_of
 from tests.uccl_ep.ranks import low_latency as uneven
-from uccl_ep.reference import low_latency_combine_by_node
+from uccl_ep.reference import low_latency_combine, low_latency_combine_by_node
 from uccl_ep.settings import settings
 
 SEEDS = (1, 2, 3)  # each with another way to be late
@@ -69,6 +70,28 @@ def _only_dispatches(group: Any, platform: FakePlatform) -> None:
         rank = Rank(buffer, platform, c)
         for _ in range(6):
             assert_low_latency(rank.received(rank.dispatch(use_fp8=False)), due)
+
+
+def _two_in_flight(group: Any, platform: FakePlatform) -> None:
+    """Each call is received when the next one has been sent: only words of what was read let a set be reused."""
+    c = case(17, "uniform", num_ranks=group.size(), num_experts=2 * group.size(), num_topk=2, hidden=128, max_tokens=9)
+    due = reference_of(c)[group.rank()]
+    with uneven(group, c.shape, device=platform.device) as buffer:
+        rank = Rank(buffer, platform, c)
+        before = rank.dispatch(use_fp8=False, return_recv_hook=True)
+        for _ in range(5):
+            got = rank.dispatch(use_fp8=False, return_recv_hook=True)
+            before[4]()
+            assert_low_latency(rank.received(before), due)
+            before = got
+        before[4]()
+        sent = rank.combine(before, return_recv_hook=True)
+        for _ in range(4):
+            again = rank.combine(before, return_recv_hook=True)
+            sent[2]()
+            sent = again
+        sent[2]()
+        platform.synchronize()
 
 
 @functools.cache
@@ -123,6 +146,23 @@ def _stats(group: Any, platform: FakePlatform) -> None:
         assert int(rows.sum()) > 0
 
 
+def _shapes() -> list[Step]:
+    """What streams hold is drained before chunks have another size."""
+    sizes = ((64, 4), (128, 8), (64, 8), (256, 4))
+    return [
+        ThroughputStep(80 + n, max_tokens=30, hidden=hidden, topk=3, num_sms=num_sms)
+        for n, (hidden, num_sms) in enumerate(sizes)
+    ]
+
+
+def _rows_as_they_come(platform: FakePlatform) -> None:
+    """Other nodes' rows too, each when its signal says that it is there."""
+    c = case(44, "some_unused", num_ranks=2, num_experts=4, num_topk=2, hidden=128, max_tokens=8)
+    expected = reference_of(c)
+    sums = low_latency_combine([expert_rows(r, c.shape) for r in range(2)], c.topk_idx, c.topk_weights, expected)
+    run(platform, Ranks(2, 1), overlapping, c, sums)
+
+
 def _node_sums(platform: FakePlatform, tokens: int = 16) -> None:
     c = case(41, "mixed", num_ranks=4, num_experts=8, num_topk=4, hidden=256, max_tokens=tokens)
     outputs = [expert_rows(rank, c.shape) for rank in range(4)]
@@ -137,6 +177,8 @@ SCENARIOS: dict[str, Body] = {
     "low latency, only dispatches": lambda platform: run(platform, Ranks(3), _only_dispatches),
     "low latency, only dispatches, 2 nodes": lambda platform: run(platform, Ranks(2, 1), _only_dispatches),
     "low latency, sums in the node": _node_sums,
+    "low latency, two calls in flight": lambda platform: run(platform, Ranks(3), _two_in_flight),
+    "low latency, two calls in flight, 2 nodes": lambda platform: run(platform, Ranks(2, 1), _two_in_flight),
     "low latency, many blocks": rounds_of(Ranks(2), low_latency_rounds(30, 2, hidden=128)),
     "low latency, many blocks, 2 nodes": rounds_of(Ranks(3, 2, rings=1), low_latency_rounds(30, 2, hidden=128)),
     "low latency, full rings": rounds_of(
@@ -151,6 +193,10 @@ SCENARIOS: dict[str, Body] = {
     "throughput, cached": rounds_of(Ranks(2), throughput_rounds(num_cached=2)),
     "throughput, rings that wrap": rounds_of(Ranks(2), throughput_rounds(90), 1),
     "throughput, rings that wrap, 2 nodes": rounds_of(Ranks(2, 1, ring_capacity=16), throughput_rounds(90), 1),
+    "low latency, stats of waits for sums in the node": lambda platform: run(platform, NodeWorld(4, 2), _stats),
+    "low latency, rows as they are computed": _rows_as_they_come,
+    "throughput, shapes that change": rounds_of(Ranks(4, 2), _shapes),
+    "throughput, full rings": rounds_of(Ranks(2, 1, rings=1, ring_capacity=16), throughput_rounds(120), 1),
     "throughput, many blocks, 2 nodes": rounds_of(Ranks(3, 2, rings=1), throughput_rounds(60)),
 }
 SMS = {name: 2 * NUM_SMS if "many blocks" in name or "full rings" in name else NUM_SMS for name in SCENARIOS}
