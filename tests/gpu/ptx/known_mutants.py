@@ -26,6 +26,7 @@ _UNSEEN = "it orders a NIC's write behind reads of this node; in each play a wor
 _COUNTED = "no row is read behind it in this launch; the stream orders the next one"
 _AGREED = "a word goes to all lanes of the warp; what it orders another barrier orders before a row is read"
 _SAME_LANE = "each lane reads what it wrote itself, or the barrier beside this one orders the rest"
+_SAME_VALUE = "who reads what thread 0 has stored by then comes to the same value"
 _CPU = "kernels take this way on a CPU only"
 _PINNED = "a word in the host's memory: the machine refuses a narrower scope there, wherever it is executed"
 _NO_ROW = "the command names no row of this launch: what it names was released before"
@@ -71,6 +72,15 @@ KNOWN: tuple[tuple[str, str, str], ...] = (
     ("remove", r"finish_check\(check\)|sum_counts\(a, wait, shared, epoch\)", _SAME_LANE),
     ("remove", r"^throughput_counts: barsync: simt::sync_block\(\);$", _REFUSED),
     ("remove", r"^throughput_settle: barsync: simt::sync_block\(\);$", _FAILED),
+    ("remove", r"all have read it", _SAME_VALUE),
+    ("remove", r"a shuffle alone orders no memory.*take_staging", _HOST),
+    (
+        "remove",
+        r"a shuffle alone orders no memory < (if \(!warp_agree\(ticket|return warp_agree\(ok\); < if \(!send_sum)",
+        _AGREED,
+    ),
+    ("relax", r"compare_identi", _VALUE),
+    ("relax", r"^throughput_combine.*SystemWord\{tail\}, \[&\]\(u64 seen\) \{ return seen > head", _AGAIN),
     ("remove", r"open_contributions\(|reduce_(partial|own)\(", _TWICE),
     ("remove", r"^throughput_combine: barsync: simt::sync_block\(\); < (if \(!combine_for|combine_own)", _TWICE),
     ("remove", r"^low_latency_dispatch_recv: barand: return sync_block_and\(arrived\)", _TWICE),

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 import pytest
 import torch
 
-from tests.gpu.ptx.machine import NEVER, Counts, Machine, MachineError
+from tests.gpu.ptx.machine import Counts, Machine, MachineError
 from tests.gpu.ptx.programs import ARCHITECTURES, lowered
 
 pytestmark = [pytest.mark.compile, pytest.mark.timeout(60)]
@@ -130,85 +130,6 @@ def test_ptx_machine_refuses(bench: Bench, kernel: str, where: Callable[[Bench],
 )
 def test_ptx_machine_accepts(bench: Bench, kernel: str, number: int) -> None:
     bench.run(kernel, bench.data, number, lanes=64)
-
-
-@pytest.mark.parametrize(
-    ("most", "shape"),
-    [
-        pytest.param(4, {"lanes": 512, "registers": 122}, id="registers, which are given out in eights: 128"),
-        pytest.param(8, {"lanes": 512, "registers": 64}, id="registers"),
-        pytest.param(8, {"lanes": 1024}, id="lanes"),
-        pytest.param(8, {"shared": 113 << 10}, id="shared memory, and 1 KiB that each block takes"),
-        pytest.param(4, {"shared": (113 << 10) + 1}, id="shared memory, one byte more"),
-        pytest.param(128, {}, id="blocks"),
-    ],
-)
-def test_ptx_machine_blocks_run_at_once_as_processors_have_room(bench: Bench, most: int, shape: dict[str, int]) -> None:
-    assert bench.message("all_blocks_meet", grid=most, **shape).grid == most
-    bench.words[0] = 0
-    with pytest.raises(MachineError, match=f"1 of {most + 1} blocks find no room, and all that run wait"):
-        bench.message("all_blocks_meet", grid=most + 1, **shape)
-
-
-def test_ptx_machine_another_process_on_the_gpu_takes_room(bench: Bench) -> None:
-    bench.machine.occupy(0, 3)  # of 4 processors
-    assert bench.message("all_blocks_meet", grid=4, lanes=512).grid == 4
-    bench.words[0] = 0
-    with pytest.raises(MachineError, match="1 of 5 blocks find no room"):
-        bench.message("all_blocks_meet", grid=5, lanes=512)
-
-
-def test_ptx_machine_another_process_that_leaves_makes_room() -> None:
-    bench = Bench(patience_s=50)
-    bench.machine.occupy(0, 3)
-    timer = threading.Timer(0.05, lambda: bench.machine.occupy(0, 2))
-    timer.start()
-    assert bench.message("all_blocks_meet", grid=8, lanes=512).grid == 8  # it waits for the other one to leave
-    timer.join()
-    bench.machine.close()
-
-
-@pytest.mark.parametrize(
-    ("shape", "said"),
-    [
-        ({"lanes": 512, "registers": 129}, "a block of 69632 registers, of which there are 65536"),
-        ({"shared": (227 << 10) + 1}, "a block of 232449 bytes of shared memory, of which there are 232448"),
-        ({"lanes": 1056}, "a block of 1056 lanes, of which there are 1024"),
-        ({"grid": 0}, "a grid of no blocks"),
-    ],
-)
-def test_ptx_machine_refuses_launches_that_no_processor_holds(bench: Bench, shape: dict[str, int], said: str) -> None:
-    with pytest.raises(MachineError, match=f"message: {said}"):
-        bench.message("message", **shape)
-
-
-@pytest.mark.parametrize(
-    ("lag", "owner", "seen"),
-    [((0, 0), True, 7), ((NEVER, 0), True, 0), ((NEVER, 0), False, 7), ((0, NEVER), False, 0), ((NEVER, 40), False, 7)],
-)
-def test_ptx_machine_what_a_nic_wrote_is_seen_late(lag: tuple[int, int], owner: bool, seen: int) -> None:
-    """The second look of the owner, or of a peer, comes more than 40 turns after the first."""
-    bench = Bench(kind="pinned", lag=lag)
-    rows = (ctypes.c_uint32 * 64)()
-    address = ctypes.addressof(rows)
-    bench.machine.region(address, 256, "shared", 1)
-
-    def looks() -> int:
-        bench.run("reads_at", bench.data, address, device=1 if owner else 2)
-        return bench.words[0]
-
-    assert looks() == 0
-    rows[0] = 7  # a NIC
-    first = looks()
-    assert first == (0 if lag[not owner] else 7)
-    for _ in range(60):
-        bench.run("reads_at", bench.data + 4, bench.data + 8)
-    assert looks() == seen
-    bench.machine.flush(2)  # another device's
-    assert looks() == seen
-    bench.machine.flush(1)
-    assert looks() == 7
-    bench.machine.close()
 
 
 def test_ptx_machine_arguments_have_the_kernels_size(bench: Bench) -> None:

@@ -6,6 +6,7 @@ chooses for a GPU's order makes rows exact on a machine which is no better than 
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -17,6 +18,7 @@ from tests.gpu.places import FakePlatform, run
 from tests.gpu.ptx.executor import World, playing
 from tests.gpu.ptx.machine import NEVER
 from tests.gpu.ptx.scenarios import NUM_SMS, low_latency_rounds, play_steps, throughput_rounds
+from tests.gpu.ptx.test_machine import Bench
 from tests.uccl_ep.gpu.fake_driver import FakeDriver
 from tests.uccl_ep.gpu.worlds import install
 from uccl_ep.fabric.visibility import GpuOrder, choose_way
@@ -33,6 +35,35 @@ LATE = {
     "owner": (0, NEVER),
     "all": (0, 0),
 }  # turns, see Machine: owner, others
+
+
+@pytest.mark.parametrize(
+    ("lag", "owner", "seen"),
+    [((0, 0), True, 7), ((NEVER, 0), True, 0), ((NEVER, 0), False, 7), ((0, NEVER), False, 0), ((NEVER, 40), False, 7)],
+)
+def test_ptx_machine_what_a_nic_wrote_is_seen_late(lag: tuple[int, int], owner: bool, seen: int) -> None:
+    """The second look of the owner, or of a peer, comes more than 40 turns after the first."""
+    bench = Bench(kind="pinned", lag=lag)
+    rows = (ctypes.c_uint32 * 64)()
+    address = ctypes.addressof(rows)
+    bench.machine.region(address, 256, "shared", 1)
+
+    def looks() -> int:
+        bench.run("reads_at", bench.data, address, device=1 if owner else 2)
+        return bench.words[0]
+
+    assert looks() == 0
+    rows[0] = 7  # a NIC
+    first = looks()
+    assert first == (0 if lag[not owner] else 7)
+    for _ in range(60):
+        bench.run("reads_at", bench.data + 4, bench.data + 8)
+    assert looks() == seen
+    bench.machine.flush(2)  # another device's
+    assert looks() == seen
+    bench.machine.flush(1)
+    assert looks() == 7
+    bench.machine.close()
 
 
 class NoFlush(FakeDriver):
