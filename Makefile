@@ -136,13 +136,16 @@ test-compile: $(VENV)/.stamp-compile ## compile every kernel for NVIDIA and AMD 
 
 # One architecture plays everything; the two others what has least in common with it. Each with lanes in another order.
 test-ptx: $(VENV)/.stamp-compile ## run the kernels' PTX on the CPU, each access judged by PTX's memory model; no GPU needed
+	@$(BIN)/python -m tests.gpu.ptx.summary --begin
+	@$(BIN)/python -m tests.gpu.ptx.programs
 	$(SAY) "pytest: the machine that executes PTX"
 	@$(PYTEST) -m compile tests/gpu/ptx $(ARGS)
 	$(SAY) "pytest: bodies of the GPU's tests on PTX for compute_90a, then some on compute_80 and compute_100a"
 	@$(PYTEST) -p tests.gpu.ptx.plugin --ptx compute_90a tests/gpu tests/uccl_ep/gpu/test_calls.py \
 	  tests/uccl_ep/gpu/test_masks.py --ignore tests/gpu/ptx -k "not cpu and not (graph and 2)" $(ARGS)
-	@$(PYTEST) -p tests.gpu.ptx.plugin --ptx compute_80 --ptx-seed 2 tests/gpu/test_rounds.py -k "fake and (5 or both)" $(ARGS)
-	@$(PYTEST) -p tests.gpu.ptx.plugin --ptx compute_100a --ptx-seed 3 tests/gpu/test_rounds.py -k "fake and (5 or both)" $(ARGS)
+	@$(PYTEST) -p tests.gpu.ptx.plugin --ptx compute_80 --ptx-seed 2 tests/gpu/test_rounds.py -k "fake and both" $(ARGS)
+	@$(PYTEST) -p tests.gpu.ptx.plugin --ptx compute_100a --ptx-seed 3 tests/gpu/test_rounds.py -k "fake and both" $(ARGS)
+	@$(BIN)/python -m tests.gpu.ptx.summary
 
 test-rdma: $(VENV)/.stamp-native ## the verbs transport on a real verbs stack: soft-RoCE in a virtual machine
 	$(SAY) "boot a guest with soft-RoCE and run what needs a real verbs stack"

@@ -1,4 +1,4 @@
-"""What a plain device copy reaches, and the row copies that kernels could use instead: plain, L2-hinted, TMA bulk."""
+"""What a plain device copy reaches, and the row copy of the product's kernels."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from uccl_ep.errors import UcclEpError
 
 REPEATS = 11
 PROBES = "tests/kernels/device/copy_probes.h"
-KERNELS = ("copy_rows_plain", "copy_rows_hinted", "copy_rows_bulk")
+KERNEL = "copy_rows"
 ROW_BYTES = (7168, 14336)  # DeepSeek-V3's rows in fp8 and in bf16
 WARPS = 4  # a block, as the kernels that copy rows are launched
 BLOCKS_A_SM = (1, 2, 4, 8)
@@ -50,29 +50,27 @@ def copy_args(target: torch.Tensor, source: torch.Tensor, order: torch.Tensor) -
 
 
 def row_copies(platform: Platform, quick: bool, total: int = 1 << 29) -> Iterator[dict[str, Any]]:
-    """Each row copy on rows in random order, by row size and blocks an SM; bytes read plus bytes written a second.
+    """The row copy on rows in random order, by row size and blocks an SM; bytes read plus bytes written a second.
 
     Raises:
         UcclEpError: a copy gave wrong rows.
     """
     driver = platform.driver
-    module = programs.load(driver, PROBES)
+    function = driver.function(programs.load(driver, PROBES), KERNEL)
     for row_bytes in ROW_BYTES[:1] if quick else ROW_BYTES:
         rows = total // row_bytes
         source = torch.randint(0, 256, (rows, row_bytes), dtype=torch.uint8, device=platform.where)
         order = torch.randperm(rows, device=platform.where).to(torch.int32)
-        for kernel in KERNELS:
-            function = driver.function(module, kernel)
-            for blocks in BLOCKS_A_SM[:2] if quick else BLOCKS_A_SM:
-                target = torch.zeros_like(source)
-                shape = (blocks * driver.facts.num_sms, WARPS * driver.facts.warp)
-                args = copy_args(target, source, order)
+        for blocks in BLOCKS_A_SM[:2] if quick else BLOCKS_A_SM:
+            target = torch.zeros_like(source)
+            shape = (blocks * driver.facts.num_sms, WARPS * driver.facts.warp)
+            args = copy_args(target, source, order)
 
-                def copy(function: int = function, shape: tuple[int, int] = shape, args: bytes = args) -> None:
-                    driver.launch(function, *shape, 0, driver.current_stream(), args)
+            def copy(shape: tuple[int, int] = shape, args: bytes = args) -> None:
+                driver.launch(function, *shape, 0, driver.current_stream(), args)
 
-                median = _median_ms(platform, copy)
-                if not torch.equal(target, source[order.long()]):
-                    raise UcclEpError(f"{kernel} with {shape[0]} blocks, rows of {row_bytes} bytes: wrong rows")
-                found = {"kernel": kernel, "row_bytes": row_bytes, "blocks_an_sm": blocks, "median_ms": median}
-                yield {**found, "gb_per_s": 2 * rows * row_bytes / median / 1e6}
+            median = _median_ms(platform, copy)
+            if not torch.equal(target, source[order.long()]):
+                raise UcclEpError(f"{KERNEL} with {shape[0]} blocks, rows of {row_bytes} bytes: wrong rows")
+            found = {"kernel": KERNEL, "row_bytes": row_bytes, "blocks_an_sm": blocks, "median_ms": median}
+            yield {**found, "gb_per_s": 2 * rows * row_bytes / median / 1e6}

@@ -170,7 +170,7 @@ def _exchange(context: Context, mode: str) -> None:
 
 
 def copies(context: Context) -> None:
-    """A plain device copy beside the row copies that kernels could use."""
+    """A plain device copy beside the row copy of the kernels."""
     from bench.device.copies import copy_gb_per_s, row_copies
 
     platform = context.platform()

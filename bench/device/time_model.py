@@ -76,6 +76,11 @@ CASES = (
     ),
 )
 """Nodes are two of four ranks: what a rank does for its rows does not depend on how many ranks there are."""
+CHECKS = (
+    Case("check, low latency", "low_latency", 2, 2, 16, 16),
+    Case("check, throughput", "throughput", 2, 2, 16, 64),
+)
+"""Small ones, collected with the others: a test counts them anew, and so finds that kernels have changed since."""
 
 
 @dataclass(frozen=True)

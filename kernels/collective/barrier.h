@@ -58,7 +58,7 @@ KERNEL rank_barrier(BarrierArgs a) {
     bool absent;
     const bool ok =
         wait_or_mask(a.rank, wait, site, SystemWord{entered}, [&](u64 seen) { return seen >= a.round; }, &absent);
-    if (ok && !absent) keeps_step(a.rank, wait, site, simt::ld_acquire_sys(entered), a.round + 1);
+    if (ok && !absent) keeps_step(a.rank, wait, site, simt::ld_relaxed_sys(entered), a.round + 1);
   }
   if (simt::tid() == 0 && t.num_nodes > 1) await_remote(a, wait);
 }

@@ -96,6 +96,7 @@ UCCL_PTX_ADD(add_gpu, "relaxed.gpu", u32, "u32", "r")
 UCCL_PTX_ADD(add_gpu, "relaxed.gpu", u64, "u64", "l")
 UCCL_PTX_ADD(add_acq_rel_gpu, "acq_rel.gpu", u32, "u32", "r")
 UCCL_PTX_ADD(add_sys, "relaxed.sys", u64, "u64", "l")
+UCCL_PTX_ADD(add_release_sys, "release.sys", u64, "u64", "l")
 #undef UCCL_PTX_LOAD
 #undef UCCL_PTX_STORE
 #undef UCCL_PTX_ADD
@@ -124,61 +125,6 @@ DEV u128 ld_nc(const u128* p) {
 DEV void st_na(u128* p, u128 v) {
   asm volatile("st.global.L1::no_allocate.v2.u64 [%0],{%1,%2};" ::"l"(p), "l"(v.lo), "l"(v.hi) : "memory");
 }
-
-// The same for what is read once: L2 is told to let the line go first.
-DEV u64 read_once_policy() {
-  u64 policy;
-  asm("createpolicy.fractional.L2::evict_first.b64 %0,1.0;" : "=l"(policy));
-  return policy;
-}
-DEV u128 ld_once(const u128* p, u64 policy) {
-  u128 v;
-  asm volatile("ld.global.L1::no_allocate.L2::cache_hint.L2::256B.v2.u64 {%0,%1},[%2],%3;"
-               : "=l"(v.lo), "=l"(v.hi)
-               : "l"(p), "l"(policy)
-               : "memory");
-  return v;
-}
-
-#if defined(UCCL_SIMT_BULK)
-// The bulk copy engine (TMA). A load counts its bytes on an mbarrier in shared memory; stores complete in groups. One
-// lane issues and waits.
-#define UCCL_SIMT_SHARED __shared__ __align__(128)
-DEV u32 shared_address(const void* p) { return static_cast<u32>(__cvta_generic_to_shared(p)); }
-DEV void init_bulk(u64* arrived) {
-  asm volatile("mbarrier.init.shared::cta.b64 [%0],1;" ::"r"(shared_address(arrived)) : "memory");
-}
-DEV void end_bulk(u64* arrived) {
-  asm volatile("mbarrier.inval.shared::cta.b64 [%0];" ::"r"(shared_address(arrived)) : "memory");
-}
-DEV void fence_bulk() { asm volatile("fence.proxy.async;" ::: "memory"); }  // before it lanes, after it the engine
-DEV void expect_bulk(u64* arrived, u32 bytes) {
-  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _,[%0],%1;" ::"r"(shared_address(arrived)), "r"(bytes)
-               : "memory");
-}
-DEV void load_bulk(u8* stage, const u8* from, u32 bytes, u64* arrived) {
-  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0],[%1],%2,[%3];" ::"r"(
-                   shared_address(stage)),
-               "l"(from), "r"(bytes), "r"(shared_address(arrived))
-               : "memory");
-}
-// No deadline: what is waited for is this processor's own memory traffic, not a peer.
-DEV void await_bulk(u64* arrived, u32 parity) {
-  u32 done = 0;
-  while (done == 0)
-    asm volatile("{.reg .pred p; mbarrier.try_wait.parity.shared::cta.b64 p,[%1],%2; selp.u32 %0,1,0,p;}"
-                 : "=r"(done)
-                 : "r"(shared_address(arrived)), "r"(parity)
-                 : "memory");
-}
-DEV void store_bulk(u8* to, const u8* stage, u32 bytes) {
-  asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0],[%1],%2; cp.async.bulk.commit_group;" ::"l"(to),
-               "r"(shared_address(stage)), "r"(bytes)
-               : "memory");
-}
-DEV void await_stores_read() { asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory"); }
-DEV void await_stores() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
-#endif
 
 DEV float bits_f(u32 u) { return __uint_as_float(u); }
 DEV u32 f_bits(float f) { return __float_as_uint(f); }

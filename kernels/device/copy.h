@@ -5,7 +5,6 @@
 // Rows are 16-byte aligned and a multiple of 16 bytes. On GPUs they are lane code (copy_lanes.h); on a CPU lane 0 does
 // the warp's work with vector instructions (kernels/host/vector.h) and gives the same bytes.
 #pragma once
-#include "kernels/device/copy_bulk.h"
 #include "kernels/device/copy_lanes.h"
 #include "kernels/device/fp8.h"
 #include "kernels/device/simt.h"
@@ -14,9 +13,6 @@
 #include "kernels/host/shared_store.h"
 #include "kernels/host/vector.h"
 #endif
-#ifndef UCCL_COPY_ROWS
-#define UCCL_COPY_ROWS lanes  // or hinted, bulk: how a GPU copies a row (copy_bulk.h)
-#endif
 
 namespace uccl::simt {
 
@@ -24,7 +20,7 @@ DEV void copy_row(u8* dst, const u8* src, u64 bytes) {
 #ifdef UCCL_SIMT_HOST
   if (lane() == 0) std::memcpy(dst, src, bytes);
 #else
-  UCCL_COPY_ROWS::copy_row(dst, src, bytes);
+  lanes::copy_row(dst, src, bytes);
 #endif
 }
 

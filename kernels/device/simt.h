@@ -7,16 +7,10 @@
 #pragma once
 #include "wire/types.h"
 
-// What a processor has: OCP e4m3 conversion (sm_89 and later, gfx950; gfx942 has FNUZ, another format), ways to copy
-// (copy_bulk.h), and on AMD how a store says "system scope".
+// What a processor has: OCP e4m3 conversion (sm_89 and later, gfx950; gfx942 has FNUZ, another format), and on AMD how a
+// store says "system scope".
 #if (defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 890) || defined(__gfx950__)
 #define UCCL_SIMT_HARDWARE_E4M3 1
-#endif
-#if defined(__CUDA_ARCH__)
-#define UCCL_SIMT_L2_HINTS 1  // loads that say how long their line is wanted
-#endif
-#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-#define UCCL_SIMT_BULK 1  // an engine that copies between global and shared memory
 #endif
 #if defined(__gfx942__) || defined(__gfx950__)
 #define UCCL_SIMT_STORE_SYSTEM "sc0 sc1"
@@ -58,11 +52,6 @@ DEV float warp_max(float v) { return group_max<kWarp>(v); }
 inline constexpr bool kLanesInParallel = false;
 #else
 inline constexpr bool kLanesInParallel = true;
-#endif
-
-#if !defined(UCCL_SIMT_L2_HINTS)
-DEV u64 read_once_policy() { return 0; }
-DEV u128 ld_once(const u128* p, u64) { return ld_nc(p); }
 #endif
 
 // The sum of `v` over the lanes of the warp up to this one.

@@ -156,6 +156,7 @@ DEV T add_gpu(T* p, std::type_identity_t<T> v) {
 }
 DEV u32 add_acq_rel_gpu(u32* p, u32 v) { return __atomic_fetch_add(p, v, __ATOMIC_ACQ_REL); }
 DEV u64 add_sys(u64* p, u64 v) { return __atomic_fetch_add(p, v, __ATOMIC_RELAXED); }
+DEV u64 add_release_sys(u64* p, u64 v) { return __atomic_fetch_add(p, v, __ATOMIC_RELEASE); }
 DEV u32 cas_sys(u32* p, u32 expect, u32 desired) {
   __atomic_compare_exchange_n(p, &expect, desired, false, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE);
   return expect;

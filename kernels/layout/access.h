@@ -58,9 +58,9 @@ DEV bool masked(const RankContext& c, u32 rank) {
 // Leaves a rank out from now on, in both modes; its proxy stops sending to it, which it may never read.
 DEV void mask_peer(const RankContext& c, u32 rank) {
   u8* control = own_control(c);
-  simt::st_release_sys(word(control, c.control_layout.excluded(rank)), 1ull);
-  simt::add_sys(word(control, ControlLayout::kExclusions), 1ull);
-  simt::st_release_sys(&c.mask[rank], 1u);
+  simt::st_relaxed_sys(word(control, c.control_layout.excluded(rank)), 1ull);
+  simt::add_release_sys(word(control, ControlLayout::kExclusions), 1ull);  // pairs with the proxy's acquire
+  simt::st_relaxed_sys(&c.mask[rank], 1u);
 }
 
 // wait_until for `site.peer`, which `load` may change. With `shrink` (DeepEP's enable_shrink) a peer that does not come
@@ -142,7 +142,7 @@ DEV bool last_block(u32* ticket, u32* shared_word) {
   if (simt::tid() == 0) {
     const u32 n = simt::add_acq_rel_gpu(ticket, 1u);
     const bool last = n == static_cast<u32>(simt::nbid()) - 1;
-    if (last) simt::st_release_gpu(ticket, 0u);
+    if (last) simt::st_relaxed_gpu(ticket, 0u);  // the next launch comes behind this one
     *shared_word = last;
   }
   simt::sync_block();

@@ -193,8 +193,8 @@ KERNEL KERNEL_BOUNDS(kMaxBlockLanes) low_latency_combine_reduce(CombineReduceArg
   if (!last_block(a.call.ticket, &shared.last)) return;
   for (u32 s = simt::warp(); simt::lane() == 0 && s < topology.num_ranks; s += simt::num_warps()) {
     if (!stands_for(topology, s)) continue;
-    const u32 writes = simt::ld_acquire_gpu(&a.num_writes[s]);
-    simt::st_release_gpu(&a.num_writes[s], 0u);
+    const u32 writes = simt::ld_relaxed_gpu(&a.num_writes[s]);
+    simt::st_relaxed_gpu(&a.num_writes[s], 0u);
     send_expect(
         a.rank, turn, a.call,
         Announcement{Phase::kReduced, s, turn.number, writes, 4, *own_identity(a.rank, Phase::kCombine, turn.epoch)});

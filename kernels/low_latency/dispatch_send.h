@@ -160,8 +160,8 @@ DEV void finish_dispatch(const DispatchSendArgs& a, const Turn& turn) {
   for (u32 n = simt::warp(); simt::lane() == 0 && n < topology.num_cells; n += simt::num_warps()) {
     if (!topology.is_remote(n)) continue;
     const u32 landing = topology.landing_rank(topology.rank, n);
-    const u32 runs = simt::ld_acquire_gpu(&a.num_writes[n]);
-    simt::st_release_gpu(&a.num_writes[n], 0u);
+    const u32 runs = simt::ld_relaxed_gpu(&a.num_writes[n]);
+    simt::st_relaxed_gpu(&a.num_writes[n], 0u);
     if (masked(a.rank, landing)) continue;
     Command m;
     m.op = Op::kWrite;

@@ -25,7 +25,7 @@ _ORDERED = ("st.release", "st.relaxed", "ld.acquire", "ld.relaxed")
 SEEN_ELSEWHERE = {
     COMMAND,
     *(f"{op}.sys.global.u{width}" for op in _ORDERED for width in (32, 64)),
-    "atom.add.relaxed.sys.global.u64",
+    *(f"atom.add.{order}.sys.global.u64" for order in ("relaxed", "release")),
     "atom.cas.acq_rel.sys.global.b32",
 }
 ON_THIS_DEVICE = re.compile(

@@ -107,8 +107,8 @@ class KernelLibrary:
         return native_shared_bytes(name, warps)
 
     def _allow_shared(self, name: str, static: int) -> None:
-        """Once, for the largest block: not at a launch, which may be recorded into a graph. What the compiler has laid
-        out beside (-DUCCL_COPY_ROWS=bulk) counts towards both limits."""
+        """Once, for the largest block: not at a launch, which may be recorded into a graph. What a compiler has laid
+        out beside counts towards both limits."""
         most = self.shared_bytes(name, MAX_BLOCK_LANES // self.driver.facts.warp)
         if most + static > PLAIN_SHARED_BYTES:
             allowed = min(most, self.driver.facts.max_shared_bytes - static)

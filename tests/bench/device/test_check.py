@@ -303,7 +303,7 @@ def test_bench_check_renders_every_section() -> None:
         "throughput": exchange,
         "low_latency": exchange,
         "copies": {"copy": {"gb_per_s": 4000.0}, "rows": [
-            {"kernel": "copy_rows_bulk", "row_bytes": 7168, "blocks_an_sm": 2, "gb_per_s": 3600.0}]},
+            {"kernel": "copy_rows", "row_bytes": 7168, "blocks_an_sm": 2, "gb_per_s": 3600.0}]},
         "launches": {"modes": [{"shape": {"mode": "low_latency"}, "host_us": {"combine": 12.5}, "replay_ms": 0.25}]},
     }  # fmt: skip
     entries = [

@@ -1,4 +1,4 @@
-"""Row copies: arguments, checked results, and the plain copy beside them."""
+"""The row copy: arguments, checked results, and the plain copy beside them."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> FakePlatform:
     return FakePlatform(install(monkeypatch, HostGpu()), "cuda")
 
 
-def test_bench_copies_measure_every_kernel(fake: FakePlatform) -> None:
+def test_bench_copies_measure_every_shape(fake: FakePlatform) -> None:
     found = list(copies.row_copies(fake, False, 1 << 18))
-    assert {(f["kernel"], f["row_bytes"], f["blocks_an_sm"]) for f in found} == {
-        (k, b, n) for k in copies.KERNELS for b in copies.ROW_BYTES for n in copies.BLOCKS_A_SM
+    assert {(f["row_bytes"], f["blocks_an_sm"]) for f in found} == {
+        (b, n) for b in copies.ROW_BYTES for n in copies.BLOCKS_A_SM
     }
     assert all(f["gb_per_s"] > 0 for f in found)
     driver: Any = fake.driver
@@ -32,7 +32,7 @@ def test_bench_copies_measure_every_kernel(fake: FakePlatform) -> None:
 
 def test_bench_copies_wrong_rows_are_no_figure(fake: FakePlatform) -> None:
     fake.driver.wrong_copies = True  # type: ignore[attr-defined]
-    with pytest.raises(UcclEpError, match="copy_rows_plain with 64 blocks, rows of 7168 bytes: wrong rows"):
+    with pytest.raises(UcclEpError, match="copy_rows with 64 blocks, rows of 7168 bytes: wrong rows"):
         list(copies.row_copies(fake, True, 1 << 18))
 
 

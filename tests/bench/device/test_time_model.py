@@ -9,7 +9,7 @@ import pytest
 from bench.device import estimates, time_model
 from bench.device.gpus import GPUS, Gpu
 from bench.device.render import render
-from bench.device.time_model import CASES, Call, Kernel, counted, estimate, on_one_gpu
+from bench.device.time_model import CASES, CHECKS, Call, Kernel, counted, estimate, on_one_gpu
 
 GPU = Gpu("G", 10, 1000.0, 100.0, 50.0, 0.01, 0.1, 0.5, peer_us=1.0, host_us=2.0, fence_us=0.7, launch_us=3.0)
 KERNEL = Kernel(
@@ -82,7 +82,7 @@ def test_time_model_visits_are_what_random_experts_give() -> None:
 
 def test_time_model_counters_are_of_every_case_and_kernel() -> None:
     counts = counted()
-    assert list(counts) == [case.label for case in CASES]
+    assert list(counts) == [case.label for case in CASES + CHECKS]
     for case in CASES:
         kernels = counts[case.label]
         of_rows = time_model.LOW_LATENCY_CALLS if case.mode == "low_latency" else time_model.THROUGHPUT_CALLS

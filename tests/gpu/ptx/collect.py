@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 
-from bench.device.time_model import CASES, COUNTS, Case
+from bench.device.time_model import CASES, CHECKS, COUNTS, Case
 from tests.gpu import critical_paths
 from tests.gpu.ptx.counting import launches, open_driver
 from tests.gpu.ptx.machine import Counts
@@ -58,15 +58,16 @@ def collect(case: Case) -> dict[str, dict[str, int]]:
 def main() -> None:
     """Collects all cases, or one, into the file."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", choices=[case.label for case in CASES])
+    cases = CASES + CHECKS
+    parser.add_argument("--only", choices=[case.label for case in cases])
     parser.add_argument("--out", type=Path, default=COUNTS)
     chosen = parser.parse_args()
     found = json.loads(chosen.out.read_text()) if chosen.out.exists() else {}
-    for case in CASES:
+    for case in cases:
         if chosen.only in (None, case.label):
             found[case.label] = collect(case)
             chosen.out.write_text(
-                json.dumps({c.label: found[c.label] for c in CASES if c.label in found}, indent=1) + "\n"
+                json.dumps({c.label: found[c.label] for c in cases if c.label in found}, indent=1) + "\n"
             )
 
 

@@ -17,15 +17,13 @@ import pytest
 import torch
 
 from tests.gpu.ptx.machine import Counts, Machine, MachineError
-from tests.gpu.ptx.programs import product
+from tests.gpu.ptx.programs import product, usage
 from tests.uccl_ep.gpu.fake_driver import FakeDriver, HostExecutor
 from uccl_ep import _native
 from uccl_ep.gpu.driver import Facts
 from uccl_ep.group.thread_group import ThreadGroup
 
-# What an SM of sm_80 to sm_100 holds, and the registers of a lane where no compiler has said: all that bounds allow.
-SM_LANES, SM_BLOCKS, SM_REGISTERS = 2048, 32, 65536
-LANE_REGISTERS = 128
+SHARED_BYTES = {"compute_80": 164 << 10}  # of a processor; 228 KiB of newer ones
 
 
 class Event:
@@ -97,9 +95,11 @@ class Queue:
 class World:
     """The machine of one test, and what it has found."""
 
-    def __init__(self, arch: str, seed: int, preempt: int, judge: bool) -> None:
-        self.machine = Machine(seed, preempt, judge)
+    def __init__(self, arch: str, seed: int, preempt: int, judge: bool, lag: tuple[int, int] = (0, 0)) -> None:
+        self.arch = arch
+        self.machine = Machine(seed, preempt, judge, not judge, lag, SHARED_BYTES.get(arch, 228 << 10))
         self.machine.load(product(arch))
+        self.usage = usage(arch)
         self.streams = itertools.count()
         self.gpus = itertools.count()
         self.devices = itertools.count(1)
@@ -124,12 +124,19 @@ class PtxExecutor(HostExecutor):
         return Queue(self._world.machine, next(self._world.streams))
 
     def launch(self, queue: Queue, name: str, args: bytes, grid: int, warps: int) -> None:
-        world, args = self._world, bytes(args)
+        registers, static = self._world.usage[name]
+        shared = _native.shared_bytes(name, args, warps) + static
+        self.enqueue(queue, name, bytes(args), (grid, 32 * warps, shared, registers))
+
+    def load(self, program: Callable[[str], str]) -> None:
+        """Gives the machine more kernels: of program(architecture)."""
+        self._world.machine.load(program(self._world.arch))
+
+    def enqueue(self, queue: Queue, name: str, args: bytes, block: tuple[int, int, int, int]) -> None:
+        """Queues any kernel that the machine has: its blocks, and lanes, shared memory and registers of each."""
+        world = self._world
         snapshot = world.machine.snapshot(threading.get_ident())
-        lanes, shared = 32 * warps, _native.shared_bytes(name, args, warps)
-        room = min(SM_LANES // lanes, SM_BLOCKS, SM_REGISTERS // (LANE_REGISTERS * lanes))
-        device = getattr(self._local, "device", 0)
-        shape = (grid, lanes, shared, max(room, 1), queue.number, device, snapshot, self._gpu, self.facts.num_sms)
+        shape = (*block, queue.number, self.context(), snapshot, self._gpu, self.facts.num_sms)
 
         def run() -> None:
             world.launches[name] += 1
@@ -147,11 +154,17 @@ class PtxExecutor(HostExecutor):
     def rank_begins(self) -> None:
         self._local.device = next(self._world.devices)
 
+    def context(self) -> int:
+        return getattr(self._local, "device", 0)
+
+    def flush(self, context: int) -> None:
+        self._world.machine.flush(context)
+
     def host_waited(self, event: Event) -> None:
         self._world.machine.host_learns(threading.get_ident(), event.number)
 
     def memory(self, address: int, num_bytes: int, kind: str) -> None:
-        self._world.machine.region(address, num_bytes, kind, getattr(self._local, "device", 0))
+        self._world.machine.region(address, num_bytes, kind, self.context())
 
 
 @contextmanager

@@ -12,6 +12,7 @@ import hashlib
 import os
 import subprocess
 import sysconfig
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,13 +20,14 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[3]
 SOURCES = Path(__file__).resolve().parent / "machine"
 FLAGS = (
-    *("-std=c++20", "-O2", "-g", "-fPIC", "-shared", "-pthread", "-Wall", "-Wextra", "-Werror"),
+    *("-std=c++20", "-O2", "-g", "-fPIC", "-pthread", "-Wall", "-Wextra", "-Werror"),
     *(
         "-fno-strict-aliasing",
         "-ffp-contract=off",
     ),  # kernels' memory has no types here; rounding is part of the contract
 )
-KINDS = {"": 0, "device": 1, "pinned": 2, "tensor": 3}
+KINDS = {"": 0, "device": 1, "pinned": 2, "tensor": 3, "shared": 4}
+NEVER = (1 << 32) - 1  # of Machine's `lag`
 _HEAD = 16
 _MAX_WARPS = 1 << 14
 
@@ -74,7 +76,7 @@ def _library() -> ctypes.CDLL:
     library = ctypes.CDLL(str(_build()))
     pointer, number, text = ctypes.c_void_p, ctypes.c_uint64, ctypes.c_char_p
     for name, result, arguments in (
-        ("open", pointer, (number, ctypes.c_uint32, ctypes.c_bool)),
+        ("open", pointer, (number, ctypes.c_uint32, *[ctypes.c_bool] * 2, *[ctypes.c_uint32] * 3, number)),
         ("close", None, (pointer,)),
         ("free", None, (pointer,)),
         ("load", pointer, (pointer, text)),
@@ -87,6 +89,8 @@ def _library() -> ctypes.CDLL:
         ("release", None, (pointer, ctypes.c_uint32)),
         ("region", None, (pointer, number, number, ctypes.c_uint32, ctypes.c_uint32)),
         ("tensor", None, (pointer, number, number)),
+        ("flush", None, (pointer, ctypes.c_uint32)),
+        ("occupy", None, (pointer, ctypes.c_uint32, ctypes.c_uint32)),
         ("mutate", pointer, (pointer, text, ctypes.c_uint32, text)),
         ("executed", number, (pointer, text, pointer, number)),
     ):
@@ -105,11 +109,19 @@ def _build() -> Path:
     with open(folder / "lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not made.exists():
-            parts = [str(f) for f in files if f.suffix == ".cpp"]
+            parts = {f: made.with_suffix(f".{f.stem}.o") for f in files if f.suffix == ".cpp"}
+            with ThreadPoolExecutor(os.cpu_count()) as pool:
+                list(pool.map(lambda part: _compile("-c", "-o", str(part[1]), str(part[0])), parts.items()))
             fresh = made.with_suffix(".new")
-            subprocess.run([os.environ.get("CXX", "c++"), *FLAGS, "-o", str(fresh), *parts], check=True, timeout=300)
+            _compile("-shared", "-o", str(fresh), *map(str, parts.values()))
+            for part in parts.values():
+                part.unlink()
             fresh.replace(made)
     return made
+
+
+def _compile(*arguments: str) -> None:
+    subprocess.run([*os.environ.get("CXX", "c++").split(), *FLAGS, *arguments], check=True, timeout=300)
 
 
 class MachineError(Exception):
@@ -123,11 +135,25 @@ class Machine:
         seed: of the order in which lanes take turns.
         preempt: a lane gives way after one in so many instructions that order memory; 0: never.
         judge: whether accesses without order are found; without it kernels run several times faster.
+        count: whether trips and words that lanes wait for are counted.
+        lag: turns of lanes from when one has looked at what a NIC has written into "shared" memory until it sees that:
+            on the GPU that the memory is of, and on others. NEVER: not before the flush.
+        shared_bytes: shared memory of a processor.
+        patience_s: how long blocks may have no room while all that run wait.
     """
 
-    def __init__(self, seed: int = 1, preempt: int = 4, judge: bool = True) -> None:
+    def __init__(
+        self,
+        seed: int = 1,
+        preempt: int = 4,
+        judge: bool = True,
+        count: bool = True,
+        lag: tuple[int, int] = (0, 0),
+        shared_bytes: int = 228 << 10,
+        patience_s: float = 4.0,
+    ) -> None:
         self._calls = _library()
-        self._machine = self._calls.ptx_open(seed, preempt, judge)
+        self._machine = self._calls.ptx_open(seed, preempt, judge, count, *lag, shared_bytes, int(patience_s * 1e9))
 
     def close(self) -> None:
         """Ends it; nothing may be running."""
@@ -142,8 +168,8 @@ class Machine:
 
         Args:
             kernel: its name.
-            shape: blocks, lanes a block, bytes of shared memory, blocks that an SM holds, stream, device, snapshot,
-                GPU, its SMs.
+            shape: blocks, lanes a block, bytes of shared memory, registers of a lane, stream, device, snapshot, GPU,
+                its SMs.
             args: its argument struct.
 
         Raises:
@@ -205,6 +231,14 @@ class Machine:
         """Memory of a tensor, which may be known already."""
         if num_bytes:
             self._calls.ptx_tensor(self._machine, address, num_bytes)
+
+    def flush(self, owner: int) -> None:
+        """What NICs have written into a device's memory so far is seen by all."""
+        self._calls.ptx_flush(self._machine, owner)
+
+    def occupy(self, gpu: int, num_sms: int) -> None:
+        """So many of a GPU's processors are full of another process's kernels from now on."""
+        self._calls.ptx_occupy(self._machine, gpu, num_sms)
 
     def mutate(self, kernel: str, instruction: int, how: str) -> None:
         """Changes how an instruction orders memory: "relax", "weaken", "narrow", "remove"; "" undoes it.

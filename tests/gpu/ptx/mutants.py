@@ -1,49 +1,39 @@
 """Proof that the machine finds wrong order: each instruction of the kernels that orders memory is weakened in turn.
 
-    python -m tests.gpu.ptx.mutants            every mutant, about half an hour on two cores
-    python -m tests.gpu.ptx.mutants --sample 200 --seed 3
+    python -m tests.gpu.ptx.mutants            every mutant, about half an hour on a core; a second call goes on
+    python -m tests.gpu.ptx.mutants --kernel combine --minutes 5
 
 A release, an acquire or both become relaxed ("relax"); a scope becomes the next narrower one ("narrow"); a barrier is
 taken out ("remove"). The mutant plays scenarios that execute the instruction; it is found when the machine reports an
 error, a result is wrong or a rank waits in vain. Some cannot be found, or change nothing that PTX promises: KNOWN has
 them, with the reason. What is neither is printed, and fails.
+
+What each play has shown is kept in build/ptx, by kernels: after a change of the machine or of a scenario, --anew.
 """
 
 from __future__ import annotations
 
 import argparse
 import functools
+import hashlib
+import json
 import logging
-import random
 import re
 import sys
 import time
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-import pytest
-
-from tests.end_to_end.steps import LowLatencyStep, Step, ThroughputStep
-from tests.end_to_end.world import World as Ranks
-from tests.gpu.calls import buffer_for, low_latency, throughput
-from tests.gpu.places import FakePlatform, run
-from tests.gpu.ptx.executor import World, playing
+from tests.gpu.ptx.known_mutants import KNOWN
 from tests.gpu.ptx.lower import ORDERS, SCOPES
 from tests.gpu.ptx.programs import product
-from tests.gpu.test_forms import NodeWorld, Rank
-from tests.gpu.test_forms import _node_sums as node_sums
+from tests.gpu.ptx.scenarios import SCENARIOS, SEEDS, play
 from tests.kernels.ptx import ROOT
-from tests.uccl_ep.gpu.fake_driver import FakeDriver
-from tests.uccl_ep.gpu.worlds import install
-from tests.uccl_ep.ranks import assert_low_latency, case, expert_rows, reference_of
-from tests.uccl_ep.ranks import low_latency as uneven
-from uccl_ep.reference import low_latency_combine_by_node
-from uccl_ep.settings import settings
 
-SEEDS = (1, 2, 3)  # each with another way to be late
-NUM_SMS = 12
+BATCH = 24  # mutants that play together, once each by itself has not been found at first sight
 
 
 @dataclass(frozen=True)
@@ -63,37 +53,24 @@ class Mutant:
         return " < ".join(source_line(place) for place in places[1:] or places)
 
     @property
+    def key(self) -> tuple[str, int, str]:
+        """What Machine.mutate takes."""
+        return self.kernel, self.instruction, self.how
+
+    @property
+    def line(self) -> str:
+        """What is weakened, of all kernels."""
+        return f"{self.how} {self.what} {self.place.partition(' < ')[0]}"
+
+    @property
+    def copies(self) -> tuple[str, str, str]:
+        """What is weakened, and from where, wherever that was inlined."""
+        return self.how, self.what, " < ".join(self.place.split(" < ")[:3])
+
+    @property
     def group(self) -> tuple[str, str, str, str]:
         """Copies of one line in one kernel."""
         return self.kernel, self.how, self.what, self.place
-
-
-_STREAM = "kernels of one rank run one after the other: the stream orders them"
-_FAILED = "it ends a wait that has failed, or keeps a rank that has failed from starting: no row is read after it"
-_HOST = "it orders the host's read of a slot before this rank overwrites it, and the machine does not see the host read"
-KNOWN: tuple[tuple[str, str, str], ...] = (
-    (
-        "relax|narrow",
-        r"call\.epoch|call\.state|epochs_of|\bs\.(dispatch|combine)\.|\bp\.(consumed|ahead|told)",
-        _STREAM,
-    ),
-    ("narrow", r"identities->calls|a\.(geometry|settled|last)\b", _STREAM),
-    ("relax|narrow", r"st_release_gpu\(ticket, 0u\)", _STREAM),
-    (
-        "narrow",
-        r"c\.mask",
-        "the host masks between launches; who sees it a call later leaves the peer out a call later",
-    ),
-    ("relax|narrow", r"context\.abort|departed|fault->|launch_failed|fail_launch", _FAILED),
-    ("remove", r"aborted\(wait\)|launch_failed|all_see_ok", _FAILED),
-    ("relax", r"ring\.tail|ring\.done", _HOST),
-    (
-        "relax",
-        r"word\(c\.data\[i\], word_offset\), consumed",
-        "whoever needs it has acquired a later flag of that rank",
-    ),
-)
-"""Mutants that are not found: (how, a pattern of instruction and source lines, why)."""
 
 
 @functools.cache
@@ -136,122 +113,7 @@ def _changes(op: str, memory: str) -> list[tuple[str, str]]:
     return [("relax", what)] * (order > 1) + [("narrow", what)] * (scope > 1)
 
 
-# ---- scenarios -------------------------------------------------------------------------------------------------------
-
-
-Body = Callable[[FakePlatform], object]
-
-
-def _play(group: Any, platform: FakePlatform, steps: list[Step], ranks: Ranks, slack: int) -> None:
-    with buffer_for(group, platform, steps, ranks.ranks_per_node, slack) as buffer:
-        for step in steps:
-            if isinstance(step, LowLatencyStep):
-                low_latency(buffer, platform, step)
-            else:
-                throughput(buffer, platform, step, ranks.node_sizes)
-        buffer.barrier()
-        buffer.barrier()
-
-
-def _rounds(ranks: Ranks, steps: Callable[[], list[Step]], slack: int = 4) -> Body:
-    return lambda platform: run(platform, ranks, _play, steps(), ranks, slack)
-
-
-def _low(**changed: Any) -> Callable[[], list[Step]]:
-    """Rounds of one size, so that buffer sets come round again."""
-    return lambda: [LowLatencyStep(40 + n, max_tokens=9, hidden=256, topk=4, **changed) for n in range(5)]
-
-
-def _high(tokens: int = 24, **changed: Any) -> Callable[[], list[Step]]:
-    return lambda: [
-        ThroughputStep(60 + n, max_tokens=tokens, hidden=128, topk=3, num_sms=8, **changed) for n in range(3)
-    ]
-
-
-def _only_dispatches(group: Any, platform: FakePlatform) -> None:
-    """No combine between them tells the others how far a rank has read."""
-    c = case(17, "uniform", num_ranks=group.size(), num_experts=2 * group.size(), num_topk=2, hidden=256, max_tokens=9)
-    due = reference_of(c)[group.rank()]
-    with uneven(group, c.shape, device=platform.device) as buffer:
-        rank = Rank(buffer, platform, c)
-        for _ in range(6):
-            assert_low_latency(rank.received(rank.dispatch(use_fp8=False)), due)
-
-
-def _node_sums(platform: FakePlatform) -> None:
-    c = case(41, "mixed", num_ranks=4, num_experts=8, num_topk=4, hidden=256, max_tokens=16)
-    outputs = [expert_rows(rank, c.shape) for rank in range(4)]
-    due = low_latency_combine_by_node(outputs, c.topk_idx, c.topk_weights, reference_of(c), 2)
-    run(platform, NodeWorld(4, 2), node_sums, c, due, False)
-
-
-SCENARIOS: dict[str, Body] = {
-    "low latency, 1 node of 3": _rounds(Ranks(3), _low(format="fp8")),
-    "low latency, 2 nodes of 2": _rounds(Ranks(4, 2), _low(send="hook")),
-    "low latency, zero copy": _rounds(Ranks(3), _low(combine="zero_copy")),
-    "low latency, only dispatches": lambda platform: run(platform, Ranks(3), _only_dispatches),
-    "low latency, only dispatches, 2 nodes": lambda platform: run(platform, Ranks(2, 1), _only_dispatches),
-    "low latency, sums in the node": _node_sums,
-    "throughput, 1 node of 3": _rounds(Ranks(3), _high()),
-    "throughput, 2 nodes of 2": _rounds(Ranks(4, 2), _high(num_bias=1)),
-    "throughput, cached": _rounds(Ranks(2), _high(num_cached=2)),
-    "throughput, rings that wrap": _rounds(Ranks(2), _high(90), 1),
-    "throughput, rings that wrap, 2 nodes": _rounds(Ranks(2, 1, ring_capacity=16), _high(90), 1),
-}
-
-
-@dataclass
-class Played:
-    """What became of one scenario."""
-
-    world: World
-    wrong: str
-    seconds: float
-
-
-def play(scenario: str, seed: int, mutant: Mutant | None = None, arch: str = "compute_90a") -> Played:
-    """Plays it once, with a mutant where one is given."""
-    world = World(arch, seed, 4, True)
-    if mutant is not None:
-        world.machine.mutate(mutant.kernel, mutant.instruction, mutant.how)
-    patch, began, wrong = pytest.MonkeyPatch(), time.monotonic(), ""
-    try:
-        with playing(world):
-            SCENARIOS[scenario](FakePlatform(install(patch, FakeDriver(num_sms=NUM_SMS)), "cuda"))
-    except Exception as error:  # whatever it was: the mutant is found
-        wrong = f"{type(error).__name__}: {error}"
-    finally:
-        patch.undo()
-        settings.cache_clear()
-    return Played(world, (world.errors or [wrong])[0], time.monotonic() - began)
-
-
-# ---- the run ---------------------------------------------------------------------------------------------------------
-
-
-class Coverage:
-    """Which scenario executes which instruction, the quickest first.
-
-    Raises:
-        AssertionError: a scenario fails without any mutant.
-    """
-
-    def __init__(self, arch: str) -> None:
-        self.executed: dict[tuple[str, str], list[int]] = {}
-        self.seconds: dict[str, float] = {}
-        for name in SCENARIOS:
-            for seed in SEEDS:
-                played = play(name, seed, arch=arch)
-                assert not played.wrong, f"{name}, seed {seed}: {played.wrong}"
-            self.seconds[name] = played.seconds
-            for kernel in played.world.launches:
-                self.executed[name, kernel] = played.world.machine.executed(kernel)
-
-    def of(self, mutant: Mutant) -> list[str]:
-        """Scenarios that execute its instruction."""
-        names = [n for n in SCENARIOS if (n, mutant.kernel) in self.executed]
-        names = [n for n in names if self.executed[n, mutant.kernel][mutant.instruction]]
-        return sorted(names, key=self.seconds.__getitem__)
+# ---- what executes them ----------------------------------------------------------------------------------------------
 
 
 def known(mutant: Mutant) -> str:
@@ -260,53 +122,184 @@ def known(mutant: Mutant) -> str:
     return next((why for how, pattern, why in KNOWN if mutant.how in how.split("|") and re.search(pattern, text)), "")
 
 
-def find(mutant: Mutant, scenarios: Iterable[str], arch: str) -> str:
-    """How it was found, or "". Each scenario with one seed, then with the others."""
-    names = list(scenarios)
-    for turn in range(len(SEEDS)):
-        for n, name in enumerate(names):
-            played = play(name, SEEDS[(n + turn) % len(SEEDS)], mutant, arch)
-            if played.wrong:
-                return played.wrong
-    return ""
+class Notes:
+    """What plays have shown, in a file that a later run goes on with: one line a play."""
+
+    def __init__(self, arch: str, folder: Path, anew: bool = False) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self.arch = arch
+        self._file = folder / f"mutants-{arch}-{hashlib.sha256(product(arch).encode()).hexdigest()[:16]}.jsonl"
+        self.executed: dict[tuple[str, str], list[int]] = {}  # by scenario and kernel
+        self.seconds: dict[str, float] = {}
+        self.found: dict[tuple[str, int, str], tuple[str, int]] = {}  # by mutant: scenario and seed
+        self.clean: dict[tuple[str, int, str], set[tuple[str, int]]] = defaultdict(set)
+        if anew:
+            self._file.unlink(missing_ok=True)
+        if self._file.exists():
+            for line in self._file.read_text().splitlines():
+                self._take(json.loads(line))
+
+    def _take(self, note: dict[str, Any]) -> None:
+        name, seed = note["scenario"], note["seed"]
+        for kernel, counts in note.get("executed", {}).items():
+            self.executed[name, kernel] = counts
+        if "seconds" in note:
+            self.seconds[name] = note["seconds"]
+        mutants = [(kernel, instruction, how) for kernel, instruction, how in note.get("mutants", ())]
+        if not note["wrong"]:
+            for mutant in mutants:
+                self.clean[mutant].add((name, seed))
+        elif len(mutants) == 1:
+            self.found[mutants[0]] = name, seed
+
+    def add(self, **note: Any) -> None:
+        """Keeps a play's outcome."""
+        with self._file.open("a") as file:
+            file.write(json.dumps(note) + "\n")
+        self._take(note)
+
+    def cover(self, scenarios: Iterable[str] = SCENARIOS) -> None:
+        """Plays each scenario that is new as the kernels are.
+
+        Raises:
+            AssertionError: it fails without any mutant.
+        """
+        for name in scenarios:
+            if name in self.seconds:
+                continue
+            for seed in SEEDS:
+                played = play(name, seed, arch=self.arch)
+                assert not played.wrong, f"{name}, seed {seed}: {played.wrong}"
+                executed = {kernel: played.world.machine.executed(kernel) for kernel in played.world.launches}
+                self.add(scenario=name, seed=seed, wrong="", seconds=played.seconds, executed=executed)
+
+    def scenarios_of(self, mutant: Mutant) -> list[str]:
+        """Those that execute its instruction, the quickest first."""
+        names = [n for n in SCENARIOS if (n, mutant.kernel) in self.executed]
+        names = [n for n in names if self.executed[n, mutant.kernel][mutant.instruction]]
+        return sorted(names, key=self.seconds.__getitem__)
+
+
+class Hunt:
+    """Tries mutants: each with the scenario that is likeliest to find it, then many at once with all others."""
+
+    def __init__(self, notes: Notes, end: float) -> None:
+        self.notes, self._end = notes, end
+        self._finds: dict[str, Counter[str]] = defaultdict(Counter)
+
+    def over(self) -> bool:
+        """Whether its time is up."""
+        return time.monotonic() > self._end
+
+    def run(self, mutants: Sequence[Mutant]) -> None:
+        """Until each is found, or no scenario finds it, or time is up."""
+        for mutant in mutants:
+            if mutant.key in self.notes.found:
+                self._learn(mutant)
+        # What KNOWN has is not likely to be found, whatever plays.
+        for mutant in mutants:
+            if self.over():
+                return
+            if not (mutant.key in self.notes.found or mutant.key in self.notes.clean or known(mutant)):
+                name = max(self.notes.scenarios_of(mutant), key=lambda n: self._promise(mutant, n))
+                self._play([mutant], name, SEEDS[0])
+        for seed in SEEDS:
+            for name in sorted(SCENARIOS, key=self.notes.seconds.__getitem__):
+                for batch in self._batches(mutants, name, seed):
+                    if self.over():
+                        return
+                    self._bisect(batch, name, seed)
+
+    def _promise(self, mutant: Mutant, name: str) -> float:
+        near, kernel = self._finds[mutant.line][name], self._finds[mutant.kernel][name]
+        return near * 1000 + kernel - self.notes.seconds[name] / 100
+
+    def _learn(self, mutant: Mutant) -> None:
+        name, _ = self.notes.found[mutant.key]
+        for of in (mutant.line, mutant.kernel):
+            self._finds[of][name] += 1
+
+    def _batches(self, mutants: Sequence[Mutant], name: str, seed: int) -> list[list[Mutant]]:
+        """Mutants of different instructions, all of which a scenario executes and has not shown to be clean."""
+        batches: list[dict[tuple[str, int], Mutant]] = []
+        for mutant in mutants:
+            if mutant.key in self.notes.found or (name, seed) in self.notes.clean[mutant.key]:
+                continue
+            if name in self.notes.scenarios_of(mutant):
+                at = mutant.key[:2]
+                batch = next((b for b in batches if at not in b and len(b) < BATCH), None)
+                if batch is None:
+                    batches.append(batch := {})
+                batch[at] = mutant
+        return [list(batch.values()) for batch in batches]
+
+    def _bisect(self, batch: list[Mutant], name: str, seed: int) -> None:
+        if not self._play(batch, name, seed) or len(batch) == 1 or self.over():
+            return
+        half = len(batch) // 2
+        self._bisect(batch[:half], name, seed)
+        self._bisect(batch[half:], name, seed)
+
+    def _play(self, batch: list[Mutant], name: str, seed: int) -> str:
+        """Whether they are found, together."""
+        played = play(name, seed, [m.key for m in batch], self.notes.arch)
+        self.notes.add(scenario=name, seed=seed, wrong=played.wrong, mutants=[m.key for m in batch])
+        if len(batch) == 1 and played.wrong:
+            self._learn(batch[0])
+        return played.wrong
 
 
 def main() -> int:
     """The command."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--arch", default="compute_90a")
-    parser.add_argument("--sample", type=int, default=0, help="so many mutants, drawn by --seed; 0: all")
-    parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--kernel", default="", help="of kernels whose names have this")
     parser.add_argument("--minutes", type=float, default=1e9, help="begin no further mutant after this")
+    parser.add_argument("--anew", action="store_true", help="forget what earlier runs have shown")
     options = parser.parse_args()
     logging.disable(logging.WARNING)  # every world says that its ranks share a GPU
-    began = time.monotonic()
-    coverage = Coverage(options.arch)
-    for name, seconds in coverage.seconds.items():
-        print(f"{name}: {seconds:.1f} s", flush=True)
+    notes = Notes(options.arch, ROOT / "build/ptx", options.anew)
+    notes.cover()
     made = [m for m in mutants(options.arch) if options.kernel in m.kernel]
-    reached = [m for m in made if coverage.of(m)]
-    random.Random(options.seed).shuffle(reached)
-    chosen = reached[: options.sample or None]
-    outcome: dict[str, Counter[str]] = defaultdict(Counter)
-    missed = 0
-    for mutant in chosen:
-        if time.monotonic() - began > 60 * options.minutes:
-            break
-        why = known(mutant)
-        result = "known" if why else "found" if find(mutant, coverage.of(mutant), options.arch) else "missed"
-        outcome[mutant.kernel][result] += 1
-        if result == "missed":
-            missed += 1
-            print("missed:", mutant.instruction, *mutant.group, mutant.source, sep=" | ", flush=True)
-    print(f"{'kernel':28}{'made':>7}{'reached':>9}{'tried':>7}{'found':>7}{'known':>12}{'missed':>8}")
-    for kernel in sorted({m.kernel for m in made}):
-        tried = outcome[kernel]
-        counts = (sum(m.kernel == kernel for m in made), sum(m.kernel == kernel for m in reached), tried.total())
-        row = (*counts, tried["found"], tried["known"], tried["missed"])
-        print(f"{kernel:28}" + "".join(f"{n:{w}}" for n, w in zip(row, (7, 9, 7, 7, 12, 8), strict=True)))
+    Hunt(notes, time.monotonic() + 60 * options.minutes).run([m for m in made if notes.scenarios_of(m)])
+    missed = [(m, end) for m, end in zip(made, outcomes(notes, made), strict=True) if end in ("missed", "open")]
+    for mutant, end in missed:
+        print(end, mutant.instruction, *mutant.group, mutant.source, sep=" | ", flush=True)
+    print(table(notes, made))
     return 1 if missed else 0
+
+
+COLUMNS = ("made", "found", "equivalent", "not executed", "missed", "open")
+
+
+def outcomes(notes: Notes, made: Sequence[Mutant]) -> list[str]:
+    """For each mutant one of COLUMNS[1:]. "not executed": by no scenario, but KNOWN has a reason, or a copy of the line
+    that was inlined elsewhere is found; "open": not all scenarios have been tried, or none executes it."""
+    found = {m.copies for m in made if m.key in notes.found}
+    return [_outcome(notes, mutant, mutant.copies in found) for mutant in made]
+
+
+def _outcome(notes: Notes, mutant: Mutant, found_elsewhere: bool) -> str:
+    if mutant.key in notes.found:
+        return "found"
+    names = notes.scenarios_of(mutant)
+    if not names:
+        return "not executed" if found_elsewhere or known(mutant) else "open"
+    if known(mutant):
+        return "equivalent"
+    if any((name, seed) not in notes.clean[mutant.key] for name in names for seed in SEEDS):
+        return "open"
+    return "missed"
+
+
+def table(notes: Notes, made: Sequence[Mutant]) -> str:
+    """A line a kernel."""
+    counts: dict[str, Counter[str]] = defaultdict(Counter)
+    for mutant, end in zip(made, outcomes(notes, made), strict=True):
+        for row in (mutant.kernel, "all"):
+            counts[row].update(("made", end))
+    lines = [f"{'mutants of ' + notes.arch:28}" + "".join(f"{name:>14}" for name in COLUMNS)]
+    return "\n".join(lines + [f"{k:28}" + "".join(f"{c[n]:14}" for n in COLUMNS) for k, c in counts.items()])
 
 
 if __name__ == "__main__":

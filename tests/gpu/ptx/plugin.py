@@ -6,16 +6,13 @@ aligned, of the wrong state space; a collective that not all lanes reach; shared
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
 
 from tests.gpu.ptx.executor import World, playing
 from tests.gpu.ptx.programs import ARCHITECTURES
-
-_launches: Counter[str] = Counter()
+from tests.gpu.ptx.summary import note
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -32,14 +29,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def ptx_world(request: pytest.FixtureRequest) -> Iterator[World]:
     """The machine of one test."""
     option = request.config.getoption
-    world = World(option("--ptx"), option("--ptx-seed"), option("--ptx-preempt"), not option("--ptx-no-judge"))
+    arch, seed = option("--ptx"), option("--ptx-seed")
+    world = World(arch, seed, option("--ptx-preempt"), not option("--ptx-no-judge"))
     with playing(world):
         yield world
-    _launches.update(world.launches)
+    executed = {kernel: sum(world.machine.executed(kernel)) for kernel in world.launches}
+    note(body=request.node.nodeid, arch=arch, seed=seed, launches=dict(world.launches), executed=executed)
     if world.errors:
         pytest.fail("kernels broke PTX's rules:\n" + "\n".join(world.errors[:5]), pytrace=False)
-
-
-def pytest_terminal_summary(terminalreporter: Any) -> None:
-    if _launches:
-        terminalreporter.write_line(f"launches of PTX: {dict(_launches)}")

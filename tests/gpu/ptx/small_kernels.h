@@ -162,6 +162,10 @@ KERNEL shared_without_barrier(TwoWords a) {
   a.data[simt::tid()] = s.words[0];
 }
 
+// What one rank writes and another reads, with nothing but rank_barrier between them.
+KERNEL writes_row(Odd a) { reinterpret_cast<u32*>(a.bytes)[simt::tid()] = static_cast<u32>(a.number); }
+KERNEL reads_row(TwoWords a) { a.flag[simt::tid()] = a.data[simt::tid()]; }
+
 // ---- what the host sees ----------------------------------------------------------------------------------------------
 
 KERNEL tells_host_released(TwoWords a) {

@@ -82,7 +82,8 @@ TEST(simt_atomics_lose_no_update) {
     for (u32 i = 0; i < 50; ++i) {
       add_gpu(&narrow, 1u);
       add_gpu(&wide, 1ull << 33);
-      add_sys(&system, 5);
+      add_sys(&system, 3);
+      add_release_sys(&system, 2);
       add_acq_rel_gpu(&ordered, 2);
       if (i % 10 == 0) pause();
     }

@@ -43,11 +43,19 @@ class HostExecutor:
     def rank_begins(self) -> None:
         """The calling thread is another rank's from now on: what it queues is of that rank's GPU."""
 
+    def context(self) -> int:
+        """Which rank's GPU the calling thread is of."""
+        return 77
+
+    def flush(self, context: int) -> None:
+        """What NICs have written into that rank's memory is visible."""
+
     def host_waited(self, event: Any) -> None:
         """The calling thread has waited for an event of a queue."""
 
     def memory(self, address: int, num_bytes: int, kind: str) -> None:
-        """A kernel may use this memory from now on: "device", "pinned" or "tensor"; "" ends that."""
+        """A kernel may use this memory from now on: "device", "shared" with NICs and peers, "pinned" or "tensor"; ""
+        ends that."""
 
 
 class FakeStream:
@@ -85,7 +93,7 @@ class FakeDriver:
         self.library: Any = None
         self.flushes: list[tuple[int, int, int]] = []  # context, target, scope: calls of native code
         self.flush_error = 0
-        self._context = 0
+        self._contexts: dict[int, int] = {}  # by thread
         self._flush = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int, ctypes.c_int)(self._flush_writes)
         self._set_context = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)(self._set_current)
         self.used: list[tuple[int, int]] = []  # (address of a tensor, key of the stream it was kept for)
@@ -139,7 +147,7 @@ class FakeDriver:
             self._allocated[segment.address] = segment
             if shared:
                 self.shared.add(segment.address)
-        self.executor.memory(segment.address, num_bytes, "device")
+        self.executor.memory(segment.address, num_bytes, "shared" if shared else "device")
         return int(segment.address)
 
     def free(self, address: int) -> None:
@@ -197,15 +205,19 @@ class FakeDriver:
         _libc.munmap(alias, num_bytes)
 
     def flush_call(self) -> tuple[int, int, int]:
-        calls = (self._flush, self._set_context)
-        return ctypes.cast(calls[0], ctypes.c_void_p).value or 0, ctypes.cast(calls[1], ctypes.c_void_p).value or 0, 77
+        flush, set_context = (
+            ctypes.cast(call, ctypes.c_void_p).value or 0 for call in (self._flush, self._set_context)
+        )
+        return flush, set_context, self.executor.context()
 
     def _flush_writes(self, target: int, scope: int) -> int:
-        self.flushes.append((self._context, target, scope))
+        context = self._contexts[threading.get_ident()]
+        self.flushes.append((context, target, scope))
+        self.executor.flush(context)
         return self.flush_error
 
     def _set_current(self, context: int) -> int:
-        self._context = context
+        self._contexts[threading.get_ident()] = context
         return 0
 
     def read(self, address: int, num_bytes: int) -> bytes:

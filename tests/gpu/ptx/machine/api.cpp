@@ -14,8 +14,13 @@ char* text(const std::string& message) { return message.empty() ? nullptr : strd
 
 extern "C" {
 
-ptx::Machine* ptx_open(ptx::u64 seed, ptx::u32 preempt, bool judge) {
-  return new ptx::Machine(ptx::Settings{seed, preempt, judge});
+// `lag`: turns until a device and others see what NICs have written into its memory. `shared_bytes`: of a processor.
+ptx::Machine* ptx_open(ptx::u64 seed, ptx::u32 preempt, bool judge, bool count, ptx::u32 owner_lag, ptx::u32 others_lag,
+                       ptx::u32 shared_bytes, ptx::u64 patience_ns) {
+  ptx::Settings settings{seed, preempt, judge, count, {}, {owner_lag, others_lag}};
+  settings.processor.shared_bytes = shared_bytes;
+  settings.patience_ns = patience_ns;
+  return new ptx::Machine(settings);
 }
 void ptx_close(ptx::Machine* machine) { delete machine; }
 void ptx_free(char* message) { std::free(message); }
@@ -25,7 +30,7 @@ char* ptx_load(ptx::Machine* machine, const char* program) try {
   return nullptr;
 } catch (const std::exception& error) { return text(error.what()); }
 
-// `shape`: grid, lanes, shared bytes, blocks an SM, stream, device, snapshot, GPU, its SMs. `counts`: u64 [16 + room]: grid, warps, instructions, busiest lane, host words, bytes loaded and stored, trips of seven kinds, then each warp's.
+// `shape`: grid, lanes, shared bytes, registers of a lane, stream, device, snapshot, GPU, its SMs. `counts`: u64 [16 + room]: grid, warps, instructions, busiest lane, host words, bytes loaded and stored, trips of seven kinds, then each warp's.
 char* ptx_launch(ptx::Machine* machine, const char* kernel, const ptx::u32* shape, const char* args, ptx::u64 arg_bytes,
                  ptx::u64* counts, ptx::u64 room) {
   ptx::Counts made;
@@ -51,6 +56,9 @@ void ptx_region(ptx::Machine* machine, ptx::u64 address, ptx::u64 bytes, ptx::u3
   machine->region(address, bytes, static_cast<ptx::Kind>(kind), owner);
 }
 void ptx_tensor(ptx::Machine* machine, ptx::u64 address, ptx::u64 bytes) { machine->tensor(address, bytes); }
+
+void ptx_flush(ptx::Machine* machine, ptx::u32 owner) { machine->flush(owner); }
+void ptx_occupy(ptx::Machine* machine, ptx::u32 gpu, ptx::u32 num_sms) { machine->occupy(gpu, num_sms); }
 
 char* ptx_mutate(ptx::Machine* machine, const char* kernel, ptx::u32 instruction, const char* how) try {
   machine->mutate(kernel, instruction, how);

@@ -103,17 +103,19 @@ u64 Machine::resolve(Lane& lane, const Instruction& i, u64 address, u32 bytes, b
                   static_cast<unsigned long long>(address));
     fail(lane, text);
   }
+  lane.region = nullptr;
   if (*shared) return address;
   if (bytes == 16) ++lane.wide;
   const auto after = regions_.upper_bound(address);
   if (after != regions_.begin()) {
     const auto& [begin, region] = *std::prev(after);
     if (address < region.end) {
+      lane.region = &region;
       lane.away = region.owner != 0 && region.owner != lane.block->launch.request.device;
       if (address + bytes > region.end) fail(lane, "it reaches beyond the end of an allocation");
       if (region.kind == Kind::kPinned && i.order != Order::kWeak && i.scope != Scope::kSys)
         fail(lane, "a scope narrower than the system, of a word in memory that the host uses");
-      if (ordered(i) && i.op != Op::k_st) {
+      if (settings_.count && ordered(i) && i.op != Op::k_st) {
         const u64 word = address ^ static_cast<u64>(lane.id) << 44;
         if (region.kind == Kind::kPinned && i.op == Op::k_ld)  // weak ones are of rows
           lane.host_trips += lane.block->launch.host_words.insert(word).second;
@@ -141,13 +143,15 @@ void Machine::load_elements(Lane& lane, const Instruction& i) {
   } else {
     bool shared;
     const u64 address = resolve(lane, i, base, bytes, &shared);
-    look(address, bytes, image);
+    look(lane.region, !lane.away, address, bytes, image);
     if (!shared && !ordered(i)) {
       Counts& counts = lane.block->launch.counts;
       if (bytes == 16) counts.loaded += bytes;
       if (bytes == 16 && lane.away) counts.loaded_away += bytes;
-      const bool near = bytes != 16 && !lane.block->lines.insert(address / kLineBytes).second;
-      lane.asked |= near ? 1 : lane.away ? 8 : bytes == 16 ? 4 : 2;
+      if (settings_.count) {
+        const bool near = bytes != 16 && !lane.block->lines.insert(address / kLineBytes).second;
+        lane.asked |= near ? 1 : lane.away ? 8 : bytes == 16 ? 4 : 2;
+      }
     }
     if (settings_.judge) {
       judge(lane, i, address, bytes, shared, false, image);
@@ -181,7 +185,7 @@ void Machine::store_elements(Lane& lane, const Instruction& i) {
   }
   if (settings_.judge) {
     u8 before[32];
-    look(address, bytes, before);
+    look(lane.region, !lane.away, address, bytes, before);
     judge(lane, i, address, bytes, shared, true, before);
     if (ordered(i)) publish(lane, i, address, false);
     remember(shared ? lane.block->shadow : shadow_, address, bytes, image);
@@ -192,13 +196,14 @@ void Machine::store_elements(Lane& lane, const Instruction& i) {
     if (!shared) write_back_range(address, bytes);  // older ones of the same words
   }
   store_now(address, bytes, image);
+  if (lane.region != nullptr) show(address, bytes);
 }
 
 void Machine::atomic(Lane& lane, const Instruction& i) {
   bool shared;
   const u64 address = resolve(lane, i, lane.value(i.from[0]) + static_cast<u64>(i.offset), i.bytes, &shared);
   if (settings_.judge && !shared) {
-    if (i.order == Order::kAcqRel && i.scope == Scope::kSys) write_back_known(lane);
+    if (i.order >= Order::kRelease && i.scope == Scope::kSys) write_back_known(lane);
     write_back_range(address, i.bytes);
   }
   u64 old, made = lane.value(i.from[1]);
@@ -216,6 +221,7 @@ void Machine::atomic(Lane& lane, const Instruction& i) {
     old = __atomic_fetch_add(reinterpret_cast<u32*>(address), static_cast<u32>(made), __ATOMIC_ACQ_REL);
     made = static_cast<u32>(made + old);
   }
+  if (!shared) show(address, i.bytes);
   if (settings_.judge) {
     judge(lane, i, address, i.bytes, shared, false, &old);
     if (i.order == Order::kAcqRel || i.order == Order::kAcquire) acquire(lane, i, address);

@@ -40,8 +40,10 @@ void Machine::look_at_all() {
   };
   shadow_.visit_touched(of_host, [&](Cell& cell, u64 address, u32 size) {
     if (!pending_.empty() && pending_.contains(address & ~3ull)) return;
+    const auto after = regions_.upper_bound(address);
+    const Region* const region = after == regions_.begin() ? nullptr : &std::prev(after)->second;
     u32 current = 0;
-    std::memcpy(&current, reinterpret_cast<const void*>(address), size);
+    look(region != nullptr && address < region->end ? region : nullptr, true, address, size, &current);
     if (current != cell.value) {
       changed_by_host(cell, address);
       cell.value = current;

@@ -9,9 +9,7 @@ namespace ptx {
 
 inline constexpr u32 kLaneBits = 18;         // of an id: the lane within its launch; above it the stream, from 1 on
 inline constexpr u32 kInstructionBits = 20;  // of Access::instruction; above it the kernel's number
-inline constexpr u64 kStuckNs = 4'000'000'000;
 inline constexpr u64 kSpinInstructions = 500;  // more than a turn of a loop that waits
-inline constexpr u64 kSmParts = 1 << 20;
 inline constexpr u64 kSharedGuard = 128;     // bytes behind a block's shared memory that nobody else has
 
 struct Machine::Lane {
@@ -27,7 +25,8 @@ struct Machine::Lane {
   u32 host_trips = 0, flag_trips = 0, fences = 0;
   u8 asked =
       0;  // loads that are on their way: 8 one of another device, 4 of 16 bytes, 2 of a new line, 1 of a known line
-  bool away = false;  // the address that it resolved last is of another device
+  const Region* region = nullptr;  // of the address that it resolved last; null: shared memory
+  bool away = false;               // that is of another device
   Clock known;
 
   u64 value(const Operand& operand) const { return operand.slot == kNoSlot ? operand.value : registers[operand.slot]; }
@@ -44,7 +43,7 @@ struct Machine::Warp {
 struct Machine::Block {
   Block(Launch& launch, u32 number);
   Launch& launch;
-  u32 number;
+  u32 number, sm = 0;
   std::vector<Lane> lanes;
   std::vector<Warp> warps;
   std::vector<u64> registers;
@@ -64,8 +63,8 @@ struct Machine::Launch {
   u32 kernel_number, number;
   u32 first_id = 0, clock = 0, last_clock = 0;
   Clock known, all_known;  // at the beginning; at the end
-  u64 cost = 0;
   u32 next_block = 0;
+  u64 full_since = ~0ull;  // how many blocks had ended when there was no room for the next
   std::map<u32, std::unique_ptr<Block>> blocks;
   std::vector<Lane*> ready, sleeping;
   std::unordered_set<u64> host_words, flags;

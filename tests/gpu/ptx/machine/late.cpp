@@ -30,9 +30,13 @@ void Machine::store_now(u64 address, u32 bytes, const void* image) {
     std::memcpy(reinterpret_cast<void*>(address), image, bytes);
 }
 
-void Machine::look(u64 address, u32 bytes, void* image) const {
+void Machine::look(const Region* region, bool owner, u64 address, u32 bytes, void* image) {
   auto* const to = static_cast<u8*>(image);
-  if (bytes == 8 && address % 8 == 0) {
+  if (region != nullptr && region->visible) {
+    Visible& v = *region->visible;
+    look_late(v, owner, address, bytes);
+    std::memcpy(to, v.bytes[!owner].data() + (address - v.begin), bytes);
+  } else if (bytes == 8 && address % 8 == 0) {
     const u64 value = __atomic_load_n(reinterpret_cast<const u64*>(address), __ATOMIC_ACQUIRE);
     std::memcpy(to, &value, 8);
   } else if (bytes == 4) {
@@ -68,10 +72,14 @@ void Machine::put_off(const Lane& lane, u64 address, u32 bytes, const void* imag
 void Machine::write_back(u64 word, const Pending& pending) {
   if (pending.bytes == 0xf) {
     store_now(word, 4, &pending.value);
+    show(word, 4);
     return;
   }
   for (u32 b = 0; b < 4; ++b)
-    if ((pending.bytes >> b & 1) != 0) *reinterpret_cast<u8*>(word + b) = static_cast<u8>(pending.value >> 8 * b);
+    if ((pending.bytes >> b & 1) != 0) {
+      *reinterpret_cast<u8*>(word + b) = static_cast<u8>(pending.value >> 8 * b);
+      show(word + b, 1);
+    }
 }
 
 void Machine::write_back_range(u64 address, u32 bytes) {
@@ -80,6 +88,42 @@ void Machine::write_back_range(u64 address, u32 bytes) {
       write_back(word, found->second);
       pending_.erase(found);
     }
+}
+
+// What a NIC has written comes to be seen some time after somebody looked.
+void Machine::look_late(Visible& visible, bool owner, u64 address, u32 bytes) {
+  const u32 lag = owner ? settings_.lag.owner : settings_.lag.others;
+  auto& late = visible.late[!owner];
+  for (u64 word = address & ~3ull; word < address + bytes; word += 4) {
+    u8* const seen = visible.bytes[!owner].data() + (word - visible.begin);
+    const u32 now = __atomic_load_n(reinterpret_cast<const u32*>(word), __ATOMIC_ACQUIRE);
+    if (std::memcmp(seen, &now, 4) == 0) continue;
+    const auto [first, fresh] = late.try_emplace(word, now_);
+    if (lag == Lag::kNever || now_ - first->second < lag) continue;
+    std::memcpy(seen, &now, 4);
+    late.erase(first);
+  }
+}
+
+// What lanes store is seen at once, where memory has it.
+void Machine::show(u64 address, u32 bytes) {
+  if (settings_.lag.owner == 0 && settings_.lag.others == 0) return;
+  const auto after = regions_.upper_bound(address);
+  if (after == regions_.begin() || address >= std::prev(after)->second.end || !std::prev(after)->second.visible) return;
+  Visible& v = *std::prev(after)->second.visible;
+  for (auto& image : v.bytes)
+    std::memcpy(image.data() + (address - v.begin), reinterpret_cast<const void*>(address), bytes);
+}
+
+void Machine::flush(u32 owner) {
+  const std::lock_guard lock(mutex_);
+  for (auto& [begin, region] : regions_) {
+    if (region.owner != owner || !region.visible) continue;
+    for (u32 i = 0; i < 2; ++i) {
+      std::memcpy(region.visible->bytes[i].data(), reinterpret_cast<const void*>(begin), region.end - begin);
+      region.visible->late[i].clear();
+    }
+  }
 }
 
 // What a release to the system takes with it: all that the lane knows of.

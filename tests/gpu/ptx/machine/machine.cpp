@@ -1,6 +1,7 @@
 // Launches, blocks and turns of lanes; what streams, events and host threads know.
 #include "machine.h"
 
+#include <malloc.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -14,6 +15,8 @@ namespace ptx {
 Machine::Machine(const Settings& settings) : settings_(settings), rng_(settings.seed * 0x9E3779B97F4A7C15ull + 1) {
   static constexpr u32 kEvery[] = {0, 32, 512};  // turns; 0: only what a release or a kernel's end takes with it
   write_back_every_ = kEvery[settings.seed % 3];
+  mallopt(M_MMAP_THRESHOLD, 1 << 30);  // blocks come and go: their registers stay with the process
+  mallopt(M_TRIM_THRESHOLD, 1 << 30);
   thread_ = std::thread([this] { execute(); });
 }
 
@@ -93,7 +96,13 @@ void Machine::region(u64 address, u64 bytes, Kind kind, u32 owner) {
   auto at = regions_.lower_bound(address);
   if (at != regions_.begin() && std::prev(at)->second.end > address) at = std::prev(at);
   while (at != regions_.end() && at->first < address + bytes) at = regions_.erase(at);
-  if (kind != Kind::kUnknown) regions_[address] = Region{address + bytes, kind, owner};
+  if (kind == Kind::kUnknown) return;
+  Region& made = regions_[address] = Region{address + bytes, kind, owner, nullptr};
+  if (kind != Kind::kShared || (settings_.lag.owner == 0 && settings_.lag.others == 0)) return;
+  made.visible = std::make_shared<Visible>();
+  made.visible->begin = address;
+  const auto* const now = reinterpret_cast<const u8*>(address);
+  for (auto& image : made.visible->bytes) image.assign(now, now + bytes);
 }
 
 void Machine::tensor(u64 address, u64 bytes) {
@@ -143,8 +152,7 @@ std::string Machine::launch(const LaunchRequest& request, Counts* counts) {
   if (request.args.size() != kernel.param_bytes)
     return request.kernel + " takes " + std::to_string(kernel.param_bytes) + " bytes of arguments, not " +
            std::to_string(request.args.size());
-  if (request.grid == 0 || request.lanes == 0 || request.lanes > 1024 || request.blocks_per_sm == 0)
-    return request.kernel + ": a grid of no blocks, or a block that no processor holds";
+  if (const std::string why = too_large(request); !why.empty()) return request.kernel + ": " + why;
   Launch launch(request, kernel, numbers_[request.kernel], next_launch_++);
   Stream& stream = streams_[request.stream];
   launch.first_id = (request.stream + 1) << kLaneBits;
@@ -152,7 +160,6 @@ std::string Machine::launch(const LaunchRequest& request, Counts* counts) {
   launch.last_clock = launch.clock;
   launch.known = stream.known;
   if (const auto event = events_.find(request.snapshot); event != events_.end()) launch.known.learn(event->second);
-  launch.cost = kSmParts / request.blocks_per_sm;
   active_.push_back(&launch);
   work_.notify_all();
   ended_.wait(lock, [&] { return launch.done; });
@@ -206,7 +213,7 @@ void Machine::give_up_on_room() {
   clock_gettime(CLOCK_MONOTONIC, &t);
   const u64 now = static_cast<u64>(t.tv_sec) * 1'000'000'000ull + static_cast<u64>(t.tv_nsec);
   if (stuck_since_ == 0) stuck_since_ = now;
-  if (now - stuck_since_ < kStuckNs) return;
+  if (now - stuck_since_ < settings_.patience_ns) return;
   Launch& launch = **crowded;
   const std::string why = launch.kernel->name + ": " + std::to_string(launch.request.grid - launch.next_block) +
                           " of " + std::to_string(launch.request.grid) + " blocks find no room, and all that run wait";
@@ -223,11 +230,11 @@ void Machine::break_off(Launch& launch, const std::string& why) {
 
 // As many more blocks as processors have room for.
 void Machine::admit(Launch& launch) {
-  while (launch.next_block < launch.request.grid &&
-         resident_[launch.request.gpu] + launch.cost <= launch.request.num_sms * kSmParts) {
-    resident_[launch.request.gpu] += launch.cost;
+  u32 sm = 0;
+  while (launch.next_block < launch.request.grid && place(launch, &sm)) {
     const u32 number = launch.next_block++;
     auto& block = launch.blocks[number] = std::make_unique<Block>(launch, number);
+    block->sm = sm;
     for (Lane& lane : block->lanes) {
       lane.known = launch.known;
       launch.ready.push_back(&lane);
@@ -282,12 +289,12 @@ void Machine::end_block(Launch& launch, Block& block) {
     launch.counts.warp.push_back(busiest);
     launch.counts.busiest_lane = std::max(launch.counts.busiest_lane, busiest);
   }
-  resident_[launch.request.gpu] -= launch.cost;
+  leave(launch, block);
   launch.blocks.erase(block.number);
 }
 
 void Machine::finish(Launch& launch) {
-  resident_[launch.request.gpu] -= launch.cost * launch.blocks.size();
+  for (const auto& [_, block] : launch.blocks) leave(launch, *block);
   launch.blocks.clear();
   launch.ready.clear();
   launch.sleeping.clear();

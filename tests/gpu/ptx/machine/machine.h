@@ -3,8 +3,10 @@
 // One thread executes the lanes of all launches in turns, in an order drawn from a seed, cut at instructions that order
 // memory. Real memory is read and written, so host threads (proxies) take part as they do beside a GPU.
 #pragma once
+#include <array>
 #include <condition_variable>
 #include <map>
+#include <memory>
 #include <mutex>
 #include <thread>
 #include <unordered_set>
@@ -13,17 +15,34 @@
 
 namespace ptx {
 
+// What a streaming multiprocessor has. A block takes registers by whole warps, and 1 KiB of shared memory for itself.
+struct Processor {
+  u32 lanes = 2048, blocks = 32, registers = 65536, shared_bytes = 228 << 10;
+  u32 block_shared_bytes() const { return shared_bytes - kReserved; }
+  static constexpr u32 kReserved = 1 << 10;
+};
+
+// Turns of lanes from when one has looked at bytes that a NIC has written until it sees them; kNever: only after a flush.
+struct Lag {
+  static constexpr u32 kNever = ~0u;
+  u32 owner = 0, others = 0;  // of the memory
+};
+
 struct Settings {
   u64 seed = 1;
   u32 preempt = 4;  // a lane gives way after one in so many instructions that order memory; 0: never
   bool judge = true;  // races
+  bool count = true;  // trips, and words that lanes wait for
+  Processor processor;
+  Lag lag;
+  u64 patience_ns = 4'000'000'000;  // of blocks that have no room, while all that run wait
 };
 
-enum class Kind : u8 { kUnknown, kDevice, kPinned, kTensor };
+enum class Kind : u8 { kUnknown, kDevice, kPinned, kTensor, kShared };  // kShared: a device's, which NICs write
 
 struct LaunchRequest {
   std::string kernel;
-  u32 grid, lanes, shared_bytes, blocks_per_sm;
+  u32 grid, lanes, shared_bytes, registers;  // of a block; of a lane
   std::string args;
   u32 stream;
   u32 device;  // that scopes are judged by: ranks that share a GPU in a test are apart in production
@@ -76,6 +95,10 @@ class Machine {
   // ---- memory ----
   void region(u64 address, u64 bytes, Kind kind, u32 owner = 0);  // kUnknown: is gone. `owner`: a device; 0: nobody's
   void tensor(u64 address, u64 bytes);  // of a tensor, where it is not known yet
+  void flush(u32 owner);  // what NICs have written into a device's memory so far is seen by all
+
+  // ---- other processes ----
+  void occupy(u32 gpu, u32 num_sms);  // so many of its processors are full of their kernels
 
   // ---- mutants ----
   // Changes how one instruction orders memory: "relax", "weaken", "narrow", "remove"; "" = as it was. Throws std::invalid_argument
@@ -96,10 +119,20 @@ class Machine {
     Clock known;
     Access access;
   };
+  // What lanes see of memory that NICs write.
+  struct Visible {
+    u64 begin = 0;
+    std::array<std::vector<u8>, 2> bytes;  // for the owner, for others
+    std::array<std::unordered_map<u64, u32>, 2> late;  // words that differ from memory: since when a lane looks at them
+  };
   struct Region {
     u64 end;
     Kind kind;
     u32 owner;
+    std::shared_ptr<Visible> visible;  // null: as memory is
+  };
+  struct Sm {
+    u32 lanes = 0, blocks = 0, registers = 0, shared_bytes = 0;  // taken
   };
   // A word that lanes have stored and the host may not see yet.
   struct Pending {
@@ -113,6 +146,10 @@ class Machine {
   void give_up_on_room();
   void sweep();
   void admit(Launch& launch);
+  Sm need(const LaunchRequest& request) const;
+  std::string too_large(const LaunchRequest& request) const;
+  bool place(Launch& launch, u32* where);
+  void leave(const Launch& launch, const Block& block);
   void finish(Launch& launch);
   void break_off(Launch& launch, const std::string& why);
   void end_block(Launch& launch, Block& block);
@@ -129,10 +166,12 @@ class Machine {
   void publish(Lane& lane, const Instruction& i, u64 address, bool chain);
   Clock all_of(const Lane& lane) const;
   // Memory as lanes see it: with what the host does not see yet.
-  void look(u64 address, u32 bytes, void* image) const;
+  void look(const Region* region, bool owner, u64 address, u32 bytes, void* image);
+  void look_late(Visible& visible, bool owner, u64 address, u32 bytes);
+  void show(u64 address, u32 bytes);
   void put_off(const Lane& lane, u64 address, u32 bytes, const void* image);
   static void store_now(u64 address, u32 bytes, const void* image);
-  static void write_back(u64 word, const Pending& pending);
+  void write_back(u64 word, const Pending& pending);
   void write_back_range(u64 address, u32 bytes);
   void write_back_known(const Lane& lane);
   void write_back_some();
@@ -169,7 +208,9 @@ class Machine {
   u64 rng_;
   u32 write_back_every_;
   u32 now_ = 1;
-  std::map<u32, u64> resident_;  // on each GPU, in parts of a processor
+  std::map<u32, std::vector<Sm>> gpus_;
+  std::map<u32, u32> occupied_;  // processors that other processes have filled
+  u64 ended_blocks_ = 0;
   u64 idle_ = 0;
   u64 stuck_since_ = 0;  // ns; lanes only wait since then, and blocks wait for room. 0: not so
   bool stop_ = false, broken_ = false;

@@ -1,0 +1,228 @@
+"""What the machine plays: small worlds of ranks whose kernels run as PTX, each with what no other one executes."""
+
+from __future__ import annotations
+
+import functools
+import struct
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+
+from tests.end_to_end.steps import LowLatencyStep, Step, ThroughputStep
+from tests.end_to_end.world import World as Ranks
+from tests.gpu.calls import buffer_for, low_latency, throughput
+from tests.gpu.places import FakePlatform, run
+from tests.gpu.ptx.executor import PtxExecutor, World, playing
+from tests.gpu.ptx.programs import lowered
+from tests.gpu.test_forms import NodeWorld, Rank
+from tests.gpu.test_forms import _node_sums as node_sums
+from tests.gpu.test_forms import _overlapping as overlapping
+from tests.uccl_ep.gpu.fake_driver import FakeDriver
+from tests.uccl_ep.gpu.worlds import install
+from tests.uccl_ep.ranks import assert_low_latency, case, expert_rows, reference_of
+from tests.uccl_ep.ranks import low_latency as uneven
+from uccl_ep.reference import low_latency_combine, low_latency_combine_by_node
+from uccl_ep.settings import settings
+
+SEEDS = (1, 2, 3)  # each with another way to be late
+NUM_SMS = 12
+
+
+Body = Callable[[FakePlatform], object]
+
+
+def play_steps(group: Any, platform: FakePlatform, steps: list[Step], ranks: Ranks, slack: int) -> None:
+    with buffer_for(group, platform, steps, ranks.ranks_per_node, slack) as buffer:
+        for step in steps:
+            if isinstance(step, LowLatencyStep):
+                low_latency(buffer, platform, step)
+            else:
+                throughput(buffer, platform, step, ranks.node_sizes)
+        buffer.barrier()
+        buffer.barrier()
+
+
+def rounds_of(ranks: Ranks, steps: Callable[[], list[Step]], slack: int = 4) -> Body:
+    return lambda platform: run(platform, ranks, play_steps, steps(), ranks, slack)
+
+
+def low_latency_rounds(tokens: int = 9, rounds: int = 5, **changed: Any) -> Callable[[], list[Step]]:
+    """Rounds of one size, so that buffer sets come round again."""
+    how = {"hidden": 256, "topk": 4, **changed}
+    return lambda: [LowLatencyStep(40 + n, max_tokens=tokens, **how) for n in range(rounds)]
+
+
+def throughput_rounds(tokens: int = 24, **changed: Any) -> Callable[[], list[Step]]:
+    return lambda: [
+        ThroughputStep(60 + n, max_tokens=tokens, hidden=128, topk=3, num_sms=8, **changed) for n in range(3)
+    ]
+
+
+def _only_dispatches(group: Any, platform: FakePlatform) -> None:
+    """No combine between them tells the others how far a rank has read."""
+    c = case(17, "uniform", num_ranks=group.size(), num_experts=2 * group.size(), num_topk=2, hidden=256, max_tokens=9)
+    due = reference_of(c)[group.rank()]
+    with uneven(group, c.shape, device=platform.device) as buffer:
+        rank = Rank(buffer, platform, c)
+        for _ in range(6):
+            assert_low_latency(rank.received(rank.dispatch(use_fp8=False)), due)
+
+
+def _two_in_flight(group: Any, platform: FakePlatform) -> None:
+    """Each call is received when the next one has been sent: only words of what was read let a set be reused."""
+    c = case(17, "uniform", num_ranks=group.size(), num_experts=2 * group.size(), num_topk=2, hidden=128, max_tokens=9)
+    due = reference_of(c)[group.rank()]
+    with uneven(group, c.shape, device=platform.device) as buffer:
+        rank = Rank(buffer, platform, c)
+        before = rank.dispatch(use_fp8=False, return_recv_hook=True)
+        for _ in range(5):
+            got = rank.dispatch(use_fp8=False, return_recv_hook=True)
+            before[4]()
+            assert_low_latency(rank.received(before), due)
+            before = got
+        before[4]()
+        sent = rank.combine(before, return_recv_hook=True)
+        for _ in range(4):
+            again = rank.combine(before, return_recv_hook=True)
+            sent[2]()
+            sent = again
+        sent[2]()
+        platform.synchronize()
+
+
+@functools.cache
+def _small(arch: str) -> str:
+    return lowered('#include "tests/gpu/ptx/small_kernels.h"\n', "small", arch)
+
+
+def _executor(platform: FakePlatform) -> PtxExecutor:
+    executor = platform.driver.executor
+    assert isinstance(executor, PtxExecutor)
+    return executor
+
+
+def _barriers(ranks: Ranks) -> Body:
+    def body(platform: FakePlatform) -> None:
+        _executor(platform).load(_small)
+        run(platform, ranks, _only_barriers)
+
+    return body
+
+
+def _only_barriers(group: Any, platform: FakePlatform) -> None:
+    """A kernel of each rank reads what one of its neighbour has written: a barrier before, a barrier behind."""
+    driver, executor = platform.driver, _executor(platform)
+    with buffer_for(group, platform, low_latency_rounds()(), 0) as buffer:
+        row, seen = driver.allocate(4096), driver.allocate(4096)
+        neighbour = group.all_gather_object(row)[group.rank() ^ 1]
+        for n in range(1, 6):
+            queue = driver.current_stream().native
+            executor.enqueue(queue, "writes_row", struct.pack("<QQ", row, n), (1, 32, 256, 32))
+            buffer.barrier()
+            executor.enqueue(queue, "reads_row", struct.pack("<QQ", neighbour, seen), (1, 32, 256, 32))
+            buffer.barrier()
+            assert set(struct.unpack("<32I", driver.read(seen, 128))) == {n}
+        group.barrier()
+        driver.free(row)
+        driver.free(seen)
+
+
+def _stats(group: Any, platform: FakePlatform) -> None:
+    """Who waits counts for how long."""
+    c = case(17, "uniform", num_ranks=group.size(), num_experts=2 * group.size(), num_topk=2, hidden=256, max_tokens=9)
+    with uneven(group, c.shape, device=platform.device) as buffer:
+        rank = Rank(buffer, platform, c)
+        waited, rows = torch.zeros(2, group.size(), dtype=torch.int64), torch.zeros(2, dtype=torch.int32)
+        for _ in range(4):
+            got = rank.dispatch(
+                use_fp8=False, dispatch_wait_recv_cost_stats=waited[0], cumulative_local_expert_recv_stats=rows
+            )
+            rank.combine(got, combine_wait_recv_cost_stats=waited[1])
+        platform.synchronize()
+        assert int(rows.sum()) > 0
+
+
+def _shapes() -> list[Step]:
+    """What streams hold is drained before chunks have another size."""
+    sizes = ((64, 4), (128, 8), (64, 8), (256, 4))
+    return [
+        ThroughputStep(80 + n, max_tokens=30, hidden=hidden, topk=3, num_sms=num_sms)
+        for n, (hidden, num_sms) in enumerate(sizes)
+    ]
+
+
+def _rows_as_they_come(platform: FakePlatform) -> None:
+    """Other nodes' rows too, each when its signal says that it is there."""
+    c = case(44, "some_unused", num_ranks=2, num_experts=4, num_topk=2, hidden=128, max_tokens=8)
+    expected = reference_of(c)
+    sums = low_latency_combine([expert_rows(r, c.shape) for r in range(2)], c.topk_idx, c.topk_weights, expected)
+    run(platform, Ranks(2, 1), overlapping, c, sums)
+
+
+def _node_sums(platform: FakePlatform, tokens: int = 16) -> None:
+    c = case(41, "mixed", num_ranks=4, num_experts=8, num_topk=4, hidden=256, max_tokens=tokens)
+    outputs = [expert_rows(rank, c.shape) for rank in range(4)]
+    due = low_latency_combine_by_node(outputs, c.topk_idx, c.topk_weights, reference_of(c), 2)
+    run(platform, NodeWorld(4, 2), node_sums, c, due, False)
+
+
+SCENARIOS: dict[str, Body] = {
+    "low latency, 1 node of 3": rounds_of(Ranks(3), low_latency_rounds(format="fp8")),
+    "low latency, 2 nodes of 2": rounds_of(Ranks(4, 2), low_latency_rounds(send="hook")),
+    "low latency, zero copy": rounds_of(Ranks(3), low_latency_rounds(combine="zero_copy")),
+    "low latency, only dispatches": lambda platform: run(platform, Ranks(3), _only_dispatches),
+    "low latency, only dispatches, 2 nodes": lambda platform: run(platform, Ranks(2, 1), _only_dispatches),
+    "low latency, sums in the node": _node_sums,
+    "low latency, two calls in flight": lambda platform: run(platform, Ranks(3), _two_in_flight),
+    "low latency, two calls in flight, 2 nodes": lambda platform: run(platform, Ranks(2, 1), _two_in_flight),
+    "low latency, many blocks": rounds_of(Ranks(2), low_latency_rounds(30, 2, hidden=128)),
+    "low latency, many blocks, 2 nodes": rounds_of(Ranks(3, 2, rings=1), low_latency_rounds(30, 2, hidden=128)),
+    "low latency, full rings": rounds_of(
+        Ranks(2, 1, rings=1, ring_capacity=16), low_latency_rounds(40, 3, hidden=128, send="hook")
+    ),
+    "low latency, sums in the node, many blocks": lambda platform: _node_sums(platform, 30),
+    "only barriers": _barriers(Ranks(2)),
+    "only barriers, 2 nodes": _barriers(Ranks(4, 2)),
+    "low latency, stats of waits": lambda platform: run(platform, Ranks(3, 2), _stats),
+    "throughput, 1 node of 3": rounds_of(Ranks(3), throughput_rounds()),
+    "throughput, 2 nodes of 2": rounds_of(Ranks(4, 2), throughput_rounds(num_bias=1)),
+    "throughput, cached": rounds_of(Ranks(2), throughput_rounds(num_cached=2)),
+    "throughput, rings that wrap": rounds_of(Ranks(2), throughput_rounds(90), 1),
+    "throughput, rings that wrap, 2 nodes": rounds_of(Ranks(2, 1, ring_capacity=16), throughput_rounds(90), 1),
+    "low latency, stats of waits for sums in the node": lambda platform: run(platform, NodeWorld(4, 2), _stats),
+    "low latency, rows as they are computed": _rows_as_they_come,
+    "throughput, shapes that change": rounds_of(Ranks(4, 2), _shapes),
+    "throughput, full rings": rounds_of(Ranks(2, 1, rings=1, ring_capacity=16), throughput_rounds(120), 1),
+    "throughput, many blocks, 2 nodes": rounds_of(Ranks(3, 2, rings=1), throughput_rounds(60)),
+}
+SMS = {name: 2 * NUM_SMS if "many blocks" in name or "full rings" in name else NUM_SMS for name in SCENARIOS}
+
+
+@dataclass
+class Played:
+    """What became of one scenario."""
+
+    world: World
+    wrong: str
+    seconds: float
+
+
+def play(scenario: str, seed: int, changes: Iterable[tuple[str, int, str]] = (), arch: str = "compute_90a") -> Played:
+    """Plays it once, with (kernel, instruction, how) changed as Machine.mutate says."""
+    world = World(arch, seed, 4, True)
+    for change in changes:
+        world.machine.mutate(*change)
+    patch, began, wrong = pytest.MonkeyPatch(), time.monotonic(), ""
+    try:
+        with playing(world):
+            SCENARIOS[scenario](FakePlatform(install(patch, FakeDriver(num_sms=SMS[scenario])), "cuda"))
+    except Exception as error:  # whatever it was
+        wrong = f"{type(error).__name__}: {error}"
+    finally:
+        patch.undo()
+        settings.cache_clear()
+    return Played(world, (world.errors or [wrong])[0], time.monotonic() - began)
