@@ -12,6 +12,7 @@ inline constexpr u32 kInstructionBits = 20;  // of Access::instruction; above it
 inline constexpr u64 kStuckNs = 4'000'000'000;
 inline constexpr u64 kSpinInstructions = 500;  // more than a turn of a loop that waits
 inline constexpr u64 kSmParts = 1 << 20;
+inline constexpr u64 kSectorBytes = 32;      // that a GPU reads of the host's memory at once
 inline constexpr u64 kSharedGuard = 128;     // bytes behind a block's shared memory that nobody else has
 
 struct Machine::Lane {
@@ -68,7 +69,7 @@ struct Machine::Launch {
   u32 next_block = 0;
   std::map<u32, std::unique_ptr<Block>> blocks;
   std::vector<Lane*> ready, sleeping;
-  std::unordered_set<u64> host_words, flags;
+  std::unordered_set<u64> host_words, host_reads, flags;
   Counts counts;
   std::string error;
   bool done = false;
