@@ -100,13 +100,28 @@ DEV bool wait_done(const RingView& ring, u64 ticket, const WaitContext& context,
                     [&](u64 done) { return done > ticket; });
 }
 
+// As wait_done, where a lane of this device may already have seen it (PCIe). One lane.
+DEV bool wait_done_once(const RingView& ring, u64 ticket, const WaitContext& context, const WaitSite& site) {
+  if (ld_acquire_gpu(ring.cached_done) > ticket) return true;  // pairs with the releases here and in learn_done
+  if (!wait_done(ring, ticket, context, site)) return false;
+  st_release_gpu(ring.cached_done, ticket + 1);
+  return true;
+}
+
+// Before many lanes call wait_done_once for commands of long ago. One lane.
+DEV void learn_done(const RingView& ring) {
+  st_release_gpu(ring.cached_done, ld_acquire_sys(ring.done));  // pairs with RingConsumer::publish_done
+}
+
 }  // namespace uccl::simt
 
 namespace uccl {
 using simt::kNoTicket;
+using simt::learn_done;
 using simt::push;
 using simt::push_group;
 using simt::ring_room;
 using simt::ring_store;
 using simt::wait_done;
+using simt::wait_done_once;
 }  // namespace uccl

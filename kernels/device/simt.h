@@ -63,6 +63,27 @@ DEV u32 sum_up_to(u32 v) {
   return v;
 }
 
+// Deals the rows of owners 0 to `owners`, each in `pieces`, round `warps` warps, of which this one is number `warp`: owners
+// ascending, then rows. Warp-collective. One lane an owner calls count(owner); take(owner, row, piece) says whether to go
+// on. Returns whether all did.
+template <class Count, class Take>
+DEV bool deal_rows(u32 owners, u32 pieces, u32 warp, u32 warps, Count count, Take take) {
+  u32 u = warp;  // this warp's next unit, among those of the owners from `base` on
+  for (u32 base = 0; base < owners; base += kWarp) {
+    const u32 owner = base + lane();
+    const u32 up_to = sum_up_to(owner < owners ? count(owner) : 0);
+    const u32 units = shfl(up_to, kWarp - 1) * pieces;
+    for (; u < units; u += warps) {
+      const u32 row = u / pieces;
+      const u32 before = popcount(ballot(up_to <= row));  // owners, of this warp's lanes
+      const u32 first = before == 0 ? 0 : shfl(up_to, before - 1);
+      if (!take(base + before, row - first, u - row * pieces)) return false;
+    }
+    u -= units;
+  }
+  return true;
+}
+
 DEV float bf16_to_f(u16 v) { return bits_f(static_cast<u32>(v) << 16); }
 
 // Round to nearest, ties to even. Every NaN becomes 0x7fc0, as in torch, so results do not depend on whose NaN it was.

@@ -138,6 +138,12 @@ struct DeviceWord {
 template <class T>
 DeviceWord(const T*) -> DeviceWord<T>;
 
+// The same for a word in shared memory.
+struct BlockWord {
+  const u32* at;
+  DEV_MEMBER u64 operator()() const { return ld_acquire_cta(at); }
+};
+
 // load.peek(), and the acquire after it; a load without peek() is called each time, and has then acquired.
 template <class Load>
 DEV auto peek_at(const Load& load, int) -> decltype(load.peek()) {
@@ -191,6 +197,7 @@ DEV void wait_for_block(Load load, Done done) {
 namespace uccl {
 using simt::aborted;
 using simt::begin_wait;
+using simt::BlockWord;
 using simt::DeviceWord;
 using simt::FaultDetail;
 using simt::kNoPeer;

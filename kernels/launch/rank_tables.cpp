@@ -94,8 +94,9 @@ RankTables::RankTables(const RankTablesSettings& s) {
   for (u32 i = 0; i < s.num_rings; ++i)
     rings_.push_back(ring_view(reinterpret_cast<void*>(s.rings + i * ring_bytes(s.ring_capacity)), s.ring_capacity));
   for (u32 i = 0; s.ring_words != 0 && i < s.num_rings; ++i) {
-    rings_[i].head = reinterpret_cast<u64*>(s.ring_words) + 2 * i;
+    rings_[i].head = reinterpret_cast<u64*>(s.ring_words) + 3 * i;
     rings_[i].cached_tail = rings_[i].head + 1;
+    rings_[i].cached_done = rings_[i].head + 2;
   }
 
   TopologyView& t = context_.topology;

@@ -17,7 +17,7 @@ struct RankTablesSettings {
   std::vector<u64> data, control;  // addresses of the regions of this node's ranks, by local index
   u64 rings = 0;  // address of num_rings rings, back to back
   u32 num_rings = 1, ring_capacity = 1024;
-  u64 ring_words = 0;  // address of u64 [num_rings][2], zeroed: each ring's head and cached tail, where
+  u64 ring_words = 0;  // address of u64 [num_rings][3], zeroed: each ring's head, cached tail and done, where
   // producers have them near; 0 = in the rings' own headers
   u64 mask = 0, peer_stats = 0;  // addresses; u32 [num_ranks], u64 [num_ranks * kPeerStats]
   bool shrink = false;

@@ -76,6 +76,7 @@ ThroughputCall ThroughputCalls::call(const RowShape& shape, const StreamGeometry
   c.identities = identities_;
   c.num_tokens = routing.num_tokens;
   c.readers = layout_.max_readers;
+  c.share_rows = !device_.host;
   return c;
 }
 

@@ -6,6 +6,9 @@
 
 namespace uccl {
 
+// Of a launch; a CPU gives a block few warps of one lane.
+inline constexpr u32 kMaxBlockWarps = kMaxBlockLanes / (simt::kWarp == 1 ? 32 : simt::kWarp);
+
 DEV u64* word(u8* base, u64 offset) { return reinterpret_cast<u64*>(base + offset); }
 
 DEV u8* own_data(const RankContext& c) { return c.data[c.topology.local]; }
@@ -36,6 +39,11 @@ DEV WaitContext wait_context(const RankContext& c) {
       WaitContext{word(control, ControlLayout::kAbort), reinterpret_cast<FaultRecord*>(control + ControlLayout::kFault),
                   0, c.topology.rank, 0, word(control, c.control_layout.departed(0)), c.shrink ? c.timeout_ns : 0},
       c.timeout_ns);
+}
+
+// For a wait that only ends when others do that have the kernel's deadline: a timeout longer than theirs.
+DEV u64 later_deadline(const RankContext& c, const WaitContext& wait) {
+  return c.timeout_ns > ~0ull - wait.deadline_ns ? ~0ull : wait.deadline_ns + c.timeout_ns;
 }
 
 // The flag that says "everything of `source` for this phase and epoch is readable on my node": raised by the source's

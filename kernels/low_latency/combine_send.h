@@ -62,7 +62,7 @@ DEV bool take_staging(const CombineSendArgs& a, const Turn& turn, u32 row, u32 p
   if (simt::lane() == 0 && a.staging_ticket[row] != 0) {
     const RingView& ring = a.rank.rings[a.staging_ticket[row] >> 56];
     const u64 ticket = (a.staging_ticket[row] & low_bits(56)) - 1;
-    ok = wait_done(ring, ticket, turn.wait, WaitSite{WaitPhase::kStagingReuse, peer, {}, ticket});
+    ok = wait_done_once(ring, ticket, turn.wait, WaitSite{WaitPhase::kStagingReuse, peer, {}, ticket});
   }
   return warp_agree(ok);
 }
@@ -312,6 +312,10 @@ DEV RowCut cut_stored_row(const CombineSendArgs& a, u64 rows, u32 warps) {
   return cut_row(a.call, rows, warps, kPieceBytes / sizeof(u16));
 }
 
+DEV bool stages_rows(const CombineSendArgs& a) {
+  return a.call.layout.staging_rows != 0 && a.call.reduces == 0 && (a.zero_copy_offset == 0 || is_encoded(a));
+}
+
 // False: the call has failed.
 DEV bool send_all_rows(const CombineSendArgs& a, const Turn& turn) {
   const TopologyView& topology = a.rank.topology;
@@ -319,8 +323,7 @@ DEV bool send_all_rows(const CombineSendArgs& a, const Turn& turn) {
   const u64 stride = static_cast<u64>(topology.num_ranks) * a.call.layout.max_tokens;
   // A staging row has one user: with fewer of them than warps some warps take no row that is staged; with far fewer the
   // others take those that are not.
-  const bool stages =
-      a.call.layout.staging_rows != 0 && a.call.reduces == 0 && (a.zero_copy_offset == 0 || is_encoded(a));
+  const bool stages = stages_rows(a);
   const u32 staging = stages ? a.call.layout.staging_rows : 0;
   const bool apart = stages && grid_warps() >= 2 * staging, keeps = apart && grid_warp() >= staging;
   const u32 warp = keeps ? grid_warp() - staging : grid_warp();
@@ -338,7 +341,7 @@ DEV bool send_all_rows(const CombineSendArgs& a, const Turn& turn) {
       keeps ? 0 : staging / warps,        0,      apart && !keeps ? whole_row(a) : cut_stored_row(a, rows, warps),
       2ull * a.call.layout.hidden * rows, !keeps, keeps || !apart};
   u64 known = ~0ull;
-  return deal_rows(experts, sender.cut.pieces, warp, warps, count, [&](u32 e, u32 i, u32 piece) {
+  return simt::deal_rows(experts, sender.cut.pieces, warp, warps, count, [&](u32 e, u32 i, u32 piece) {
     return await_computed(a, turn, e, i, &known) && send_row(a, turn, e * stride + i, piece, &sender);
   });
 }
@@ -351,6 +354,7 @@ KERNEL KERNEL_BOUNDS(kMaxBlockLanes) low_latency_combine_send(CombineSendArgs a)
     if (!may_start(turn.wait)) return false;
     announce_consumed(a.rank, turn, a.call);
     if (a.call.reduces) send_weights(a, turn);
+    for (u32 i = simt::tid(); stages_rows(a) && i < a.rank.num_rings; i += simt::ntid()) learn_done(a.rank.rings[i]);
     return wait_for_reuse(a.rank, turn, Phase::kCombine);
   });
   if (!starts) return;

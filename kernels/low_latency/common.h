@@ -19,9 +19,6 @@
 
 namespace uccl {
 
-// Of a launch; a CPU gives a block few warps of one lane.
-inline constexpr u32 kMaxBlockWarps = kMaxBlockLanes / (simt::kWarp == 1 ? 32 : simt::kWarp);
-
 // In a combine slot, before the row's place: the row is not there but that many bytes into the registered memory of
 // the expert's rank. 0: it is there.
 inline constexpr u64 kRowStays = 1ull << 63;
@@ -238,26 +235,6 @@ DEV RowCut cut_row(const LowLatencyCall& call, u64 rows, u32 warps, u32 grain) {
 // Four 16-byte units a lane.
 inline constexpr u32 kPieceBytes = 4 * 16 * (simt::kWarp == 1 ? 32 : simt::kWarp);
 
-// Deals the rows of all local experts, each in `pieces`, round `warps` warps, of which this one is number `warp`: experts
-// ascending, then rows. Warp-collective. One lane an expert calls count(e); take(e, row, piece) says whether to go on.
-// Returns whether all did.
-template <class Count, class Take>
-DEV bool deal_rows(u32 experts, u32 pieces, u32 warp, u32 warps, Count count, Take take) {
-  u32 u = warp;  // this warp's next unit, among those of the experts from `base` on
-  for (u32 base = 0; base < experts; base += simt::kWarp) {
-    const u32 e = base + simt::lane();
-    const u32 up_to = simt::sum_up_to(e < experts ? count(e) : 0);
-    const u32 units = simt::shfl(up_to, simt::kWarp - 1) * pieces;
-    for (; u < units; u += warps) {
-      const u32 row = u / pieces;
-      const u32 before = simt::popcount(simt::ballot(up_to <= row));  // experts, of this warp's lanes
-      const u32 first = before == 0 ? 0 : simt::shfl(up_to, before - 1);
-      if (!take(base + before, row - first, u - row * pieces)) return false;
-    }
-    u -= units;
-  }
-  return true;
-}
 // The rows of all local experts.
 template <class Count>
 DEV u64 rows_of_experts(u32 experts, Count count) {
@@ -272,7 +249,7 @@ DEV u64 rows_of_experts(u32 experts, Count count) {
 DEV bool sync_launch(const RankContext& c, const WaitContext& wait, const LowLatencyCall& call, bool ok) {
   if (!ok && simt::lane() == 0) fail_launch(call.ticket);
   WaitContext patient = wait;
-  patient.deadline_ns = c.timeout_ns > ~0ull - wait.deadline_ns ? ~0ull : wait.deadline_ns + c.timeout_ns;
+  patient.deadline_ns = later_deadline(c, wait);
   const auto gave_up = [&] { return launch_fails(call.ticket); };
   if (!sync_grid(call.grid_barrier, patient, gave_up) && simt::tid() == 0) fail_launch(call.ticket);
   return simt::sync_block_and(!launch_failed(call.ticket));

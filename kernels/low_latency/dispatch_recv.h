@@ -197,7 +197,7 @@ DEV void copy_rows(const DispatchReceiveArgs& a, const Turn& turn) {
   const u64 num_rows = rows_of_experts(experts, count), total = num_rows * payload;
   const u32 grain = kPieceBytes / static_cast<u32>(LowLatencyLayout::payload_bytes(1, format));
   const RowCut cut = cut_row(a.call, num_rows, grid_warps(), grain);
-  deal_rows(experts, cut.pieces, grid_warp(), grid_warps(), count, [&](u32 e, u32 i, u32 piece) {
+  simt::deal_rows(experts, cut.pieces, grid_warp(), grid_warps(), count, [&](u32 e, u32 i, u32 piece) {
     const u64 at = e * stride + i;
     const u8* from = rows_of(a, turn.epoch, static_cast<u32>(a.src_info[2 * plane + at])) + a.src_info[at] * row;
     const u64 begin = LowLatencyLayout::payload_bytes(cut.begin(piece), format);

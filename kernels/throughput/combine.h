@@ -7,12 +7,12 @@
 // order, rounded. With a cell a rank, other nodes' rows are thus added one by one as they are.
 #pragma once
 #include "kernels/throughput/contribute.h"
-#include "kernels/throughput/identify.h"
 
 namespace uccl {
 
 struct CombineShared {
   MergeShared merge;
+  ContributeShared contribute;
   u32 cursor, in_chunk;  // next token, or rows already in the outgoing chunk
   u64 number;  // outgoing chunk
   // Behind it, a warp: kMaxPartials + 1 payload pointers (also enough for kMaxRanksPerNode).
@@ -223,13 +223,14 @@ DEV void combine_own(const CombineArgs& a, const WaitContext& wait, CombineShare
   if (simt::tid() == 0) s.cursor = channel_begin(a.call.num_tokens, channels, channel);
   open_partials(a, channel);
   const u32 rank = a.rank.topology.rank;
+  WarpTurn turn;
   open_contributions(a.rank, a.call, s.merge, rank, channel, own_rows(a, rank, channel));
   while (s.cursor < end) {
     simt::sync_block();  // everyone has seen the cursor, and the batch before is given back
     if (simt::kLanesInParallel && simt::warp() == 0) look_around(a.call, s.merge, channel);
     if (simt::tid() == 0) plan_own(a, wait, s, channel, end);
     if (!all_see_ok(s)) return;
-    for (u32 i = simt::warp(); i < s.merge.count; i += simt::num_warps())
+    for (u32 i = turn.first(s.merge.count); i < s.merge.count; i += simt::num_warps())
       reduce_own(a, wait, s, channel, s.merge.plan[i]);
     simt::sync_block();
     if (simt::ld_acquire_cta(&s.merge.bad) != 0) return;
@@ -339,12 +340,13 @@ DEV bool combine_for(const CombineArgs& a, const WaitContext& wait, CombineShare
     s.in_chunk = 0;
   }
   u32 ok = all_see_ok(s);
+  WarpTurn turn;
   for (u32 done = 0; ok == 1 && done < p.rows;) {
     if (simt::kLanesInParallel && simt::warp() == 0) look_around(a.call, s.merge, channel);
     if (simt::tid() == 0) plan_partials(a, wait, s, p, p.rows - done);
     ok = all_see_ok(s);
     if (ok != 1) break;
-    for (u32 i = simt::warp(); i < s.merge.count; i += simt::num_warps())
+    for (u32 i = turn.first(s.merge.count); i < s.merge.count; i += simt::num_warps())
       reduce_partial(a, wait, s, channel, s.merge.plan[i]);
     done += s.merge.count;
     simt::sync_block();
@@ -369,12 +371,13 @@ DEV void combine_for_others(const CombineArgs& a, const WaitContext& wait, Combi
       if (!combine_for(a, wait, s, channel, source)) return;
 }
 
-// (0), the whole block.
-DEV void contribute_all(const CombineArgs& a, const WaitContext& wait, u32 channel) {
-  const TopologyView& t = a.rank.topology;
-  if (channel == 0 && !identify(a.rank, a.call, CallKind::kCombine, wait)) return;
-  for (u32 s = simt::warp(); s < t.num_ranks; s += simt::num_warps()) contribute(a, wait, channel, s);
-  for (u32 s = simt::warp(); rows_stay(a) && s < t.num_ranks; s += simt::num_warps()) await_read(a, wait, channel, s);
+// The whole block, before it reads what other ranks have written. One block of the launch compares.
+DEV bool identify_combine(const CombineArgs& a, const WaitContext& wait, u32 channel, bool own) {
+  const bool ok = channel != 0 || !own || identify(a.rank, a.call, CallKind::kCombine, wait);
+  const IdentityState& seen = *a.call.identities;  // sums for other nodes go out before those have come
+  const bool all = simt::sync_block_and(simt::warp() != 0 ||
+                                        await_identified(a.rank, a.call, own ? &seen.compared : &seen.node, wait));
+  return ok && all;
 }
 
 KERNEL KERNEL_BOUNDS(kMaxBlockLanes) throughput_combine(CombineArgs a) {
@@ -383,9 +386,8 @@ KERNEL KERNEL_BOUNDS(kMaxBlockLanes) throughput_combine(CombineArgs a) {
   const u32 roles = a.rank.topology.num_nodes > 1 ? 3 : 2, channel = simt::bid() / roles, role = simt::bid() % roles;
   if (!may_start(wait)) return;
   if (role == 0)
-    contribute_all(a, wait, channel);
-  else if (const IdentityState& seen = *a.call.identities;  // sums for other nodes go out before those have come
-           !await_identified(a.rank, a.call, role == 1 ? &seen.compared : &seen.node, wait))
+    contribute_all(a, wait, shared.contribute, channel);
+  else if (!identify_combine(a, wait, channel, role == 1))
     return;
   else if (role == 1)
     combine_own(a, wait, shared, channel);

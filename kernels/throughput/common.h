@@ -39,7 +39,7 @@ struct ThroughputCall {
   u32 num_tokens;
   u32 readers;  // stride of reducer_tokens: largest node
   u32 identify;  // 1: a call that has exchanged no counts just before
-  u32 unused;
+  u32 share_rows;  // 1: several warps work on a stream together (team.h)
 };
 
 // A ring as its reader sees it.

@@ -1,6 +1,7 @@
 // What combine is told, and what a rank does with rows that others sum: it puts them into rings, or where its arena holds
 // them, only says where they are and waits until they have been read.
 #pragma once
+#include "kernels/throughput/identify.h"
 #include "kernels/throughput/merge.h"
 
 namespace uccl {
@@ -40,57 +41,145 @@ DEV OwnRows own_rows(const CombineArgs& a, u32 source, u32 channel) {
 // undone when the rows' owner gives up.
 DEV bool rows_stay(const CombineArgs& a) { return a.arenas != nullptr && a.x_in_arena != 0 && a.rank.shrink == 0; }
 
-// One warp: this rank's rows for one source and channel.
-DEV void contribute(const CombineArgs& a, const WaitContext& wait, u32 channel, u32 source) {
+// Another rank of this node sums what this rank has for a source.
+DEV bool sums_elsewhere(const CombineArgs& a, u32 source) {
+  const TopologyView& t = a.rank.topology;
+  return !t.is_absent(source) && t.landing_rank(source, t.cell) != t.rank;
+}
+
+// Warps that put rows into rings together: on a GPU all of a block, which take turns with the rows, on a CPU each one by
+// itself. What the first of them says, the others hear.
+struct ContributeShared {
+  u32 said[64];  // a word a lane: no warp is wider
+};
+struct Crew {
+  u32 member, size;  // this warp's place, 0 = the first
+  bool block;  // all of the block
+  ContributeShared* shared;
+
+  DEV_MEMBER void sync() const { block ? simt::sync_block() : simt::sync_warp(); }
+  // A word a lane. Between two of these the crew meets once more.
+  DEV_MEMBER u32 hear(u32 word) const {
+    if (block && member == 0) shared->said[simt::lane()] = word;
+    sync();
+    return block ? shared->said[simt::lane()] : word;
+  }
+};
+DEV Crew crew_of(const ThroughputCall& call, ContributeShared* shared) {
+  if (call.share_rows == 0) return Crew{0, 1, false, shared};
+  return Crew{simt::warp(), simt::num_warps(), true, shared};
+}
+
+// What the lane that stands for a source knows of this rank's rows for it.
+struct Contributing {
+  u32 source, rows, done;  // rows: of the call; 0: none, or there will be no more
+  u64 number;  // of the chunk that comes next
+};
+DEV Contributing contributing(const CombineArgs& a, const Crew& crew, u32 channel, u32 source) {
+  const TopologyView& t = a.rank.topology;
+  Contributing k{source, 0, 0, 0};
+  if (source >= t.num_ranks) return k;
+  const u32 rows = a.call.recv_tokens[source * a.call.geometry.num_channels + channel];
+  if (rows == 0) return k;
+  if (!sums_elsewhere(a, source)) {  // they stay: open_contributions finds them
+    if (crew.member == 0 && !(a.rank.shrink && masked(a.rank, source)))
+      add_stat(a.rank, t.rank, PeerStat::kRowsOut, rows);
+    return k;
+  }
+  k.rows = rows;
+  k.number = simt::ld_relaxed_sys(contribution_stream(a.rank, a.call.layout, t.rank, source, channel).tail);
+  return k;
+}
+
+inline constexpr u32 kLeftOut = ~0u, kGivenUp = ~1u;
+// One warp: how many rows each lane's source now has room for, a chunk at most; kLeftOut: it is masked. At least one lane
+// has something. kGivenUp in every lane: the call has failed.
+DEV u32 await_room(const CombineArgs& a, const WaitContext& wait, const Contributing& k, u32 channel) {
+  const StreamGeometry& g = a.call.geometry;
+  const bool on = k.done < k.rows;
+  const u64* head = contribution_stream(a.rank, a.call.layout, a.rank.topology.rank, on ? k.source : 0, channel).heads;
+  bool room = false, absent = false;
+  for (u32 polls = 0;; ++polls) {
+    absent = on && a.rank.shrink && masked(a.rank, combine_peer(a.rank, k.source));
+    room = on && !absent && k.number - simt::ld_acquire_sys(head) < g.num_slots;  // pairs with release_contributions
+    const simt::mask_t waiting = simt::ballot(on);
+    if (simt::ballot(room || absent) != 0) break;
+    if (simt::popcount(waiting) > 1 && polls < simt::kSpinsPerCheck) {
+      simt::pause();
+      continue;
+    }
+    // In ascending order, as whoever reads them: see combine_for_others.
+    const u32 first = simt::first_lane(waiting);
+    bool ok = true;
+    if (simt::lane() == first) {
+      const WaitSite site{WaitPhase::kCombineSend, combine_peer(a.rank, k.source), channel, k.number};
+      WaitContext patient = wait;
+      patient.deadline_ns = reader_deadline(a.rank, a.call, wait);
+      ok = wait_for_slot(a.rank, patient, site, g, SystemWord{head}, &absent);
+      room = ok && !absent;
+    }
+    if (simt::shfl(static_cast<u32>(ok), first) == 0) return kGivenUp;
+    break;
+  }
+  const u32 left = k.rows - k.done;
+  return absent ? kLeftOut : !room ? 0 : left < g.rows_per_chunk ? left : g.rows_per_chunk;
+}
+
+// One warp: row `i` of a source's chunk, into its place. `bytes`: about what all channels write before a row is read; a
+// small ring stays in a CPU's caches.
+DEV void write_contribution(const CombineArgs& a, const Contributing& k, u32 channel, u32 i) {
   const StreamGeometry& g = a.call.geometry;
   const RowShape& shape = a.call.shape;
   const TopologyView& t = a.rank.topology;
-  const u32 rows = a.call.recv_tokens[source * g.num_channels + channel];
-  if (rows == 0 || warp_agree(a.rank.shrink && masked(a.rank, source))) return;
-  if (t.landing_rank(source, t.cell) == t.rank) {  // they stay: open_contributions finds them
-    if (simt::lane() == 0) add_stat(a.rank, t.rank, PeerStat::kRowsOut, rows);
-    return;
-  }
-  const u32 first = a.call.recv_begin[source * g.num_channels + channel];
-  WaitSite site{WaitPhase::kCombineSend, combine_peer(a.rank, source), channel, 0};
-  const StreamAddress s = contribution_stream(a.rank, a.call.layout, t.rank, source, channel);
-  u64* tail = const_cast<u64*>(s.tail);
-  u64 number = simt::ld_relaxed_sys(tail);
-  // About what all channels write before a row is read: a small ring stays in the caches.
-  const u64 all = static_cast<u64>(rows) * g.num_channels * shape.payload_bytes;
-  const u64 bytes = all < g.unit_bytes ? all : g.unit_bytes;
-  const bool stays = rows_stay(a);
-  for (u32 done = 0; done < rows; ++number) {
-    bool room = true;
-    if (simt::lane() == 0) {
-      bool absent;
-      const SystemWord head{static_cast<const u64*>(s.heads)};
-      site.expected = number;
-      room = wait_for_slot(a.rank, wait, site, g, head, &absent) && !absent;
+  const u64 at = a.call.recv_begin[k.source * g.num_channels + channel] + k.done + i;
+  const u64 all = static_cast<u64>(k.rows) * g.num_channels * shape.payload_bytes;
+  u8* const row = own_data(a.rank) + a.call.layout.contributions(k.source) + g.chunk(channel, k.number) +
+                  static_cast<u64>(i) * g.row_bytes;
+  const u64 place = rows_stay(a) ? RowPlace::in_arena(t.local, a.x_offset + at * shape.payload_bytes) : 0;
+  if (simt::lane() == 0)
+    *reinterpret_cast<RowHeader*>(row) = RowHeader::make(place, static_cast<u32>(a.recv_src_idx[at]),
+                                                         RowHeader::position(k.number, k.rows - 1 - k.done - i));
+  if (place == 0)
+    copy_row_shared(row + sizeof(RowHeader), reinterpret_cast<const u8*>(a.x + at * a.hidden), shape.payload_bytes,
+                    all < g.unit_bytes ? all : g.unit_bytes);
+  for (u32 j = simt::lane(); shape.has_weights && j < shape.topk; j += simt::kWarp)
+    reinterpret_cast<float*>(row + shape.weights())[j] = a.topk_weights[at * shape.topk + j];
+}
+
+// A crew puts this rank's rows into rings, a lane a source: in rounds, of a chunk of each source that has room. False: the
+// call has failed.
+DEV bool contribute(const CombineArgs& a, const WaitContext& wait, const Crew& crew, u32 channel, u32 source) {
+  Contributing k = contributing(a, crew, channel, source);
+  u32 dealt = 0;  // rows of the rounds before, so that the warps' turns go on where they ended
+  while (simt::ballot(k.done < k.rows) != 0) {
+    u32 n = crew.hear(crew.member == 0 ? await_room(a, wait, k, channel) : 0);
+    if (simt::ballot(n == kGivenUp) != 0) return false;
+    if (n == kLeftOut) n = k.rows = k.done = 0;
+    const u32 turn = (crew.member + crew.size - dealt % crew.size) % crew.size;
+    simt::deal_rows(
+        simt::kWarp, 1, turn, crew.size, [&](u32) { return n; },
+        [&](u32 lane, u32 i, u32) {
+          const Contributing one{simt::shfl(k.source, lane), simt::shfl(k.rows, lane), simt::shfl(k.done, lane),
+                                 simt::shfl(k.number, lane)};
+          write_contribution(a, one, channel, i);
+          return true;
+        });
+    crew.sync();
+    if (crew.member == 0 && n != 0) {
+      u64* const tail =
+          const_cast<u64*>(contribution_stream(a.rank, a.call.layout, a.rank.topology.rank, k.source, channel).tail);
+      simt::st_release_sys(tail, k.number + 1);  // pairs with look_ahead's acquire
     }
-    if (!warp_agree(room)) return;
-    const u32 n = rows - done < g.rows_per_chunk ? rows - done : g.rows_per_chunk;
-    for (u32 i = 0; i < n; ++i) {
-      const u64 at = first + done + i;
-      u8* row = const_cast<u8*>(s.unit) + g.chunk(channel, number) + static_cast<u64>(i) * g.row_bytes;
-      const u64 place = stays ? RowPlace::in_arena(t.local, a.x_offset + at * shape.payload_bytes) : 0;
-      if (simt::lane() == 0)
-        *reinterpret_cast<RowHeader*>(row) = RowHeader::make(place, static_cast<u32>(a.recv_src_idx[at]),
-                                                             RowHeader::position(number, rows - 1 - done - i));
-      if (!stays)
-        copy_row_shared(row + sizeof(RowHeader), reinterpret_cast<const u8*>(a.x + at * a.hidden), shape.payload_bytes,
-                        bytes);
-      for (u32 k = simt::lane(); shape.has_weights && k < shape.topk; k += simt::kWarp)
-        reinterpret_cast<float*>(row + shape.weights())[k] = a.topk_weights[at * shape.topk + k];
-    }
-    done += n;
-    simt::sync_warp();
-    if (simt::lane() == 0) simt::st_release_sys(tail, number + 1);  // pairs with look_ahead's acquire
+    k.done += n;
+    k.number += n != 0;
+    dealt += simt::warp_sum(n);
   }
-  if (simt::lane() != 0) return;
-  add_stat(a.rank, site.peer, PeerStat::kRowsOut, rows);
-  const u64 written = g.row_bytes - (stays ? shape.payload_bytes : 0);
-  add_stat(a.rank, site.peer, PeerStat::kBytesOut, static_cast<u64>(rows) * written);
+  if (crew.member != 0 || k.rows == 0) return true;
+  const u32 reader = combine_peer(a.rank, k.source);
+  add_stat(a.rank, reader, PeerStat::kRowsOut, k.rows);
+  const u64 written = a.call.geometry.row_bytes - (rows_stay(a) ? a.call.shape.payload_bytes : 0);
+  add_stat(a.rank, reader, PeerStat::kBytesOut, static_cast<u64>(k.rows) * written);
+  return true;
 }
 
 // One warp: the rows that this rank has put into the ring for a source have been read, so its caller may change them.
@@ -101,10 +190,24 @@ DEV void await_read(const CombineArgs& a, const WaitContext& wait, u32 channel, 
   const StreamAddress s = contribution_stream(a.rank, a.call.layout, t.rank, source, channel);
   const WaitSite site{WaitPhase::kCombineSend, combine_peer(a.rank, source), channel, simt::ld_relaxed_sys(s.tail)};
   bool absent;  // then nobody reads them
+  WaitContext patient = wait;
+  patient.deadline_ns = reader_deadline(a.rank, a.call, wait);
   const bool ok = wait_or_mask(
-      a.rank, wait, site, SystemWord{static_cast<const u64*>(s.heads)}, [&](u64 seen) { return seen >= site.expected; },
-      &absent);
+      a.rank, patient, site, SystemWord{static_cast<const u64*>(s.heads)},
+      [&](u64 seen) { return seen >= site.expected; }, &absent);
   if (ok && !absent) keeps_step(a.rank, wait, site, simt::ld_acquire_sys(s.heads), site.expected);
+}
+
+// The whole block: all sources.
+DEV void contribute_all(const CombineArgs& a, const WaitContext& wait, ContributeShared& shared, u32 channel) {
+  const u32 ranks = a.rank.topology.num_ranks;
+  const Crew crew = crew_of(a.call, &shared);
+  const u32 first = crew.block ? 0 : simt::warp(), step = crew.block ? 1 : simt::num_warps();
+  for (u32 s = first; s < ranks; s += step * simt::kWarp)
+    if (!contribute(a, wait, crew, channel, s + step * simt::lane())) return;
+  if (!rows_stay(a)) return;
+  crew.sync();  // all tails are there
+  for (u32 s = simt::warp(); s < ranks; s += simt::num_warps()) await_read(a, wait, channel, s);
 }
 
 // One lane: a batch read rows where the rank with this index in the node keeps them.

@@ -74,27 +74,44 @@ DEV CountsBlock counts_block(CountsHeader* h, u32 channels, u32 readers) {
   return CountsBlock{words, words + channels, words + channels + readers * channels};
 }
 
-// A warp counts one channel for one audience and fills that part of its block.
+// A warp counts one channel for one audience, a lane a token, and fills that part of its block.
 DEV void count_channel(const CountsArgs& a, u64 epoch, u32 cell, u32 channel, const CountsBlock& block) {
-  const u32 begin = channel_begin(a.num_tokens, a.num_channels, channel);
+  constexpr u32 kParts = static_cast<u32>(ceil_div(kMaxRanksPerNode, simt::kWarp));
   const u32 end = channel_begin(a.num_tokens, a.num_channels, channel + 1);
   const u32 size = a.rank.topology.audience_size(cell);
-  for (u32 i = simt::lane(); i <= size; i += simt::kWarp) {  // lane `size` counts rows, the others one reader each
-    u32 n = 0;
-    for (u32 t = begin; t < end; ++t) {
-      const u8* row = tokens_in_ranks(a) + static_cast<u64>(t) * a.rank.topology.num_ranks;
-      if (i < size)
-        n += row[a.rank.topology.audience_member(cell, i)] != 0;
-      else
-        n += destinations(a.rank, tokens_in_ranks(a), t, cell) != 0;
-    }
-    if (i < size) {
-      block.tokens[i * a.num_channels + channel] = CountWord::seal(n, epoch);
-    } else {
-      block.rows[channel] = CountWord::seal(n, epoch);
-      a.node_rows[cell * a.num_channels + channel] = n;
-    }
+  u32 rows = 0, counted[kParts] = {};  // of reader part * kWarp + lane
+  for (u32 base = channel_begin(a.num_tokens, a.num_channels, channel); base < end; base += simt::kWarp) {
+    const u32 token = base + simt::lane();
+    const u64 takers = token < end ? destinations(a.rank, tokens_in_ranks(a), token, cell) : 0;
+    rows += simt::popcount(simt::ballot(takers != 0));
+    UCCL_UNROLL
+    for (u32 part = 0; part < kParts; ++part)
+      for (u32 i = part * simt::kWarp; i < size && i < (part + 1) * simt::kWarp; ++i) {
+        const u32 n = simt::popcount(simt::ballot(takers >> i & 1));
+        if (simt::lane() == i - part * simt::kWarp) counted[part] += n;
+      }
   }
+  UCCL_UNROLL
+  for (u32 part = 0; part < kParts; ++part) {
+    const u32 reader = part * simt::kWarp + simt::lane();
+    if (reader < size) block.tokens[reader * a.num_channels + channel] = CountWord::seal(counted[part], epoch);
+  }
+  if (simt::lane() != 0) return;
+  block.rows[channel] = CountWord::seal(rows, epoch);
+  a.node_rows[cell * a.num_channels + channel] = rows;
+}
+
+// One warp: out(i, sum of value(0) to value(i)), a lane an i; returns the whole sum.
+template <class Value, class Out>
+DEV u32 running_sum(u32 count, Value value, Out out) {
+  u32 sum = 0;
+  for (u32 base = 0; base < count; base += simt::kWarp) {
+    const u32 i = base + simt::lane();
+    const u32 up_to = sum + simt::sum_up_to(i < count ? value(i) : 0);
+    if (i < count) out(i, up_to);
+    sum = simt::shfl(up_to, simt::kWarp - 1);
+  }
+  return sum;
 }
 
 // The whole block fills the outgoing counts of every audience.
@@ -133,17 +150,18 @@ DEV void fill_counts(const CountsArgs& a, u64 epoch) {
     }
   }
   simt::sync_block();
-  for (u32 r = simt::tid(); r < topology.num_ranks; r += simt::ntid()) {  // what the handle calls channel_prefix_matrix
+  for (u32 r = simt::warp(); r < topology.num_ranks; r += simt::num_warps()) {  // the handle's channel_prefix_matrix
+    u32* const prefix = &a.channel_prefix[r * a.num_channels];
     if (topology.is_absent(r)) {
-      for (u32 c = 0; c < a.num_channels; ++c) a.channel_prefix[r * a.num_channels + c] = 0;
+      for (u32 c = simt::lane(); c < a.num_channels; c += simt::kWarp) prefix[c] = 0;
       continue;
     }
     const u32 cell = topology.audience_of(r), i = topology.place_in_audience(r);
     CountsHeader* h = reinterpret_cast<CountsHeader*>(own_data(a.rank) + a.layout.own_counts(epoch, cell));
     const CountsBlock block = counts_block(h, a.num_channels, topology.audience_size(cell));
-    u32 sum = 0;
-    for (u32 c = 0; c < a.num_channels; ++c)
-      a.channel_prefix[r * a.num_channels + c] = sum += CountWord::open(block.tokens[i * a.num_channels + c], epoch);
+    running_sum(
+        a.num_channels, [&](u32 c) { return CountWord::open(block.tokens[i * a.num_channels + c], epoch); },
+        [&](u32 c, u32 up_to) { prefix[c] = up_to; });
   }
 }
 
@@ -237,67 +255,60 @@ DEV u32 take_count(const WaitContext& wait, u64 epoch, u32 source, u32 word, u32
   return CountWord::kNoCount;
 }
 
-// One lane per source: its part of the tables. False: it counts what cannot be.
-DEV bool read_counts(const CountsArgs& a, const WaitContext& wait, u64 epoch, u32 source) {
+// One warp, a lane a channel: what a source has for its reader number `g` here, in this rank's tables; nothing if it is
+// left out. False in lanes that found what cannot be.
+DEV bool read_counts(const CountsArgs& a, const WaitContext& wait, u64 epoch, u32 source, u32 g, bool left_out) {
   const TopologyView& topology = a.rank.topology;
-  const u32 size = topology.crowd_size(source), channels = a.num_channels;
-  CountsHeader* h = const_cast<CountsHeader*>(counts_of(a, epoch, source));
+  const u32 channels = a.num_channels, most = channel_begin(kMaxTokensPerRank, channels, 1);
+  const u32 size = left_out ? 0 : topology.crowd_size(source);
+  CountsHeader* h = left_out ? nullptr : const_cast<CountsHeader*>(counts_of(a, epoch, source));
   const CountsBlock block = counts_block(h, channels, size);
-  const bool reducing = topology.landing_rank(source, topology.cell) == topology.rank;
-  const u32 most = channel_begin(kMaxTokensPerRank, channels, 1), place = topology.place_in_crowd(source);
-  if (topology.num_nodes == 1)
-    for (u32 r = 0; r < topology.num_ranks; ++r) a.rank_prefix[source * topology.num_ranks + r] = 0;
-  for (u32 c = 0; c < channels; ++c) {
-    const u32 rows = take_count(wait, epoch, source, block.rows[c], most);
-    if (rows == CountWord::kNoCount) return false;
-    a.stream_rows[source * channels + c] = rows;
-    for (u32 g = 0; g < a.readers; ++g) {
-      const bool read = g < size && (reducing || g == place || topology.num_nodes == 1);
-      const u32 tokens = read ? take_count(wait, epoch, source, block.tokens[g * channels + c], rows) : 0;
-      if (tokens == CountWord::kNoCount) return false;
-      a.reducer_tokens[(static_cast<u64>(source) * a.readers + g) * channels + c] = reducing ? tokens : 0;
-      if (g == place) a.recv_tokens[source * channels + c] = tokens;
-      if (read && topology.num_nodes == 1)  // summed over sources below
-        a.rank_prefix[source * topology.num_ranks + topology.mates[g]] += tokens;
-    }
+  const u32 place = left_out ? 0 : topology.place_in_crowd(source);
+  const bool reducing = !left_out && topology.landing_rank(source, topology.cell) == topology.rank;
+  const bool read = g < size && (reducing || g == place || topology.num_nodes == 1);
+  bool good = true;
+  u32 sum = 0;
+  for (u32 c = simt::lane(); c < channels; c += simt::kWarp) {
+    const u32 rows = left_out ? 0 : take_count(wait, epoch, source, block.rows[c], most);
+    const u32 tokens =
+        read && rows != CountWord::kNoCount ? take_count(wait, epoch, source, block.tokens[g * channels + c], rows) : 0;
+    good = good && rows != CountWord::kNoCount && tokens != CountWord::kNoCount;
+    if (g == 0) a.stream_rows[source * channels + c] = rows;
+    if (g == place) a.recv_tokens[source * channels + c] = tokens;
+    a.reducer_tokens[(static_cast<u64>(source) * a.readers + g) * channels + c] = reducing ? tokens : 0;
+    sum += tokens;
   }
-  return true;
-}
-
-// One lane per source that is left out: it sends nothing.
-DEV void read_nothing(const CountsArgs& a, u32 source) {
-  for (u32 c = 0; c < a.num_channels; ++c) {
-    a.stream_rows[source * a.num_channels + c] = a.recv_tokens[source * a.num_channels + c] = 0;
-    for (u32 g = 0; g < a.readers; ++g)
-      a.reducer_tokens[(static_cast<u64>(source) * a.readers + g) * a.num_channels + c] = 0;
+  if (topology.num_nodes == 1) {  // summed over sources below
+    sum = simt::warp_sum(sum);
+    u32* const prefix = &a.rank_prefix[source * topology.num_ranks];
+    if (simt::lane() == 0 && g < topology.local_size) prefix[topology.mates[g]] = sum;
+    for (u32 r = simt::lane(); g == 0 && r < topology.num_ranks; r += simt::kWarp)
+      if (topology.is_absent(r)) prefix[r] = 0;
   }
-  if (a.rank.topology.num_nodes == 1)
-    for (u32 r = 0; r < a.rank.topology.num_ranks; ++r) a.rank_prefix[source * a.rank.topology.num_ranks + r] = 0;
+  return good;
 }
 
 // The whole block: sums over sources. False in threads that found what cannot be.
 DEV bool sum_counts(const CountsArgs& a, const WaitContext& wait, const CountsShared& shared, u64 epoch) {
   bool good = true;
   const TopologyView& topology = a.rank.topology;
-  const u32 channels = a.num_channels;
+  const u32 channels = a.num_channels, ranks = topology.num_ranks;
   if (simt::warp() == 0) {
-    u32 sum = 0;
-    for (u32 base = 0; base < topology.num_ranks * channels; base += simt::kWarp) {
-      const u32 i = base + simt::lane(), here = i < topology.num_ranks * channels;
-      const u32 rows = here ? a.recv_tokens[i] : 0, up_to = sum + simt::sum_up_to(rows);
-      if (here) a.recv_begin[i] = up_to - rows;
-      if (here && topology.num_nodes > 1 && i % channels == channels - 1) a.rank_prefix[i / channels] = up_to;
-      sum = simt::shfl(up_to, simt::kWarp - 1);
-    }
+    const u32 sum = running_sum(
+        ranks * channels, [&](u32 i) { return a.recv_tokens[i]; },
+        [&](u32 i, u32 up_to) {
+          a.recv_begin[i] = up_to - a.recv_tokens[i];
+          if (topology.num_nodes > 1 && i % channels == channels - 1) a.rank_prefix[i / channels] = up_to;
+        });
     if (simt::lane() == 0) *a.recv_total = sum;
   }
-  if (topology.num_nodes == 1)
-    for (u32 r = simt::tid(); r < topology.num_ranks; r += simt::ntid())
-      for (u32 s = 1; s < topology.num_ranks; ++s)
-        a.rank_prefix[s * topology.num_ranks + r] += a.rank_prefix[(s - 1) * topology.num_ranks + r];
-  for (u32 e = simt::tid(); e < a.num_local_experts; e += simt::ntid()) {
-    u64 sum = 0;
-    for (u32 s = 0; s < topology.num_ranks; ++s) {
+  for (u32 r = simt::warp(); topology.num_nodes == 1 && r < ranks; r += simt::num_warps())
+    running_sum(
+        ranks, [&](u32 s) { return a.rank_prefix[s * ranks + r]; },
+        [&](u32 s, u32 up_to) { a.rank_prefix[s * ranks + r] = up_to; });
+  for (u32 e = simt::warp(); e < a.num_local_experts; e += simt::num_warps()) {  // a lane a source
+    u32 sum = 0;
+    for (u32 s = simt::lane(); s < ranks; s += simt::kWarp) {
       if (shared.left_out[s]) continue;
       CountsHeader* h = const_cast<CountsHeader*>(counts_of(a, epoch, s));
       const CountsBlock block = counts_block(h, channels, topology.crowd_size(s));
@@ -306,7 +317,8 @@ DEV bool sum_counts(const CountsArgs& a, const WaitContext& wait, const CountsSh
       good = good && n != CountWord::kNoCount;
       sum += n;
     }
-    a.expert_counts[e] = static_cast<u32>(align_up(sum, a.expert_alignment));
+    sum = simt::warp_sum(sum);
+    if (simt::lane() == 0) a.expert_counts[e] = static_cast<u32>(align_up(sum, a.expert_alignment));
   }
   return good;
 }
@@ -333,16 +345,17 @@ KERNEL KERNEL_BOUNDS(kMaxBlockLanes) throughput_counts(CountsArgs a) {
   }
   for (u32 s = simt::tid(); s < a.rank.topology.num_ranks; s += simt::ntid()) {
     bool absent = false;
-    if (!await_counts(a, wait, epoch, s, &absent))
-      simt::st_release_cta(&shared.failed, 1u);
-    else if (absent)
-      read_nothing(a, s);
-    else if (!read_counts(a, wait, epoch, s))
-      simt::st_release_cta(&shared.failed, 1u);
+    if (!await_counts(a, wait, epoch, s, &absent)) simt::st_release_cta(&shared.failed, 1u);
     shared.left_out[s] = absent;
   }
   simt::sync_block();
   if (simt::ld_acquire_cta(&shared.failed) != 0) return;
+  bool good = true;
+  for (u32 u = simt::warp(); u < a.rank.topology.num_ranks * a.readers; u += simt::num_warps()) {
+    const u32 source = u / a.readers, g = u % a.readers;
+    good = read_counts(a, wait, epoch, source, g, shared.left_out[source] != 0) && good;
+  }
+  if (!simt::sync_block_and(good)) return;
   if (!simt::sync_block_and(sum_counts(a, wait, shared, epoch))) return;
   if (simt::tid() == 0) *a.number = static_cast<u32>(epoch);
   if (simt::tid() == 0) simt::st_relaxed_gpu(a.epoch, epoch);  // every thread read it before the last sync_block

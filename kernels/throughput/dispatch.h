@@ -3,6 +3,7 @@
 // and then token. The rank that holds a remote source's ring also returns the credits for it.
 #pragma once
 #include "kernels/throughput/identify.h"
+#include "kernels/throughput/team.h"
 
 namespace uccl {
 
@@ -24,6 +25,7 @@ struct DispatchArgs {
   u32 pad_tail;              // rows beyond recv_total get index -1
 };
 struct DispatchShared {
+  TeamWords teams;
   u32 total;  // *recv_total, which one thread of a block reads: it may lie in the host's memory
 };
 
@@ -96,17 +98,21 @@ DEV bool publish_chunk(const DispatchArgs& a, const WaitContext& wait, const Out
   return send_chunk(a.rank, wait, chunk, a.call.geometry);
 }
 
+DEV u32 rows_to(const DispatchArgs& a, u32 cell, u32 channel) {
+  return a.call.node_rows[cell * a.call.geometry.num_channels + channel];
+}
 // One lane: is_token_in_rank, which the caller's handle holds, does not name as many rows as were announced.
-DEV void bad_handle(const WaitContext& wait, u32 rank, u32 channel, u32 rows, u32 seen) {
-  bad_arrival(wait, WaitSite{WaitPhase::kDispatchSend, rank, channel, rows}, seen);
+DEV void bad_handle(const DispatchArgs& a, const WaitContext& wait, u32 channel, u32 cell, u32 seen) {
+  bad_arrival(wait, WaitSite{WaitPhase::kDispatchSend, a.rank.topology.rank, channel, rows_to(a, cell, channel)}, seen);
 }
 
-// One warp writes the whole stream of one channel to one audience.
-DEV void send_stream(const DispatchArgs& a, const WaitContext& wait, u32 channel, u32 cell) {
+// A team writes the whole stream of one channel to one audience: each warp counts all rows and writes those whose turn it
+// is. False: the call has failed.
+DEV bool send_stream(const DispatchArgs& a, const WaitContext& wait, Team& team, u32 channel, u32 cell) {
   const StreamGeometry& g = a.call.geometry;
-  const u32* const rows = &a.call.node_rows[cell * g.num_channels + channel];
-  u32 left = *rows;
-  if (left == 0) return;
+  const bool leads = team.member() == 0;
+  u32 left = rows_to(a, cell, channel);
+  if (left == 0) return true;
   const OutgoingStream s = outgoing_stream(a, cell, channel);
   u64 number = simt::ld_relaxed_sys(s.sent_word);
   const u32 end = channel_begin(a.call.num_tokens, g.num_channels, channel + 1);
@@ -117,20 +123,28 @@ DEV void send_stream(const DispatchArgs& a, const WaitContext& wait, u32 channel
     for (simt::mask_t going = simt::ballot(mine != 0); going != 0; going &= going - 1) {
       const u32 from = simt::first_lane(going);
       if (left-- == 0) {
-        if (simt::lane() == 0) bad_handle(wait, a.rank.topology.rank, channel, *rows, *rows + 1);
-        return;
+        if (simt::lane() == 0) bad_handle(a, wait, channel, cell, rows_to(a, cell, channel) + 1);
+        return leave_team(team);
       }
-      if (in_chunk == 0 && !warp_agree(simt::lane() != 0 || outgoing_room(a, wait, s, number))) return;
-      write_row(a, RowHeader::make(simt::shfl(mine, from), base + from, RowHeader::position(number, left)),
-                s.unit + g.chunk(channel, number) + static_cast<u64>(in_chunk) * g.row_bytes);
+      if (in_chunk == 0) {
+        const bool room = !leads || warp_agree(simt::lane() != 0 || outgoing_room(a, wait, s, number));
+        if (hear_leader(team, room ? TeamWord::kGo : TeamWord::kNone) != TeamWord::kGo) return finish_turn(team);
+      }
+      const u64 takers = simt::shfl(mine, from);
+      if (left % team.size == team.member())
+        write_row(a, RowHeader::make(takers, base + from, RowHeader::position(number, left)),
+                  s.unit + g.chunk(channel, number) + static_cast<u64>(in_chunk) * g.row_bytes);
       if (++in_chunk < g.rows_per_chunk && left != 0) continue;
-      simt::sync_warp();  // all lanes' stores are before lane 0's release
-      if (!warp_agree(simt::lane() != 0 || publish_chunk(a, wait, s, number, in_chunk))) return;
+      if (!finish_turn(team)) return leave_team(team);  // all lanes' stores are before the leader's release
+      if (leads && !warp_agree(simt::lane() != 0 || publish_chunk(a, wait, s, number, in_chunk)))
+        return leave_team(team);
       ++number;
       in_chunk = 0;
     }
   }
-  if (left != 0 && simt::lane() == 0) bad_handle(wait, a.rank.topology.rank, channel, *rows, *rows - left);
+  if (left == 0) return true;
+  if (simt::lane() == 0) bad_handle(a, wait, channel, cell, rows_to(a, cell, channel) - left);
+  return leave_team(team);
 }
 
 // One warp: takes a row that names this rank.
@@ -202,8 +216,7 @@ DEV void take_nothing(const DispatchArgs& a, u32 from, u32 end) {
 
 // One warp: the next chunk of a stream, when the reader's head is at `head`. False: the call failed, or (`*absent`) the
 // source is masked.
-DEV bool await_chunk(const DispatchArgs& a, const WaitContext& wait, Crediting& credits, u64 head, u64* waited,
-                     bool* absent) {
+DEV bool await_chunk(const DispatchArgs& a, const WaitContext& wait, Crediting& credits, u64 head, bool* absent) {
   bool ok = true, gone = false;
   if (simt::lane() == 0) {
     const WaitSite site{WaitPhase::kDispatchReceive, credits.source, credits.channel, head + 1};
@@ -218,7 +231,7 @@ DEV bool await_chunk(const DispatchArgs& a, const WaitContext& wait, Crediting& 
             return tail = simt::ld_acquire_sys(credits.stream.tail);
           },
           [&](u64 seen) { return seen > head; }, &gone);
-      *waited += simt::now_ns() - begin;
+      if (credits.channel == 0) add_stat(a.rank, credits.source, PeerStat::kWaitNs, simt::now_ns() - begin);
     }
     ok = ok && (gone || tail_fits(wait, site, a.call.geometry, head, tail));
   }
@@ -226,78 +239,88 @@ DEV bool await_chunk(const DispatchArgs& a, const WaitContext& wait, Crediting& 
   return warp_agree(ok) && !*absent;
 }
 
-// One warp: whether a row is for this rank, as lane 0 has it; the token. A row that is not the one that must stand
-// here, or one more than were announced, ends the call.
-enum class RowIs : u32 { kOthers = 0, kMine, kWrong };
-DEV RowIs read_header(const WaitContext& wait, const WaitSite& site, const u8* row, u32 place, u64 head, u32* token) {
-  RowIs is = RowIs::kOthers;
-  if (simt::lane() == 0) {
-    const RowHeader header = *reinterpret_cast<const RowHeader*>(row);
-    *token = header.token;
-    if (header.destinations >> place & 1) is = RowIs::kMine;
-    if (!header.is_at(RowHeader::position(head, site.expected))) {
-      is = RowIs::kWrong;
-      bad_arrival(wait, site, header.seal);
+// A chunk of a source's stream that is here: `n` rows, which stand behind `site.expected` - n more.
+struct ArrivedChunk {
+  const u8* rows;
+  u64 number;
+  u32 n;
+  WaitSite site;
+};
+// What this rank takes of a stream: rows that name it by `place`, from row `at` of the output on.
+struct Taking {
+  u32 place, at, owed, taken;
+};
+// One warp takes its share of a chunk: of the rows that name this rank, every team.size-th. Headers are read a lane each.
+// False: a row is not the one that must stand there.
+DEV bool take_rows(const DispatchArgs& a, const WaitContext& wait, const Team& team, const ArrivedChunk& chunk,
+                   Taking* mine) {
+  const u32 row_bytes = a.call.geometry.row_bytes;
+  for (u32 base = 0; base < chunk.n && mine->taken <= mine->owed; base += simt::kWarp) {
+    const u32 i = base + simt::lane();
+    RowHeader header{0, 0, 0};
+    bool good = true;
+    if (i < chunk.n) {
+      header = *reinterpret_cast<const RowHeader*>(chunk.rows + static_cast<u64>(i) * row_bytes);
+      WaitSite site = chunk.site;
+      site.expected -= 1 + i;
+      good = header.is_at(RowHeader::position(chunk.number, site.expected)) || bad_arrival(wait, site, header.seal);
+    }
+    if (simt::ballot(!good) != 0) return false;
+    for (simt::mask_t named = simt::ballot(header.destinations >> mine->place & 1); named != 0; named &= named - 1) {
+      const u32 from = simt::first_lane(named), token = simt::shfl(header.token, from);
+      if (mine->taken++ == mine->owed) break;
+      if ((mine->taken - 1) % team.size == team.member())
+        take_row(a, chunk.rows + static_cast<u64>(base + from) * row_bytes, token, mine->at + mine->taken - 1);
     }
   }
-  return static_cast<RowIs>(simt::shfl(static_cast<u32>(is), 0));
+  return true;
 }
 
-// One warp reads one source's stream of one channel.
-DEV void receive_stream(const DispatchArgs& a, const WaitContext& wait, u32 channel, u32 source) {
+// A team reads one source's stream of one channel. Its leader waits, and returns heads and credits. False: the call failed.
+DEV bool receive_stream(const DispatchArgs& a, const WaitContext& wait, Team& team, u32 channel, u32 source) {
   const StreamGeometry& g = a.call.geometry;
   const TopologyView& t = a.rank.topology;
+  const bool leads = team.member() == 0;
   u32 left = a.call.stream_rows[source * g.num_channels + channel];
-  if (t.is_absent(source)) return;
+  if (t.is_absent(source)) return true;
   const StreamAddress s = dispatch_stream(a.rank, a.call.layout, source, channel);
   const u32 place = t.place_in_crowd(source);
   u64* head_word = s.heads + place;
   u64 head = simt::ld_relaxed_sys(head_word);
   Crediting credits{s, source, channel, head, !t.is_local(source) && t.landing_rank(source, t.cell) == t.rank};
-  const u64 news = g.num_slots / 4 > 0 ? g.num_slots / 4 : 1;
-  const u32 at = a.call.recv_begin[source * g.num_channels + channel];
-  const u32 owed = a.call.recv_tokens[source * g.num_channels + channel];
-  u32 taken = 0, token = 0;
-  WaitSite site{WaitPhase::kDispatchReceive, source, channel, 0};
-  u64 waited = 0;
-  bool absent = warp_agree(a.rank.shrink && masked(a.rank, source));
-  for (; left != 0 && !absent; ++head) {
-    if (!await_chunk(a, wait, credits, head, &waited, &absent)) {
-      if (absent) break;
-      return;
-    }
+  const u32 table = source * g.num_channels + channel;
+  Taking mine{place, a.call.recv_begin[table], a.call.recv_tokens[table], 0};
+  bool absent = leads && warp_agree(a.rank.shrink && masked(a.rank, source));
+  for (; left != 0; ++head) {
+    const bool there = !leads || (!absent && await_chunk(a, wait, credits, head, &absent));
+    const TeamWord word = hear_leader(team, there ? TeamWord::kGo : absent ? TeamWord::kNone : TeamWord::kFailed);
+    absent = word == TeamWord::kNone;
+    if (word == TeamWord::kFailed) return false;
     const u32 n = left < g.rows_per_chunk ? left : g.rows_per_chunk;
-    const u8* chunk = s.unit + g.chunk(channel, head);
-    for (u32 i = 0; i < n; ++i) {
-      const u8* row = chunk + static_cast<u64>(i) * g.row_bytes;
-      site.expected = left - 1 - i;
-      const RowIs is = read_header(wait, site, row, place, head, &token);
-      if (is == RowIs::kWrong) return;
-      if (is == RowIs::kOthers) continue;
-      if (taken++ == owed) break;
-      take_row(a, row, token, at + taken - 1);
-    }
-    if (taken > owed) break;
+    const ArrivedChunk chunk{s.unit + g.chunk(channel, head), head, n,
+                             WaitSite{WaitPhase::kDispatchReceive, source, channel, left}};
+    if (!absent && !take_rows(a, wait, team, chunk, &mine)) return leave_team(team);
+    if (!finish_turn(team)) return leave_team(team);  // every lane has read the chunk
+    if (absent || mine.taken > mine.owed) break;
     left -= n;
-    simt::sync_warp();  // every lane has read the chunk
     bool ok = true;
-    if (simt::lane() == 0) {
+    if (leads && simt::lane() == 0) {
       simt::st_release_sys(head_word, head + 1);  // pairs with slowest_head
-      if (credits.landing) ok = return_credit(a, wait, credits, news);
+      if (credits.landing) ok = return_credit(a, wait, credits, g.num_slots / 4 > 0 ? g.num_slots / 4 : 1);
     }
-    if (!warp_agree(ok)) return;
+    if (leads && !warp_agree(ok)) return leave_team(team);
   }
-  if (absent) take_nothing(a, at + taken, at + owed);
-  if (simt::lane() != 0) return;
-  if (taken != owed && !absent) {  // its rows name this rank otherwise than it has announced
-    site.expected = owed;
-    bad_arrival(wait, site, taken);
-    return;
+  if (!leads) return true;
+  if (absent) take_nothing(a, mine.at + mine.taken, mine.at + mine.owed);
+  if (simt::lane() != 0) return true;
+  if (mine.taken != mine.owed && !absent) {  // its rows name this rank otherwise than it has announced
+    bad_arrival(wait, WaitSite{WaitPhase::kDispatchReceive, source, channel, mine.owed}, mine.taken);
+    return true;
   }
-  add_stat(a.rank, source, PeerStat::kRowsIn, taken);
-  add_stat(a.rank, source, PeerStat::kBytesIn, static_cast<u64>(taken) * g.row_bytes);
-  if (channel == 0) add_stat(a.rank, source, PeerStat::kWaitNs, waited);
+  add_stat(a.rank, source, PeerStat::kRowsIn, mine.taken);
+  add_stat(a.rank, source, PeerStat::kBytesIn, static_cast<u64>(mine.taken) * g.row_bytes);
   if (credits.landing && !absent) finish_credits(a, wait, credits, head);
+  return true;
 }
 
 // Rows beyond the real count, shared out over the reading blocks.
@@ -308,45 +331,61 @@ DEV void pad_tail(const DispatchArgs& a, u32 channel, u32 total) {
     a.recv_topk_idx[i] = -1;
 }
 
-// The whole block.
-DEV void send_streams(const DispatchArgs& a, const WaitContext& wait, u32 channel) {
-  for (u32 n = simt::warp(); n < a.rank.topology.num_cells; n += simt::num_warps())
-    if (a.rank.topology.is_audience(n)) send_stream(a, wait, channel, n);
+// A warp of a sending team, which takes each plan.num-th audience.
+DEV void send_streams(const DispatchArgs& a, const WaitContext& wait, DispatchShared& s, const TeamPlan& plan,
+                      u32 channel) {
+  const u32 index = plan.team_of_warp(simt::warp());
+  if (index >= plan.num) return;
+  Team team = team_of(s.teams, plan.begin(index), plan.size(index));
+  u32 audience = 0;
+  for (u32 n = 0; n < a.rank.topology.num_cells; ++n)
+    if (a.rank.topology.is_audience(n) && audience++ % plan.num == index)
+      if (!send_stream(a, wait, team, channel, n)) return;
 }
 
-// The whole block.
-DEV void receive_streams(const DispatchArgs& a, const WaitContext& wait, u32 channel, u32 total) {
-  // Ascending on every rank: the smallest unfinished source of a class always has all its readers, so none starves.
-  for (u32 s = simt::warp(); s < a.rank.topology.num_ranks; s += simt::num_warps()) receive_stream(a, wait, channel, s);
-  if (a.pad_tail) pad_tail(a, channel, total);
+// A warp of a reading team, number `here` of this block's plan, which takes each `teams`-th source from `first` on.
+DEV void receive_streams(const DispatchArgs& a, const WaitContext& wait, Team& team, u32 first, u32 teams,
+                         u32 channel) {
+  // Ascending on every rank: the smallest unfinished source of all has all its readers, so none starves.
+  for (u32 source = first; source < a.rank.topology.num_ranks; source += teams)
+    if (!receive_stream(a, wait, team, channel, source)) return;
 }
 
-// The whole block: this call's, before anything else of the launch. A block that writes goes on meanwhile.
-DEV bool identify_again(const DispatchArgs& a, u32 channel) {
-  const WaitContext wait = wait_context(a.rank);
-  const bool ok = channel != 0 || identify(a.rank, a.call, CallKind::kCachedDispatch, wait);
-  const bool all = await_identified(a.rank, a.call, &a.call.identities->compared, wait);  // all warps wait here
-  return ok && all;
+// One warp, before it reads: this call's identities have been compared. A warp that writes goes on meanwhile.
+DEV bool identify_again(const DispatchArgs& a, const WaitContext& wait, u32 channel) {
+  const bool compares = channel == 0 && simt::bid() % 2 == 1;
+  const bool ok = !compares || identify(a.rank, a.call, CallKind::kCachedDispatch, wait);
+  return await_identified(a.rank, a.call, &a.call.identities->compared, wait) && ok;
 }
 
 KERNEL KERNEL_BOUNDS(kMaxBlockLanes) throughput_dispatch(DispatchArgs a) {
-  const WaitContext wait = wait_context(a.rank);
-  const u32 channel = simt::bid() / 2;
   DispatchShared& shared = simt::smem<DispatchShared>();
+  WaitContext wait = wait_context(a.rank);
+  const u32 channel = simt::bid() / 2;
+  open_teams(shared.teams);
   if (simt::tid() == 0) shared.total = *a.recv_total;
-  if (!may_start(wait)) return;  // and the block has met
-  const u32 total = shared.total;
-  if (total > a.capacity) {
+  if (!may_start(wait)) return;
+  if (shared.total > a.capacity) {
     if (simt::tid() == 0 && simt::bid() == 0)
       record_fault(
           wait, WaitSite{WaitPhase::kDispatchReceive, a.rank.topology.rank, MismatchField::kReceivedRows, a.capacity},
-          FaultKind::kMismatch, total);
+          FaultKind::kMismatch, shared.total);
     return;
   }
-  if (simt::bid() % 2 == 0)
-    send_streams(a, wait, channel);
-  else if (!a.call.identify || identify_again(a, channel))
-    receive_streams(a, wait, channel, total);
+  const ChannelPlan plan = plan_channel(a.rank, a.call, channel);
+  const bool even = simt::bid() % 2 == 0, share = a.call.share_rows != 0, sends = even && simt::warp() < plan.senders;
+  const bool same = sends || !a.call.identify || identify_again(a, wait, channel);
+  if (sends) {
+    if (a.call.identify)
+      wait.deadline_ns = later_deadline(a.rank, wait);  // its readers identify first, and name who is missing
+    send_streams(a, wait, shared, plan.send(share), channel);
+  } else if (same) {
+    const TeamPlan readers = plan.read(even, share);
+    const u32 here = readers.team_of_warp(simt::warp());
+    Team team = team_of(shared.teams, readers.begin(here), readers.size(here));
+    if (here < readers.num) receive_streams(a, wait, team, even ? here : plan.even + here, plan.readers, channel);
+    if (!even && a.pad_tail) pad_tail(a, channel, shared.total);
+  }
   if (a.call.identify) end_identified(a.call);
 }
 

@@ -73,20 +73,28 @@ DEV bool identify(const RankContext& c, const ThroughputCall& call, CallKind kin
   return warp_agree(ok);
 }
 
-// The whole block, before it reads what other ranks have written: those of `compared` (one of IdentityState's two) are
+// One warp, before it reads what other ranks have written: those of `compared` (one of IdentityState's two) are
 // in the same call, so it has the shape that this rank expects. False: the call has failed. The block that compares has
 // the deadline, names whom it waits for, and ends this wait too: with its word, or with the rank's fault.
 DEV bool await_identified(const RankContext& c, const ThroughputCall& call, const u64* compared,
                           const WaitContext& wait) {
   bool ok = true;
-  if (simt::tid() == 0) {
+  if (simt::lane() == 0) {
     const u64 epoch = simt::ld_relaxed_gpu(&call.identities->calls) + 1;
     WaitContext patient = wait;
     patient.deadline_ns = ~0ull;
     ok = wait_until(patient, WaitSite{WaitPhase::kCombineReceive, c.topology.rank, {}, epoch}, DeviceWord{compared},
                     [&](u64 seen) { return seen >= epoch; });
   }
-  return simt::sync_block_and(ok);
+  return warp_agree(ok);
+}
+
+// Of a wait for ranks that may read nothing before all ranks have come to this call: until they have, it ends after
+// identify(), which names the one that is missing.
+DEV u64 reader_deadline(const RankContext& c, const ThroughputCall& call, const WaitContext& wait) {
+  const IdentityState& seen = *call.identities;
+  const bool all_here = simt::ld_relaxed_gpu(&seen.compared) > simt::ld_relaxed_gpu(&seen.calls);
+  return all_here ? wait.deadline_ns : later_deadline(c, wait);
 }
 
 // The whole block, last of all: the launch's last block counts it.

@@ -58,6 +58,17 @@ struct MergeShared {
 inline constexpr u32 kSourceLeftOut = 2;
 inline constexpr u32 kNoOwnRow = ~0u;
 
+// Whose turn the entries of a batch are: the warps of a block go on where the batch before has ended.
+struct WarpTurn {
+  u32 dealt = 0;
+  // This warp's first of the `count` entries of the next batch.
+  DEV_MEMBER u32 first(u32 count) {
+    const u32 warps = simt::num_warps(), at = (simt::warp() + warps - dealt) % warps;
+    dealt = (dealt + count) % warps;
+    return at;
+  }
+};
+
 // One lane: an entry without rows.
 DEV void clear_entry(PlanEntry& p) {
   p.num_rows = p.num_partials = p.own_position = 0;

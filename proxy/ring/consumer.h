@@ -9,7 +9,8 @@ namespace uccl {
 // The view of a ring whose words all lie in one host segment.
 inline RingView ring_view(void* memory, u32 capacity) {
   auto* h = static_cast<RingHeader*>(memory);
-  return RingView{reinterpret_cast<u128*>(h + 1), &h->head, &h->cached_tail, &h->tail, &h->done, capacity, 0};
+  return RingView{
+      reinterpret_cast<u128*>(h + 1), &h->head, &h->cached_tail, &h->cached_done, &h->tail, &h->done, capacity, 0};
 }
 
 class RingConsumer {

@@ -12,8 +12,9 @@
 //   tail         consumer   producers  release / acquire: the slot was read before it is overwritten
 //   done         consumer   producers  release / acquire
 //   cached tail  producers  producers  relaxed, racy, monotone enough: a stale value only costs a real read
+//   cached done  producers  producers  release / acquire, racy and stale likewise
 //
-// On a GPU `head` and `cached tail` live in device memory and the rest in pinned host memory, so a push costs one
+// On a GPU `head` and what is cached live in device memory and the rest in pinned host memory, so a push costs one
 // posted 16-byte store over PCIe.
 #pragma once
 #include "wire/command.h"
@@ -26,17 +27,19 @@ struct alignas(64) RingHeader {
   alignas(64) u64 done;
   alignas(64) u64 head;  // on a CPU the producers' words live here too
   alignas(64) u64 cached_tail;
+  u64 cached_done;
 };
 static_assert(sizeof(RingHeader) == 256);
 
 constexpr u64 ring_bytes(u32 capacity) { return sizeof(RingHeader) + static_cast<u64>(capacity) * sizeof(u128); }
 constexpr bool valid_capacity(u32 capacity) { return capacity >= 2 && (capacity & (capacity - 1)) == 0; }
 
-// What a producer holds: four pointers that may lie in different memories.
+// What a producer holds: pointers that may lie in different memories.
 struct RingView {
   u128* slots;
   u64* head;
   u64* cached_tail;
+  u64* cached_done;
   const u64* tail;
   const u64* done;
   u32 capacity;  // power of two

@@ -32,6 +32,10 @@ MOST_LANE16 = {
     "low_latency_combine_recv": 64,
 }
 """16-byte accesses of the busiest lane, 128 tokens a rank; before shapes followed the GPU: 896, 868, 1,680, 252."""
+MOST_HOST_READS = 8
+"""Reads of host memory by a kernel that has READS_HOST_ONCE, beside one for each rank of another node."""
+READS_HOST_ONCE = ("low_latency_dispatch_send", "low_latency_combine_send", "low_latency_combine_recv")
+"""Kernels of which one block asks for all. In dispatch_recv the warps that wait for a source each ask themselves."""
 MOST_UNEVEN = 1.3
 """Accesses of throughput's busiest warp, as a multiple of the mean of all warps that were launched."""
 
@@ -44,7 +48,8 @@ class KernelCounts:
         warps: of a block.
         busiest_lane16: accesses of the lane that has most.
         warp16: accesses of each warp's busiest lane, all warps of the grid.
-        host_words_read: 8-byte words of host memory that lanes read; what a lane reads again counts once.
+        host_reads: of host memory, over PCIe: sectors of 32 bytes that a warp reads. Its lanes read one together, and
+            what it reads again, while it waits, counts once.
     """
 
     kernel: str
@@ -52,7 +57,7 @@ class KernelCounts:
     warps: int
     busiest_lane16: int
     warp16: list[int]
-    host_words_read: int
+    host_reads: int
 
     @property
     def unevenness(self) -> float:
@@ -111,14 +116,14 @@ def low_latency(driver: FakeDriver, counts: Counts, tokens: int = 128, calls: in
     return seen
 
 
-def throughput(driver: FakeDriver, counts: Counts, tokens: int = 4096) -> list[KernelCounts]:
-    """Layout, dispatch of bf16 rows, and combine: the launches of one round."""
+def throughput(driver: FakeDriver, counts: Counts, tokens: int = 4096, sms: int = 24) -> list[KernelCounts]:
+    """Layout, dispatch of bf16 rows, and combine on `sms` SMs a rank: the launches of one round."""
     seen: list[KernelCounts] = []
 
     def body(group: ThreadGroup) -> None:
         rank = group.rank()
         x, ids, weights = inputs(rank, tokens)
-        config = Config(24)
+        config = Config(sms)
         buffer = Buffer(group, config.get_nvl_buffer_size_hint(2 * HIDDEN, RANKS), 0, explicitly_destroy=True)
         group.barrier()
         per_rank, per_node, per_expert, in_rank, _ = buffer.get_dispatch_layout(ids, EXPERTS)
@@ -149,7 +154,7 @@ def table(launches: Iterable[KernelCounts]) -> str:
     worst: dict[str, list[KernelCounts]] = {}
     for launch in launches:
         worst.setdefault(launch.kernel, []).append(launch)
-    heads = ("kernel", "blocks", "warps", "with rows", "busiest lane", "unevenness", "host words")
+    heads = ("kernel", "blocks", "warps", "with rows", "busiest lane", "unevenness", "host reads")
     lines = [f"{heads[0]:28}" + "".join(f"{head:>13}" for head in heads[1:])]
     for kernel, of in sorted(worst.items()):
         most = max(of, key=lambda launch: launch.busiest_lane16)
@@ -159,19 +164,22 @@ def table(launches: Iterable[KernelCounts]) -> str:
             sum(n > 0 for n in most.warp16),
             most.busiest_lane16,
             f"{max(launch.unevenness for launch in of):.2f}",
-            max(launch.host_words_read for launch in of),
+            max(launch.host_reads for launch in of),
         )
         lines.append(f"{kernel:28}" + "".join(f"{cell:>13}" for cell in cells))
     return "\n".join(lines)
 
 
-def findings(launches: Iterable[KernelCounts]) -> list[str]:
-    """What is beyond the limits, a line a launch."""
+def findings(launches: Iterable[KernelCounts], remote_ranks: int) -> list[str]:
+    """What is beyond the limits, a line a launch. `remote_ranks`: those of other nodes, for a rank."""
     found = []
     for launch in launches:
         most = MOST_LANE16.get(launch.kernel)
         if most is not None and launch.busiest_lane16 > most:
             found.append(f"{launch.kernel}: a lane has {launch.busiest_lane16} accesses of 16 bytes; at most {most}")
+        reads = MOST_HOST_READS + remote_ranks
+        if launch.kernel in READS_HOST_ONCE and launch.host_reads > reads:
+            found.append(f"{launch.kernel}: {launch.host_reads} reads of host memory; at most {reads}")
         streams = launch.kernel in ("throughput_dispatch", "throughput_combine")
         if streams and launch.unevenness > MOST_UNEVEN:
             found.append(f"{launch.kernel}: a warp has {launch.unevenness:.2f} times the mean; at most {MOST_UNEVEN}")
@@ -191,7 +199,7 @@ def main(arguments: list[str]) -> int:
     with gpu_of(executor.open_driver, chosen.ranks_per_node) as driver:
         launches = (throughput if chosen.throughput else low_latency)(driver, executor.counts, **sizes)
     print(table(launches))
-    found = findings(launches)
+    found = findings(launches, RANKS - chosen.ranks_per_node if chosen.ranks_per_node else 0)
     print("\n".join(found))
     return 1 if found else 0
 

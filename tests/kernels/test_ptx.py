@@ -34,7 +34,7 @@ ON_THIS_DEVICE = re.compile(
 IN_ONE_BLOCK = re.compile(r"(ld\.acquire|st\.release)\.cta\.u32")
 # What *_gpu functions are called with, and why no CPU ever reads it while a kernel runs.
 GPU_SCOPE_WORDS = {
-    r"ring\.(head|cached_tail)": "producers only",
+    r"ring\.(head|cached_tail|cached_done)": "producers only",
     r"counter": "the grid barrier's",
     r"at": "a DeviceWord's, of which each use is looked at",
     r"static_cast<const u32\*>\(counter\)": "the grid barrier's",

@@ -71,8 +71,8 @@ FAULTS = (
     Fault(
         "missing-block-barrier-in-counts",
         "kernels/throughput/counts.h",
-        "  simt::sync_block();\n  for (u32 r = simt::tid(); r < topology.num_ranks; r += simt::ntid()) {  // what",
-        "  for (u32 r = simt::tid(); r < topology.num_ranks; r += simt::ntid()) {  // what",
+        "  simt::sync_block();\n  for (u32 r = simt::warp(); r < topology.num_ranks; r += simt::num_warps()) {  // the",
+        "  for (u32 r = simt::warp(); r < topology.num_ranks; r += simt::num_warps()) {  // the",
         ("throughput_counts_over_many_rounds",),
         EITHER,
     ),
@@ -183,8 +183,8 @@ FAULTS = (
     Fault(
         "lost-last-row-of-a-stream",
         "kernels/throughput/dispatch.h",
-        "      take_row(a, row, token, at + taken - 1);",
-        "      if (site.expected != 0) take_row(a, row, token, at + taken - 1);",
+        "      if ((mine->taken - 1) % team.size == team.member())\n",
+        "      if (mine->taken != mine->owed && (mine->taken - 1) % team.size == team.member())\n",
         ("throughput_dispatch_row_exact_in_every_topology",),
         WRONG,
     ),
@@ -231,8 +231,8 @@ FAULTS = (
     Fault(
         "more-rows-than-announced",
         "kernels/throughput/dispatch.h",
-        "      if (taken++ == owed) break;\n",
-        "      ++taken;\n",
+        "      if (mine->taken++ == mine->owed) break;\n",
+        "      ++mine->taken;\n",
         ("throughput_dispatch_refuses_rows_that_were_not_announced",),
         f"{WRONG}|heap-buffer-overflow",
     ),

@@ -92,7 +92,7 @@ class GpuRegions(Regions):
         for what in self._node:
             _published[self._session, self.rank, what] = self._own[what]
             self._node[what][self.rank] = self._own[what].address
-        sizes = [16 * self.num_rings, 4 * self.num_ranks, 8 * _native.PEER_STATS * self.num_ranks]
+        sizes = [24 * self.num_rings, 4 * self.num_ranks, 8 * _native.PEER_STATS * self.num_ranks]
         self._words = self._take("words", sum(round_up(size, _ALIGN) for size in sizes))
 
     def _make_arena(self, name: str) -> None:
@@ -209,7 +209,7 @@ class GpuRegions(Regions):
     def place(self, tables: _native.RankTablesSettings, members: Sequence[int]) -> _native.RankContext:
         """Puts the tables into the GPU's memory."""
         driver, ranks = self._driver, self.num_ranks
-        mask = self._words + round_up(16 * self.num_rings, _ALIGN)
+        mask = self._words + round_up(24 * self.num_rings, _ALIGN)
         stats = mask + round_up(4 * ranks, _ALIGN)
         stats_bytes = 8 * _native.PEER_STATS * ranks
         self.mask = driver.view(mask, 4 * ranks).view(torch.int32)

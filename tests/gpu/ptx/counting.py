@@ -43,6 +43,4 @@ def launches(driver: FakeDriver) -> list[Counts]:
 
 def counts(driver: FakeDriver) -> list[KernelCounts]:
     """The same, as far as the table of critical paths shows it."""
-    return [
-        KernelCounts(c.kernel, c.grid, c.warps, c.busiest_lane16, c.warp16, c.host_words_read) for c in launches(driver)
-    ]
+    return [KernelCounts(c.kernel, c.grid, c.warps, c.busiest_lane16, c.warp16, c.host_reads) for c in launches(driver)]

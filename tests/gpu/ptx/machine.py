@@ -62,7 +62,7 @@ class Counts:
     warps: int  # a block
     instructions: int
     busiest_lane16: int
-    host_words_read: int  # words of pinned memory, each counted once for each lane that read it
+    host_reads: int  # sectors of 32 bytes of pinned memory that a warp read with an order; again counts once
     warp16: list[int]
     loaded: int = 0  # bytes of global memory, by loads of 16 bytes
     stored: int = 0  # bytes of global memory, by plain stores
@@ -180,7 +180,7 @@ class Machine:
         self._checked(
             self._calls.ptx_launch(self._machine, kernel.encode(), given, args, len(args), counts, _MAX_WARPS)
         )
-        grid, warps, instructions, busiest, host_words, *moved_and_trips = counts[:_HEAD]
+        grid, warps, instructions, busiest, host_reads, *moved_and_trips = counts[:_HEAD]
         of_warps = counts[_HEAD : _HEAD + grid * warps]
         loaded, stored, loaded_away, stored_away, *trips = moved_and_trips
         return Counts(
@@ -189,7 +189,7 @@ class Machine:
             warps,
             instructions,
             busiest,
-            host_words,
+            host_reads,
             of_warps,
             loaded,
             stored,

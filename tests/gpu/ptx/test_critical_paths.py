@@ -1,13 +1,23 @@
-"""The gate of launch shapes: no lane of a low-latency call does more than a GPU hides, by counters of executed PTX.
+"""The gate of launch shapes: no lane or warp does more than a GPU hides, by counters of executed PTX.
 
-Counters depend on no machine. Throughput has no gate yet: one warp a channel sends.
+Counters depend on no machine.
 """
 
 from __future__ import annotations
 
 import pytest
 
-from tests.gpu.critical_paths import MOST_LANE16, findings, gpu_of, low_latency, table
+from tests.gpu import critical_paths
+from tests.gpu.critical_paths import (
+    MOST_LANE16,
+    RANKS,
+    READS_HOST_ONCE,
+    findings,
+    gpu_of,
+    low_latency,
+    table,
+    throughput,
+)
 from tests.gpu.ptx import counting
 
 pytestmark = [pytest.mark.compile, pytest.mark.timeout(300)]
@@ -19,5 +29,27 @@ def test_ptx_busiest_lane_of_low_latency(ranks_per_node: int, capfd: pytest.Capt
         launches = low_latency(driver, counting.counts, calls=1)
     with capfd.disabled():
         print(f"\n{table(launches)}")
-    assert not findings(launches)
+    assert not findings(launches, RANKS - ranks_per_node)
     assert {launch.kernel for launch in launches} >= MOST_LANE16.keys()
+
+
+def test_ptx_host_reads_of_low_latency(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+    """In the second call staging rows are used again. How wide rows are changes nothing."""
+    monkeypatch.setattr(critical_paths, "HIDDEN", 512)
+    with gpu_of(counting.open_driver, 4) as driver:
+        launches = low_latency(driver, counting.counts, tokens=16, calls=2)
+    with capfd.disabled():
+        print(f"\n{table(launches)}")
+    assert not findings(launches, RANKS - 4)
+    assert {launch.kernel for launch in launches} >= set(READS_HOST_ONCE)
+
+
+def test_ptx_busiest_warp_of_throughput(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+    """Two of the twelve channels of 4,096 tokens on 24 SMs: what a channel's warps do does not depend on the others."""
+    monkeypatch.setattr(critical_paths, "HIDDEN", 256)
+    with gpu_of(counting.open_driver, 0) as driver:
+        launches = throughput(driver, counting.counts, tokens=4096 * 2 // 12, sms=4)
+    with capfd.disabled():
+        print(f"\n{table(launches)}")
+    assert not findings(launches, 0)
+    assert {launch.kernel for launch in launches} >= {"throughput_dispatch", "throughput_combine"}

@@ -127,7 +127,7 @@ def test_rank_tables_refuse(node_of: list[int], rank: int, changes: dict[str, An
 
 RANK_CONTEXT_POINTERS = {"node_of": 0, "local_of": 8, "cell_of": 16, "place_of": 24, "cell_begin": 32, "members": 40,
                          "mates": 48, "data": 96, "control": 104, "rings": 112}  # fmt: skip
-RING_VIEW = struct.Struct("<5Q2I")  # slots, head, cached tail, tail, done, capacity, unused
+RING_VIEW = struct.Struct("<6Q2I")  # slots, head, cached tail and done, tail, done, capacity, unused
 
 
 def test_rank_tables_image_is_the_tables_wherever_it_lies() -> None:
@@ -169,10 +169,10 @@ def test_rank_tables_ring_words_lie_where_the_producers_have_them() -> None:
             (rings,) = struct.unpack_from("<Q", made.context.bytes, RANK_CONTEXT_POINTERS["rings"])
             views.append(RING_VIEW.unpack(bytes(memory_at(rings + i * RING_VIEW.size, RING_VIEW.size))))
         moved, original = views
-        assert moved[1:3] == (words + 16 * i, words + 16 * i + 8)
+        assert moved[1:4] == (words + 24 * i, words + 24 * i + 8, words + 24 * i + 16)
         base = memory.data_ptr() + i * _native.ring_bytes(16)
-        assert all(base <= word < base + 256 for word in original[1:3])
-        assert moved[0] == original[0] and moved[3:] == original[3:]  # slots, tail and done stay with the proxy
+        assert all(base <= word < base + 256 for word in original[1:4])
+        assert moved[0] == original[0] and moved[4:] == original[4:]  # slots, tail and done stay with the proxy
 
 
 def test_rank_tables_take_the_largest_group() -> None:

@@ -29,6 +29,7 @@ TEST(ring_layout_view_points_at_its_words) {
   CHECK(view.slots == memory.slots());
   CHECK(reinterpret_cast<u64>(view.slots) % 16 == 0);
   CHECK(view.head == &memory.header().head && view.cached_tail == &memory.header().cached_tail);
+  CHECK(view.cached_done == &memory.header().cached_done);
   CHECK(view.tail == &memory.header().tail && view.done == &memory.header().done);
   CHECK_EQ(view.capacity, 8u);
 }

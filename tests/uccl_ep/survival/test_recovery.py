@@ -155,13 +155,14 @@ def test_recover_with_a_new_group_makes_all_members_again() -> None:
 
 
 def test_recover_without_the_excluded_rank_which_may_only_leave() -> None:
-    """A rank that does not come in time is gone for the others, however alive it is."""
+    """A rank that does not come in time is gone for the others, however alive it is. (One that hears of the other's call
+    before its own first asks whom it is about, for half a second at this timeout.)"""
 
     def body(group: ThreadGroup) -> None:
         buffer = make_buffer(group, [step("t", 0)], 0, slack=6)
         try:
             if group.rank() == VICTIM:
-                time.sleep(2.5)
+                time.sleep(3.0)
                 with pytest.raises(PeerLost, match="rank 1 was excluded: rank "):
                     play(buffer, step("t", 1), 0)
                 with pytest.raises(PeerLost, match="rank 1 was excluded: rank "):
@@ -169,15 +170,15 @@ def test_recover_without_the_excluded_rank_which_may_only_leave() -> None:
                 with pytest.raises(UcclEpError):
                     play(buffer, step("t", 2), 0)
                 return
-            assert buffer.recover(timeout_s=0.7) == [0, 2]
+            assert buffer.recover(timeout_s=1.2) == [0, 2]
             for number in range(40, 50):
                 play(buffer, step("t", number, VICTIM), 0)
-            time.sleep(2.5)  # it wakes up meanwhile
+            time.sleep(3.0)  # it wakes up meanwhile
             play(buffer, step("t", 60, VICTIM), 0)
         finally:
             buffer.destroy()
 
-    as_threads(World(3, timeout_s=20.0), body)
+    as_threads(World(3, timeout_s=10.0), body)
 
 
 def test_recover_of_too_few_is_refused_unless_they_allow_it() -> None:

@@ -117,10 +117,13 @@ u64 Machine::resolve(Lane& lane, const Instruction& i, u64 address, u32 bytes, b
         fail(lane, "a scope narrower than the system, of a word in memory that the host uses");
       if (settings_.count && ordered(i) && i.op != Op::k_st) {
         const u64 word = address ^ static_cast<u64>(lane.id) << 44;
-        if (region.kind == Kind::kPinned && i.op == Op::k_ld)  // weak ones are of rows
+        if (region.kind == Kind::kPinned && i.op == Op::k_ld) {  // weak ones are of rows
+          lane.block->launch.host_reads.insert(address / kSectorBytes ^ static_cast<u64>(lane.id - lane.tid % 32)
+                                                                            << 40);
           lane.host_trips += lane.block->launch.host_words.insert(word).second;
-        else
+        } else {
           lane.flag_trips += lane.block->launch.flags.insert(word).second;
+        }
       }
       if ((i.order == Order::kRelease || i.order == Order::kAcqRel) && i.scope == Scope::kSys) ++lane.fences;
       return address;
@@ -155,7 +158,7 @@ void Machine::load_elements(Lane& lane, const Instruction& i) {
     }
     if (settings_.judge) {
       judge(lane, i, address, bytes, shared, false, image);
-      if (i.order == Order::kAcquire) acquire(lane, i, address);
+      if (i.order == Order::kAcquire) acquire(lane, i, address, shared);
     }
   }
   for (u32 n = 0; n < i.count; ++n) {
@@ -224,7 +227,7 @@ void Machine::atomic(Lane& lane, const Instruction& i) {
   if (!shared) show(address, i.bytes);
   if (settings_.judge) {
     judge(lane, i, address, i.bytes, shared, false, &old);
-    if (i.order == Order::kAcqRel || i.order == Order::kAcquire) acquire(lane, i, address);
+    if (i.order == Order::kAcqRel || i.order == Order::kAcquire) acquire(lane, i, address, shared);
     judge(lane, i, address, i.bytes, shared, true, &old);
     publish(lane, i, address, true);
     remember(shared ? lane.block->shadow : shadow_, address, i.bytes, &made);

@@ -92,9 +92,9 @@ void Machine::judge(Lane& lane, const Instruction& i, u64 address, u32 bytes, bo
 }
 
 // What an acquire of the word at `address` brings: what was released with the value that it reads.
-void Machine::acquire(Lane& lane, const Instruction& i, u64 address) {
+void Machine::acquire(Lane& lane, const Instruction& i, u64 address, bool shared) {
   bool from_host = false;
-  shadow_.visit(address, 1, [&](const Cell& cell, u64, u32) { from_host = cell.write.id == kHost; });
+  if (!shared) shadow_.visit(address, 1, [&](const Cell& cell, u64, u32) { from_host = cell.write.id == kHost; });
   if (from_host) {
     if (i.scope != Scope::kSys) return;
     lane.known.learn(kHost, now_);

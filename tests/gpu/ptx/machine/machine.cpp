@@ -306,7 +306,7 @@ void Machine::finish(Launch& launch) {
   });
   launch.counts.grid = launch.request.grid;
   launch.counts.warps = launch.request.lanes / 32;
-  launch.counts.host_words = launch.host_words.size();
+  launch.counts.host_reads = launch.host_reads.size();
   launch.done = true;
 }
 

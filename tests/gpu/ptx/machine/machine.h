@@ -59,7 +59,7 @@ struct Counts {
   u32 grid = 0, warps = 0;
   u64 instructions = 0;
   u64 busiest_lane = 0;  // 16-byte accesses of the lane that made most
-  u64 host_words = 0;  // different words of pinned memory that each lane read, added up
+  u64 host_reads = 0;  // different sectors of pinned memory that each warp read with an order, added up
   // Bytes of global memory: loads of 16 bytes; plain stores of any size. Of those, in memory of other devices.
   u64 loaded = 0, stored = 0, loaded_away = 0, stored_away = 0;
   // Of the lane that waited longest: how often it used what loads had brought that were on their way together, by the
@@ -162,7 +162,7 @@ class Machine {
   void atomic(Lane& lane, const Instruction& i);
   u64 resolve(Lane& lane, const Instruction& i, u64 address, u32 bytes, bool* shared);
   void judge(Lane& lane, const Instruction& i, u64 address, u32 bytes, bool shared, bool write, const void* now);
-  void acquire(Lane& lane, const Instruction& i, u64 address);
+  void acquire(Lane& lane, const Instruction& i, u64 address, bool shared);
   void publish(Lane& lane, const Instruction& i, u64 address, bool chain);
   Clock all_of(const Lane& lane) const;
   // Memory as lanes see it: with what the host does not see yet.
