@@ -23,6 +23,7 @@ class RingView(Structure):
         ("slots", c_uint64),
         ("head", c_uint64),
         ("cached_tail", c_uint64),
+        ("cached_done", c_uint64),
         ("tail", c_uint64),
         ("done", c_uint64),
         ("capacity", c_uint32),

@@ -25,6 +25,7 @@ from uccl_ep.errors import UcclEpError
 
 CAPACITY = 1024  # commands a ring, as UCCL_EP_RING_CAPACITY has it by default
 LIMIT_NS = 20_000_000_000  # one run, which takes half a second on a machine of its own
+_HEAD_BYTES = 24  # head, and what is known of tail and done
 _RING_BYTES = -(-(RING_HEADER_BYTES + CAPACITY * 16) // 4096) * 4096
 _QUESTIONS, _LEAST_ANSWERS = 500, 20
 _ASKING_NS = 1_500_000_000
@@ -71,7 +72,7 @@ class RingWorld:
         self._words = HostMemory(4096)  # abort, refused, question, answer
         self._rings = HostMemory(most_rings * _RING_BYTES)
         self._shared = [side.share(m.address, m.num_bytes) for m in (self._words, self._rings)]
-        self._heads = side.allocate(most_rings * 16)
+        self._heads = side.allocate(most_rings * _HEAD_BYTES)
         self._views = side.allocate(most_rings * ctypes.sizeof(RingView))
 
     def close(self) -> None:
@@ -82,13 +83,13 @@ class RingWorld:
             self._side.free(address)
 
     def _view(self, ring: int) -> RingView:
-        base, words = self._shared[1] + ring * _RING_BYTES, self._heads + 16 * ring
-        return RingView(base + RING_HEADER_BYTES, words, words + 8, base, base + 64, CAPACITY, 0)
+        base, words = self._shared[1] + ring * _RING_BYTES, self._heads + _HEAD_BYTES * ring
+        return RingView(base + RING_HEADER_BYTES, words, words + 8, words + 16, base, base + 64, CAPACITY, 0)
 
     def _clear(self, rings: int) -> None:
         self._words.clear()
         self._rings.clear()
-        self._side.write(self._heads, bytes(16 * self.most_rings))
+        self._side.write(self._heads, bytes(_HEAD_BYTES * self.most_rings))
         self._side.write(self._views, b"".join(bytes(self._view(r)) for r in range(rings)))
 
     def run(self, run: Run, most_samples: int = 0, sample_every: int = 1) -> Seen:
