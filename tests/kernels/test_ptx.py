@@ -53,6 +53,8 @@ GPU_SCOPE_WORDS = {
 # Likewise of *_cta functions, and why no other block reads it.
 CTA_SCOPE_WORDS = {
     r"(&shared\.failed|&(s\.merge|m)\.bad)": "shared memory of one block",
+    r"told|&t\.words->(told|done)\[.*": "words of a team, in shared memory of one block",
+    r"at": "BlockWord's, of which each is looked at here",
 }
 PUSHES = ("low_latency_dispatch_send", "low_latency_combine_send", "throughput_dispatch", "throughput_combine")
 ONE_PUSH = """#include "kernels/device/ring_push.h"
@@ -144,7 +146,10 @@ def test_ptx_words_that_cpus_read_have_system_scope() -> None:
     first = r"((?:[^(),}]|\([^()]*\))+)"
     called = r"(?<!DEV u32 )(?<!DEV u64 )(?<!DEV void )\b(?:st_\w+|ld_\w+|add\w*)_"
     words = {"gpu": GPU_SCOPE_WORDS, "cta": CTA_SCOPE_WORDS}
-    calls = {"gpu": rf"(?:{called}gpu\(|(?<!struct )\bDeviceWord{{){first}", "cta": rf"{called}cta\({first}"}
+    calls = {
+        "gpu": rf"(?:{called}gpu\(|(?<!struct )\bDeviceWord{{){first}",
+        "cta": rf"(?:{called}cta\(|(?<!struct )\bBlockWord{{){first}",
+    }
     for scope, call in calls.items():
         seen = 0
         for path in sorted((ROOT / "kernels").rglob("*.h")):

@@ -9,9 +9,9 @@ import pytest
 
 from tests.gpu import critical_paths
 from tests.gpu.critical_paths import (
+    MOST_HOST_READS,
     MOST_LANE16,
     RANKS,
-    READS_HOST_ONCE,
     findings,
     gpu_of,
     low_latency,
@@ -41,7 +41,7 @@ def test_ptx_host_reads_of_low_latency(monkeypatch: pytest.MonkeyPatch, capfd: p
     with capfd.disabled():
         print(f"\n{table(launches)}")
     assert not findings(launches, RANKS - 4)
-    assert {launch.kernel for launch in launches} >= set(READS_HOST_ONCE)
+    assert {launch.kernel for launch in launches} >= set(MOST_HOST_READS)
 
 
 def test_ptx_busiest_warp_of_throughput(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
