@@ -26,17 +26,36 @@ LowLatencyCase many_warps(u64 seed) {
 
 }  // namespace
 
-TEST(low_latency_shapes_of_a_gpu_give_the_same_rows) {
+namespace {
+
+void same_rows(const std::vector<u32>& node_of, std::initializer_list<RowFormat> formats) {
   u64 seed = 1;
-  for (const auto& node_of : std::vector<std::vector<u32>>{{0}, {0, 0, 0}, {0, 1, 1}})
-    for (const RowFormat format : {RowFormat::kBf16, RowFormat::kFp8, RowFormat::kFp8Ue8m0, RowFormat::kNvfp4})
-      for (const CombineFormat back : {CombineFormat::kBf16, CombineFormat::kLogfmt, CombineFormat::kFp8}) {
-        LowLatencyCase c = many_warps(++seed);
-        c.num_experts = 2 * static_cast<u32>(node_of.size());
-        c.format = format;
-        c.back = back;
-        low_latency_rounds(few_long_rows(node_of, 4608), c, 4);  // rows of whole pieces and half a one
-      }
+  for (const RowFormat format : formats)
+    for (const CombineFormat back : {CombineFormat::kBf16, CombineFormat::kLogfmt, CombineFormat::kFp8}) {
+      LowLatencyCase c = many_warps(++seed);
+      c.num_experts = 2 * static_cast<u32>(node_of.size());
+      c.format = format;
+      c.back = back;
+      low_latency_rounds(few_long_rows(node_of, 4608), c, 4);  // rows of whole pieces and half a one
+    }
+}
+
+}  // namespace
+
+TEST(low_latency_shapes_of_a_gpu_give_the_same_rows_alone) {
+  same_rows({0}, {RowFormat::kBf16, RowFormat::kFp8, RowFormat::kFp8Ue8m0, RowFormat::kNvfp4});
+}
+TEST(low_latency_shapes_of_a_gpu_give_the_same_rows_in_a_node) {
+  same_rows({0, 0, 0}, {RowFormat::kBf16, RowFormat::kFp8});
+}
+TEST(low_latency_shapes_of_a_gpu_give_the_same_small_rows_in_a_node) {
+  same_rows({0, 0, 0}, {RowFormat::kFp8Ue8m0, RowFormat::kNvfp4});
+}
+TEST(low_latency_shapes_of_a_gpu_give_the_same_rows_between_nodes) {
+  same_rows({0, 1, 1}, {RowFormat::kBf16, RowFormat::kFp8});
+}
+TEST(low_latency_shapes_of_a_gpu_give_the_same_small_rows_between_nodes) {
+  same_rows({0, 1, 1}, {RowFormat::kFp8Ue8m0, RowFormat::kNvfp4});
 }
 
 TEST(low_latency_shapes_of_a_gpu_deal_more_rows_and_experts_than_warps) {
