@@ -155,8 +155,8 @@ def test_recover_with_a_new_group_makes_all_members_again() -> None:
 
 
 def test_recover_without_the_excluded_rank_which_may_only_leave() -> None:
-    """A rank that does not come in time is gone for the others, however alive it is. (One that hears of the other's call
-    before its own first asks whom it is about, for half a second at this timeout.)"""
+    """A rank that does not come in time is gone for the others, however alive it is. (One that hears of the other's
+    call before its own first asks whom it is about, for half a second at this timeout.)"""
 
     def body(group: ThreadGroup) -> None:
         buffer = make_buffer(group, [step("t", 0)], 0, slack=6)
