@@ -8,6 +8,7 @@
 #include <unistd.h>
 
 #include <cerrno>
+#include <cstring>
 #include <mutex>
 #include <set>
 #include <stdexcept>
@@ -97,8 +98,17 @@ void Segment::part() {
   if (!shared_) return;  // since an earlier fork: what was written since would be lost
   shared_ = false;
   const int flags = MAP_PRIVATE | MAP_NORESERVE | MAP_FIXED;
-  if (fd_ < 0 || mmap(data_, bytes_, PROT_READ | PROT_WRITE, flags, fd_, 0) == MAP_FAILED)
-    mprotect(data_, bytes_, PROT_READ);
+  if (fd_ < 0 ? copy() : mmap(data_, bytes_, PROT_READ | PROT_WRITE, flags, fd_, 0) != MAP_FAILED) return;
+  mprotect(data_, bytes_, PROT_READ);
+}
+
+// What is only mapped has no descriptor to map it anew with: words that ranks share are copied, rows are too many.
+bool Segment::copy() {
+  if (bytes_ > kCopied) return false;
+  void* const own = mmap(nullptr, bytes_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (own == MAP_FAILED) return false;
+  std::memcpy(own, data_, bytes_);
+  return mremap(own, bytes_, bytes_, MREMAP_MAYMOVE | MREMAP_FIXED, data_) != MAP_FAILED;
 }
 
 std::shared_ptr<Segment> Segment::create(const std::string& name, std::size_t bytes) {

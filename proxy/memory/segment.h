@@ -1,6 +1,6 @@
 // A span of memory that other processes can map: a memfd, so nothing is left behind whatever kills its owner. In a child
 // of fork() what was mapped before becomes the child's own as it writes to it: nobody else sees what it writes. What is
-// only mapped, since it is another's, the child can read.
+// only mapped, since it is another's, is copied for the child up to kCopied bytes; larger ones it can read.
 #pragma once
 #include <cstddef>
 #include <memory>
@@ -12,6 +12,7 @@ namespace uccl {
 
 class Segment : public std::enable_shared_from_this<Segment> {
  public:
+  static constexpr std::size_t kCopied = std::size_t{1} << 20;
   // A new zeroed segment of `bytes` (rounded up to pages). Throws std::system_error.
   static std::shared_ptr<Segment> create(const std::string& name, std::size_t bytes);
   // Maps a segment of a process on this host and in this pid namespace, through /proc/<pid>/fd/<fd>, and keeps no
@@ -37,6 +38,7 @@ class Segment : public std::enable_shared_from_this<Segment> {
   Segment(int fd, void* data, std::size_t bytes);
   static struct Mapped& mapped();
   void part();  // in a child of fork()
+  bool copy();  // likewise
 
   int fd_;
   void* data_;
