@@ -7,6 +7,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <stdexcept>
 #include <string>
 #include <typeindex>
 #include <vector>
@@ -15,6 +16,7 @@
 #include "kernels/host/runtime.h"
 #include "kernels/launch/rank_tables.h"
 #include "kernels/launch/region_plan.h"
+#include "kernels/layout/access.h"
 #include "kernels/layout/low_latency.h"
 #include "kernels/layout/throughput.h"
 #include "kernels/values.h"
@@ -58,6 +60,8 @@ void launch_kernel(void (*kernel)(Args), const Args& args, const LaunchShape& sh
   simt::LaunchConfig config;
   config.grid = shape.grid;
   config.block = shape.warps * simt::kWarp;
+  // What a GPU's driver refuses: kernels are compiled for so many lanes, and have places for so many warps.
+  if (shape.warps > kMaxBlockWarps) throw std::invalid_argument("a block of more warps than kernels are compiled for");
   config.smem_bytes = static_cast<u32>(shared_bytes(args, shape.warps));
   config.threads = shape.threads;
   config.seed = shape.seed;

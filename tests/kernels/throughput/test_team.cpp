@@ -21,7 +21,7 @@ TEST(throughput_team_shapes_of_a_gpu_give_the_same_rows) {
   u64 seed = 40;
   for (const auto& node_of :
        std::vector<std::vector<u32>>{{0}, {0, 0}, {0, 0, 0, 0, 0}, {0, 0, 1}, {0, 1, 1, 2}, {0, 0, 1, 1}})
-    for (const u32 warps : {2u, 5u, 16u})
+    for (const u32 warps : {2u, 5u, kMaxBlockWarps})
       for (const bool arenas : {false, true}) {
         ThroughputCase c;
         c.gpu = true;
