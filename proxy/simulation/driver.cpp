@@ -18,6 +18,7 @@ constexpr u64 kMostShrinkJumps = 4000;
 // With ranks that may be left out, time moves in steps that are short beside the graces of waits and workers (1 s), until
 // nothing has moved for so long that they are all over.
 constexpr u64 kShrinkJumpNs = 400'000'000, kGracesOverNs = 3'000'000'000;
+constexpr u64 kBlocksStartWithin = 64;  // this share of the timeout after their launch
 constexpr u64 kDrainNs = 100'000'000;  // after the last script: faults may still be planned for later
 
 // Time and runtime of the thread are the driver's while it runs.
@@ -228,14 +229,17 @@ u64 Driver::next_wake_ns() const {
   return at;
 }
 
-// Deadlines of the launches that are under way; some waits have twice the timeout, some end a little earlier.
+// Deadlines of the launches that are under way; some waits have twice the timeout, some end a little earlier. A block takes
+// its deadline when it starts, which may be a little after the launch: time stops there too, not first a timeout later.
 u64 Driver::next_deadline_ns() const {
   const u64 now = network_.now_ns(), timeout = world_.shape().timeout_ns;
   const bool graces = world_.shape().shrink && now - moved_ns_ < kGracesOverNs;
   u64 at = now + (graces ? kShrinkJumpNs : timeout);
   for (const RankState& s : ranks_)
     for (const u64 after : {timeout - timeout / kSendersGiveUpEarly, timeout, 2 * timeout})
-      if (!s.ended && s.launching && s.launched_ns + after >= now) at = std::min(at, s.launched_ns + after + 1);
+      for (const u64 late : {u64{0}, timeout / kBlocksStartWithin})
+        if (!s.ended && s.launching && s.launched_ns + after + late >= now)
+          at = std::min(at, s.launched_ns + after + late + 1);
   return std::max(at, now + 1);
 }
 

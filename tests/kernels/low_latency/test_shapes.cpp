@@ -20,7 +20,7 @@ LowLatencyCase many_warps(u64 seed) {
   c.gpu = true;
   c.seed = seed;
   c.batch = 2;
-  c.shape = LaunchShape{5, 16, 1, seed};
+  c.shape = LaunchShape{5, kMaxBlockWarps, 1, seed};
   return c;
 }
 
