@@ -116,6 +116,7 @@ class Buffer(BranchCalls, NoCopies):
         self.recoveries: list[RecoveryReport] = []  # one for each recover() that succeeded, oldest first
         self._life = Life(adapted, terms)
         self.runtime = self._life.session
+        ownership.end_with_process(self)
 
     # ---- life --------------------------------------------------------------------------------------------------
 

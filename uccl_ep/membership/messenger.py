@@ -17,6 +17,7 @@ import errno
 import secrets
 import selectors
 import socket
+import sys
 import threading
 import time
 from collections import deque
@@ -112,12 +113,15 @@ class Messenger:
     def close(self) -> None:
         """Sends what is queued, if that takes no longer than a moment; closes every socket.
 
-        Idempotent; not from a callback. In a child of fork() it does nothing: the thread is the parent's.
+        Idempotent; not from a callback. In a child of fork() it does nothing: the thread is the parent's. Nor when Python
+        has stopped its threads, as it does when the process ends: the system closes the sockets then.
         """
         with self._lock:
             if self._closing or self._pid != ownership.here:
                 return
             self._closing, self._linger_until = True, time.monotonic() + _LINGER_S
+        if sys.is_finalizing():
+            return
         self._board.ring(self)
         self._ended.wait()
         self._board.settle()
