@@ -173,6 +173,9 @@ class ElasticBuffer(IntoCalls, NoCopies):
         do_expand: bool = False,
         do_zero_padding: bool = False,
         use_tma_aligned_col_major_sf: bool = False,
+        *,
+        max_recv_tokens_per_rank: int | None = None,
+        overflow_policy: str = "trap",
     ) -> tuple[Any, Tensor | None, Tensor | None, EPHandle, Event]:
         """Sends each token once to every rank that holds one of its experts.
 
@@ -194,6 +197,9 @@ class ElasticBuffer(IntoCalls, NoCopies):
             do_expand: one row for each local (token, expert), grouped by expert, each group padded to the alignment.
             do_zero_padding: that padding is zero; needs do_expand.
             use_tma_aligned_col_major_sf: scales with strides (1, rows rounded up to 4).
+            max_recv_tokens_per_rank: with do_cpu_sync=False, the tokens that this rank takes in; None: all that could
+                come. overflow_policy: "trap" makes more of them a fault; with "drop" the last are not sent, add nothing
+                to combine, and show in handle.overflow and handle.recv_totals. Ours; the words are NCCL EP's.
 
         Returns:
             (recv_x or (recv_x, recv_sf), recv_topk_idx, recv_topk_weights, handle, event). Rows are ordered by source
@@ -215,6 +221,7 @@ class ElasticBuffer(IntoCalls, NoCopies):
             expand=checks.check_bool("do_expand", do_expand),
             zero_padding=checks.check_bool("do_zero_padding", do_zero_padding),
             column_major=checks.check_bool("use_tma_aligned_col_major_sf", use_tma_aligned_col_major_sf),
+            bound=(max_recv_tokens_per_rank, overflow_policy),
         )
         results = self._start(x, topk_idx, topk_weights, handle, call)()
         return *results, EventOverlap(EventHandle()) if async_with_compute_stream else EventOverlap()

@@ -144,6 +144,9 @@ class EPBuffer(LoadBalancing, BufferBase):
         do_zero_padding: bool = False,
         use_tma_aligned_col_major_sf: bool = False,
         defer_epilogue: bool = False,
+        *,
+        max_recv_tokens_per_rank: int | None = None,
+        overflow_policy: str = "trap",
     ) -> Any:
         """ElasticBuffer.dispatch, with two differences.
 
@@ -170,6 +173,7 @@ class EPBuffer(LoadBalancing, BufferBase):
             expand=checks.check_bool("do_expand", do_expand),
             zero_padding=checks.check_bool("do_zero_padding", do_zero_padding),
             column_major=checks.check_bool("use_tma_aligned_col_major_sf", use_tma_aligned_col_major_sf),
+            bound=(max_recv_tokens_per_rank, overflow_policy),
         )
         finish = self._elastic._start(x, topk_idx, topk_weights, handle, call)
         event: Event = EventOverlap(EventHandle()) if async_with_compute_stream else EventOverlap()
