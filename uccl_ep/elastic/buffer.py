@@ -12,6 +12,7 @@ from uccl_ep import _native, checks
 from uccl_ep.buffer import Buffer
 from uccl_ep.device.protocol import EventHandle
 from uccl_ep.elastic import sizes
+from uccl_ep.elastic.arguments import behind, check_ignored, ended
 from uccl_ep.elastic.combine import ElasticCombine
 from uccl_ep.elastic.dispatch import Call, ElasticDispatch, Results
 from uccl_ep.elastic.handle import EPHandle
@@ -103,7 +104,8 @@ class ElasticBuffer(IntoCalls, NoCopies):
         self.allow_hybrid_mode = checks.check_bool("allow_hybrid_mode", allow_hybrid_mode)
         self.allow_multiple_reduction = checks.check_bool("allow_multiple_reduction", allow_multiple_reduction)
         self.prefer_overlap_with_compute = checks.check_bool("prefer_overlap_with_compute", prefer_overlap_with_compute)
-        self.num_allocated_qps = checks.check_unused_int("num_allocated_qps", num_allocated_qps, 0, 1 << 16)
+        check_ignored(num_allocated_qps=num_allocated_qps)
+        self.num_allocated_qps = int(num_allocated_qps)
         self._buffer = _ElasticRows(group, num_bytes, hidden, device)
         self._dispatch = ElasticDispatch(self._buffer, num_max_tokens_per_rank)
         self._combine = ElasticCombine(self._buffer)
@@ -209,13 +211,12 @@ class ElasticBuffer(IntoCalls, NoCopies):
         Raises:
             InvalidArgument: before anything is sent.
         """
-        if previous_event is not None and not allocate_on_comm_stream:
-            refuse("previous_event", previous_event, "None without allocate_on_comm_stream=True")
+        check_ignored(num_qps=num_qps)
         call = Call(
             given=(num_experts, num_max_tokens_per_rank, expert_alignment),
             num_sms=num_sms,
             stats=cumulative_local_expert_recv_stats,
-            before=(previous_event, previous_event_before_epilogue),
+            before=(behind(previous_event, allocate_on_comm_stream), previous_event_before_epilogue),
             copies=checks.check_bool("do_handle_copy", do_handle_copy),
             cpu_sync=do_cpu_sync,
             expand=checks.check_bool("do_expand", do_expand),
@@ -224,7 +225,7 @@ class ElasticBuffer(IntoCalls, NoCopies):
             bound=(max_recv_tokens_per_rank, overflow_policy),
         )
         results = self._start(x, topk_idx, topk_weights, handle, call)()
-        return *results, EventOverlap(EventHandle()) if async_with_compute_stream else EventOverlap()
+        return *results, ended(async_with_compute_stream)
 
     def _start(
         self, x: Any, topk_idx: Tensor | None, topk_weights: Tensor | None, handle: EPHandle | None, call: Call
@@ -269,12 +270,11 @@ class ElasticBuffer(IntoCalls, NoCopies):
         Raises:
             InvalidArgument: before anything is sent.
         """
-        before = {"previous_event": previous_event, "previous_event_before_epilogue": previous_event_before_epilogue}
-        results = self._combine.combine(
-            x, handle, topk_weights, bias, (num_sms, num_qps), before, allocate_on_comm_stream,
-            self.allow_multiple_reduction, out,
-        )  # fmt: skip
-        return *results, EventOverlap(EventHandle()) if async_with_compute_stream else EventOverlap()
+        check_ignored(num_sms=num_sms, num_qps=num_qps)
+        own = behind(previous_event, allocate_on_comm_stream)
+        before = {"previous_event": own, "previous_event_before_epilogue": previous_event_before_epilogue}
+        results = self._combine.combine(x, handle, topk_weights, bias, before, self.allow_multiple_reduction, out)
+        return *results, ended(async_with_compute_stream)
 
     # ---- streams and domains -----------------------------------------------------------------------------------
 

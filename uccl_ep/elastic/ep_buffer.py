@@ -8,6 +8,7 @@ import torch
 
 from uccl_ep import checks
 from uccl_ep.device.protocol import EventHandle
+from uccl_ep.elastic.arguments import behind, check_ignored, ended
 from uccl_ep.elastic.balance import LoadBalancing
 from uccl_ep.elastic.base import BufferAllocator, BufferBase, Region
 from uccl_ep.elastic.buffer import ElasticBuffer
@@ -157,8 +158,7 @@ class EPBuffer(LoadBalancing, BufferBase):
         """
         if checks.check_bool("do_handle_copy", do_handle_copy):
             refuse("do_handle_copy", True, "False: V2.5's handles keep the caller's topk_idx")
-        if previous_event is not None and not allocate_on_comm_stream:
-            refuse("previous_event", previous_event, "None without allocate_on_comm_stream=True")
+        check_ignored(num_qps=num_qps)
         if checks.check_bool("defer_epilogue", defer_epilogue) and not async_with_compute_stream:
             refuse("defer_epilogue", True, "False without async_with_compute_stream=True")
         if handle is not None and isinstance(handle, EPHandle):
@@ -167,7 +167,7 @@ class EPBuffer(LoadBalancing, BufferBase):
             given=(num_experts, num_max_tokens_per_rank, expert_alignment),
             num_sms=num_sms,
             stats=cumulative_local_expert_recv_stats,
-            before=(previous_event, None),
+            before=(behind(previous_event, allocate_on_comm_stream), None),
             copies=False,
             cpu_sync=do_cpu_sync,
             expand=checks.check_bool("do_expand", do_expand),
@@ -176,7 +176,7 @@ class EPBuffer(LoadBalancing, BufferBase):
             bound=(max_recv_tokens_per_rank, overflow_policy),
         )
         finish = self._elastic._start(x, topk_idx, topk_weights, handle, call)
-        event: Event = EventOverlap(EventHandle()) if async_with_compute_stream else EventOverlap()
+        event = ended(async_with_compute_stream)
         if defer_epilogue:
             event.register_hook_after_wait(finish)
             return event
