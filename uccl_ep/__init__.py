@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from uccl_ep.config import Config
     from uccl_ep.device.protocol import EventHandle
     from uccl_ep.drop_in import install_as_deep_ep, uninstall_as_deep_ep
-    from uccl_ep.elastic import ElasticBuffer, EPBuffer, EPHandle, HybridEPBuffer
+    from uccl_ep.elastic import BucketBuffer, BufferAllocator, ElasticBuffer, EPBuffer, EPHandle, HybridEPBuffer
     from uccl_ep.errors import InvalidArgument, NoQuorum, NotSupported, PeerLost, PeerTimeout, SettingsMismatch
     from uccl_ep.errors import TransportError as TransportError
     from uccl_ep.errors import UcclEpError as UcclEpError
@@ -32,7 +32,7 @@ _NAMES = {
     "config": "Config",
     "device.protocol": "EventHandle",
     "drop_in": "install_as_deep_ep uninstall_as_deep_ep",
-    "elastic": "ElasticBuffer EPBuffer EPHandle HybridEPBuffer",
+    "elastic": "BucketBuffer BufferAllocator ElasticBuffer EPBuffer EPHandle HybridEPBuffer",
     "errors": "InvalidArgument NoQuorum NotSupported PeerLost PeerTimeout SettingsMismatch TransportError UcclEpError",
     "events": "EventOverlap",
     "layout.plan": "MemoryBill memory_bill",
@@ -41,7 +41,9 @@ _NAMES = {
 _HOME = {name: module for module, names in _NAMES.items() for name in names.split()}
 
 __all__ = [
+    "BucketBuffer",
     "Buffer",
+    "BufferAllocator",
     "Config",
     "EPBuffer",
     "EPHandle",

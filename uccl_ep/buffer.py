@@ -32,6 +32,7 @@ from uccl_ep.survival.life import Life, Terms
 from uccl_ep.survival.recovery import Recovery, RecoveryReport
 from uccl_ep.system import ownership
 from uccl_ep.system.ownership import NoCopies, Owner, in_turn, refuse_elsewhere
+from uccl_ep.throughput.bounded import bounded
 from uccl_ep.throughput.calls import unpack_bias
 from uccl_ep.throughput.handle import ThroughputHandle
 
@@ -232,9 +233,8 @@ class Buffer(BranchCalls, NoCopies):
     def empty_rows(self, num_rows: int, hidden: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
         """An uninitialised tensor [num_rows, hidden] for experts to write what they return into. Ours, not DeepEP's.
 
-        On a CPU such rows, like those that dispatch returned, lie where all ranks of the node reach them: combine then
-        copies none of them, and each is read by the rank that sums it. Rows elsewhere are copied once more. When
-        combine has returned (its event has happened) they are the caller's again. On a GPU this is torch.empty.
+        On a CPU such rows, like those that dispatch returned, lie where the node's ranks reach them: combine copies
+        none of them. When it has returned (its event has happened) they are the caller's again. On a GPU: torch.empty.
 
         Raises:
             InvalidArgument: a size that is negative or no int.
@@ -245,15 +245,11 @@ class Buffer(BranchCalls, NoCopies):
     def set_call_tag(self, tag: int) -> None:
         """Names the step that calls from now on belong to, so that ranks which are in different steps refuse the call.
 
-        Calls are matched by their number and compared by shape, dtype and the dispatch that they answer. A rank that
-        left out a whole step (dispatch and combine) has the same shapes as the others and is only noticed by its tag.
-        Ours, not DeepEP's; captured graphs keep the tag of their capture.
+        Calls are compared by number, shape, dtype and the dispatch that they answer. A rank that left out a whole step
+        (dispatch and combine) is only noticed by its tag. Ours; captured graphs keep the tag of their capture.
 
         Args:
-            tag: 0 to 2**32 - 1, the same on all ranks in the same step, such as the number of the iteration.
-
-        Raises:
-            InvalidArgument: not an int in that range.
+            tag: 0 to 2**32 - 1 (else InvalidArgument), the same on all ranks in the same step, such as its number.
         """
         self._living.set_tag(tag)
 
@@ -331,6 +327,8 @@ class Buffer(BranchCalls, NoCopies):
         previous_event: Event | None = None,
         async_finish: bool = False,
         allocate_on_comm_stream: bool = False,
+        *,
+        overflow_policy: str = "trap",
     ) -> tuple[Any, Tensor | None, Tensor | None, list[int] | None, ThroughputHandle | None, Event]:
         """Sends each token once to every rank that holds one of its experts.
 
@@ -347,6 +345,8 @@ class Buffer(BranchCalls, NoCopies):
                 beyond the real number have recv_topk_idx = -1. Needs topk_idx.
             config: Config; its num_sms / 2 is the number of channels (a CPU uses fewer).
             previous_event, async_finish, allocate_on_comm_stream: as upstream; the last needs both others.
+            overflow_policy: of rows beyond num_worst_tokens. "trap": a fault that names the rank and its count. "drop":
+                the last rows are not sent, and every rank is told (guide: Without waiting for counts). Ours.
 
         Returns:
             (recv_x, recv_topk_idx, recv_topk_weights, num_recv_tokens_per_expert_list, handle, event). Rows are
@@ -357,7 +357,8 @@ class Buffer(BranchCalls, NoCopies):
             InvalidArgument: before any row is sent. Where the layout disagrees with topk_idx, the other ranks raise
                 SettingsMismatch in the same call; with num_worst_tokens all do in every later one, until recover().
         """
-        return self._living.throughput.dispatch(
+        bound = overflow_policy, num_worst_tokens, handle is not None, self.enable_shrink
+        return bounded(self._living.throughput, *bound).dispatch(
             x, handle, num_tokens_per_rank, num_tokens_per_rdma_rank, is_token_in_rank, num_tokens_per_expert,
             topk_idx, topk_weights, expert_alignment, num_worst_tokens, config,
             previous_event, async_finish, allocate_on_comm_stream,

@@ -45,6 +45,7 @@ class DispatchCall(Protocol):
         topk_weights: Tensor | None = None, expert_alignment: int = 1, num_worst_tokens: int = 0,
         config: Config | None = None, previous_event: Event | None = None, async_finish: bool = False,
         allocate_on_comm_stream: bool = False,
+        *, overflow_policy: Literal["trap", "drop"] = "trap",
     ) -> tuple[Tensor, Tensor | None, Tensor | None, list[int], ThroughputHandle, Event]: ...  # fmt: skip
     @overload
     def __call__(
@@ -54,6 +55,7 @@ class DispatchCall(Protocol):
         topk_weights: Tensor | None = None, expert_alignment: int = 1, num_worst_tokens: int = 0,
         config: Config | None = None, previous_event: Event | None = None, async_finish: bool = False,
         allocate_on_comm_stream: bool = False,
+        *, overflow_policy: Literal["trap", "drop"] = "trap",
     ) -> tuple[Pair, Tensor | None, Tensor | None, list[int], ThroughputHandle, Event]: ...  # fmt: skip
     @overload
     def __call__(
@@ -62,6 +64,7 @@ class DispatchCall(Protocol):
         num_tokens_per_expert: Tensor | None = None, topk_idx: None = None, topk_weights: None = None,
         expert_alignment: int = 1, num_worst_tokens: int = 0, config: Config | None = None,
         previous_event: Event | None = None, async_finish: bool = False, allocate_on_comm_stream: bool = False,
+        *, overflow_policy: Literal["trap", "drop"] = "trap",
     ) -> tuple[Tensor, None, None, None, None, Event]: ...  # fmt: skip
     @overload
     def __call__(
@@ -70,6 +73,7 @@ class DispatchCall(Protocol):
         num_tokens_per_expert: Tensor | None = None, topk_idx: None = None, topk_weights: None = None,
         expert_alignment: int = 1, num_worst_tokens: int = 0, config: Config | None = None,
         previous_event: Event | None = None, async_finish: bool = False, allocate_on_comm_stream: bool = False,
+        *, overflow_policy: Literal["trap", "drop"] = "trap",
     ) -> tuple[Pair, None, None, None, None, Event]: ...  # fmt: skip
 
 

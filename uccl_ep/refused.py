@@ -7,7 +7,6 @@ from typing import Any, NoReturn
 from uccl_ep.errors import NotSupported
 
 EXPERIMENTAL = "is experimental in DeepEP"
-LOAD_BALANCING = "experts are not balanced inside the buffer"
 FORKS_CAST = (
     "rows are cast as DeepEP casts them, to e4m3 of x * (448 / amax), and not as the fork does. Leave it out, and cast "
     "with uccl_ep.reference.cast_fp8 where the same bits are wanted"

@@ -42,8 +42,8 @@ def test_record_no_name_is_absent_and_no_argument_unknown(build: Any) -> None:
 
 def test_record_tells_the_kinds_apart(monkeypatch: pytest.MonkeyPatch) -> None:
     assert answer("deep_ep", "Buffer.nothing", "(x)").kind == answer("deep_ep", "nothing.at.all", "").kind == "absent"
-    assert answer("deep_ep", "EPBuffer.lb_reduce_grads", "(x)").words.startswith("experts are not balanced")
-    assert answer("deep_ep", "buffers.bucket.BucketBuffer.all_gather", "(srcs)").kind == "refused"  # its class is
+    assert answer("deep_ep", "EPHandle.deterministic_sort", "(x)").words.startswith("rows come in order")
+    assert answer("deep_ep", "buffers.engram.EngramBuffer.fetch", "(srcs)").kind == "refused"  # its class is
     assert answer("deep_ep", "Buffer.combine", "(x, handle, other=1)").words == "other"
     thing = SimpleNamespace(take=lambda x, *, y=0: None, any=lambda **more: None)
     assert not_taken(thing.take, "(x, z=(1, 2), *, y=0)") == ["z"] and not_taken(thing.any, "(x, z)") == []

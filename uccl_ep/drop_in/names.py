@@ -34,7 +34,8 @@ _EVENTS = _homes({"uccl_ep.device.protocol": "EventHandle", "uccl_ep.events": "E
 _V1 = _homes({"uccl_ep.buffer": "Buffer", "uccl_ep.config": "Config"}) | _EVENTS
 _V2 = _homes({"uccl_ep.elastic": "ElasticBuffer EPHandle"}) | _EVENTS
 _V25 = _homes({"uccl_ep.elastic": "EPBuffer EPHandle"}) | _EVENTS
-_BASE = _homes({"uccl_ep.elastic.ep_buffer": "BufferBase"})
+_BASE, _ALLOCATOR = _homes({"uccl_ep.elastic.base": "BufferBase"}), _homes({"uccl_ep.elastic.base": "BufferAllocator"})
+_BUCKET = _homes({"uccl_ep.elastic.bucket": "BucketBuffer BucketSession"})
 _DOMAINS = _homes({".process": "get_physical_domain_size get_logical_domain_size"})
 _NCCL = _homes({".process": "destroy_all_managed_nccl_comm", ".refused": "NCCLCommHandle get_nccl_comm_handle"})
 _BARRIER, _STREAM = _homes({".process": "barrier"}), _homes({".process": "get_comm_stream"})
@@ -62,19 +63,19 @@ _UCCL_UTILS = _homes({
     ".refused": "init_dist_under_torchrun detect_group_topology get_peer_ip get_cpu_proxies_meta detect_ib_hca",
 })  # fmt: skip
 _START = _homes({".refused": "init_jit check_nccl_so find_nccl_root"})
-_TOP_V25 = _DOMAINS | _START | _V25 | _BASE | _IDS | _homes({
+_TOP_V25 = _DOMAINS | _START | _V25 | _BASE | _ALLOCATOR | _BUCKET | _IDS | _homes({
     ".process": "destroy_all_managed_nccl_comm",
-    ".refused": "BufferAllocator BucketBuffer BucketSession EngramBuffer PPBuffer get_num_allocation_alignment "
-    "get_num_rdma_alignment get_num_tma_alignment",
+    ".refused": "EngramBuffer PPBuffer",
+    "uccl_ep.elastic.base": "get_num_allocation_alignment get_num_rdma_alignment get_num_tma_alignment",
 })  # fmt: skip
 
 # Below the package, of V2.5 as of V2.
 _BELOW: dict[str, dict[str, str]] = {
     "envs": _homes({".process": "persistent_envs"}),
     "buffers": {},
-    "buffers.allocator": _homes({".refused": "BufferAllocator"}),
+    "buffers.allocator": _ALLOCATOR,
     "buffers.base": _BASE,
-    "buffers.bucket": _homes({".refused": "BucketBuffer BucketSession"}),
+    "buffers.bucket": _BUCKET,
     "buffers.engram": _homes({".refused": "EngramBuffer"}),
     "buffers.ep": _V25,
     "buffers.pp": _homes({".refused": "PPBuffer"}),

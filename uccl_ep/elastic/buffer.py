@@ -12,6 +12,7 @@ from uccl_ep import _native, checks
 from uccl_ep.buffer import Buffer
 from uccl_ep.device.protocol import EventHandle
 from uccl_ep.elastic import sizes
+from uccl_ep.elastic.arguments import behind, check_ignored, ended
 from uccl_ep.elastic.combine import ElasticCombine
 from uccl_ep.elastic.dispatch import Call, ElasticDispatch, Results
 from uccl_ep.elastic.handle import EPHandle
@@ -104,7 +105,8 @@ class ElasticBuffer(IntoCalls, NoCopies):
         self.allow_hybrid_mode = checks.check_bool("allow_hybrid_mode", allow_hybrid_mode)
         self.allow_multiple_reduction = checks.check_bool("allow_multiple_reduction", allow_multiple_reduction)
         self.prefer_overlap_with_compute = checks.check_bool("prefer_overlap_with_compute", prefer_overlap_with_compute)
-        self.num_allocated_qps = checks.check_unused_int("num_allocated_qps", num_allocated_qps, 0, 1 << 16)
+        check_ignored(num_allocated_qps=num_allocated_qps)
+        self.num_allocated_qps = int(num_allocated_qps)
         self._buffer = _ElasticRows(group, num_bytes, hidden, device)
         self._dispatch = ElasticDispatch(self._buffer, num_max_tokens_per_rank)
         self._combine = ElasticCombine(self._buffer)
@@ -175,6 +177,9 @@ class ElasticBuffer(IntoCalls, NoCopies):
         do_expand: bool = False,
         do_zero_padding: bool = False,
         use_tma_aligned_col_major_sf: bool = False,
+        *,
+        max_recv_tokens_per_rank: int | None = None,
+        overflow_policy: str = "trap",
     ) -> tuple[Any, Tensor | None, Tensor | None, EPHandle, Event]:
         """Sends each token once to every rank that holds one of its experts.
 
@@ -196,6 +201,9 @@ class ElasticBuffer(IntoCalls, NoCopies):
             do_expand: one row for each local (token, expert), grouped by expert, each group padded to the alignment.
             do_zero_padding: that padding is zero; needs do_expand.
             use_tma_aligned_col_major_sf: scales with strides (1, rows rounded up to 4).
+            max_recv_tokens_per_rank: with do_cpu_sync=False, the tokens that this rank takes in; None: all that could
+                come. overflow_policy: "trap" makes more of them a fault; with "drop" the last are not sent, add nothing
+                to combine, and show in handle.overflow and handle.recv_totals. Ours; the words are NCCL EP's.
 
         Returns:
             (recv_x or (recv_x, recv_sf), recv_topk_idx, recv_topk_weights, handle, event). Rows are ordered by source
@@ -205,21 +213,21 @@ class ElasticBuffer(IntoCalls, NoCopies):
         Raises:
             InvalidArgument: before anything is sent.
         """
-        if previous_event is not None and not allocate_on_comm_stream:
-            refuse("previous_event", previous_event, "None without allocate_on_comm_stream=True")
+        check_ignored(num_qps=num_qps)
         call = Call(
             given=(num_experts, num_max_tokens_per_rank, expert_alignment),
             num_sms=num_sms,
             stats=cumulative_local_expert_recv_stats,
-            before=(previous_event, previous_event_before_epilogue),
+            before=(behind(previous_event, allocate_on_comm_stream), previous_event_before_epilogue),
             copies=checks.check_bool("do_handle_copy", do_handle_copy),
             cpu_sync=do_cpu_sync,
             expand=checks.check_bool("do_expand", do_expand),
             zero_padding=checks.check_bool("do_zero_padding", do_zero_padding),
             column_major=checks.check_bool("use_tma_aligned_col_major_sf", use_tma_aligned_col_major_sf),
+            bound=(max_recv_tokens_per_rank, overflow_policy),
         )
         results = self._start(x, topk_idx, topk_weights, handle, call)()
-        return *results, EventOverlap(EventHandle()) if async_with_compute_stream else EventOverlap()
+        return *results, ended(async_with_compute_stream)
 
     def _start(
         self, x: Any, topk_idx: Tensor | None, topk_weights: Tensor | None, handle: EPHandle | None, call: Call
@@ -264,12 +272,11 @@ class ElasticBuffer(IntoCalls, NoCopies):
         Raises:
             InvalidArgument: before anything is sent.
         """
-        before = {"previous_event": previous_event, "previous_event_before_epilogue": previous_event_before_epilogue}
-        results = self._combine.combine(
-            x, handle, topk_weights, bias, (num_sms, num_qps), before, allocate_on_comm_stream,
-            self.allow_multiple_reduction, out,
-        )  # fmt: skip
-        return *results, EventOverlap(EventHandle()) if async_with_compute_stream else EventOverlap()
+        check_ignored(num_sms=num_sms, num_qps=num_qps)
+        own = behind(previous_event, allocate_on_comm_stream)
+        before = {"previous_event": own, "previous_event_before_epilogue": previous_event_before_epilogue}
+        results = self._combine.combine(x, handle, topk_weights, bias, before, self.allow_multiple_reduction, out)
+        return *results, ended(async_with_compute_stream)
 
     # ---- streams and domains -----------------------------------------------------------------------------------
 

@@ -30,24 +30,20 @@ class ElasticCombine:
         handle: EPHandle,
         topk_weights: Tensor | None,
         bias: Any,
-        unused: tuple[int, int],
         before: Mapping[str, EventHandle | None],
-        allocate_on_comm_stream: bool,
         many_sums: bool,
         out: Tensor | None = None,
     ) -> tuple[Tensor, Tensor | None]:
         """Adds up.
 
         Args:
-            unused: num_sms, num_qps. before: events, by the names of their arguments.
+            before: events, by the names of their arguments.
             many_sums: the buffer's allow_multiple_reduction.
         """
-        x, weights = self._checked(x, handle, topk_weights, unused, many_sums)
+        x, weights = self._checked(x, handle, topk_weights, many_sums)
         if out is not None:
             read = {"x": x, "topk_weights": weights, **dict(zip(("bias", "bias[1]"), unpack_bias(bias), strict=True))}
             checks.check_out("out", out, (handle.topk_idx.shape[0], x.shape[1]), torch.bfloat16, **read)
-        if before["previous_event"] is not None and not allocate_on_comm_stream:
-            refuse("previous_event", before["previous_event"], "None without allocate_on_comm_stream=True")
         for event in [checks.event(name, value) for name, value in before.items()]:
             if event is not None:
                 event.current_stream_wait()  # what torch does below reads x as well
@@ -89,12 +85,10 @@ class ElasticCombine:
         return total.bfloat16(), combined_weights
 
     def _checked(
-        self, x: Tensor, handle: EPHandle, topk_weights: Tensor | None, unused: tuple[int, int], many_sums: bool
+        self, x: Tensor, handle: EPHandle, topk_weights: Tensor | None, many_sums: bool
     ) -> tuple[Tensor, Tensor | None]:
         if not isinstance(handle, EPHandle):
             refuse("handle", handle, "the EPHandle that dispatch returned")
-        for name, value in zip(("num_sms", "num_qps"), unused, strict=True):
-            checks.check_unused_int(name, value, 0, 1 << 16)
         _ = handle.topk_idx  # unchanged?
         x = checks.check_matrix("x", x, (torch.bfloat16,))
         rows = handle.num_expanded_tokens

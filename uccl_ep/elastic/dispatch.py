@@ -86,6 +86,7 @@ class Call(NamedTuple):
     zero_padding: bool
     column_major: bool
     into: Into | None = None
+    bound: tuple[int | None, Any] = (None, "trap")  # max_recv_tokens_per_rank, overflow_policy
 
 
 class Options(NamedTuple):
@@ -100,6 +101,8 @@ class Options(NamedTuple):
     zero_padding: bool
     column_major: bool
     into: Into | None
+    worst_tokens: int = 0  # tokens that may come; 0: the host is to know how many do, or knows by a handle
+    overflow_policy: Any = "trap"
 
 
 class Received(NamedTuple):
@@ -231,7 +234,14 @@ class ElasticDispatch:
         sms = checks.check_int("num_sms", call.num_sms, 0, 1 << 16) or choose_sms(num_experts, topk)
         cpu_sync = True if call.cpu_sync is None else checks.check_bool("do_cpu_sync", call.cpu_sync)
         flags = (cpu_sync, call.expand, call.zero_padding, call.column_major, call.into)
-        return Options(num_experts, max_tokens, alignment, sms, *flags)
+        worst, (most, policy) = self._num_ranks * max_tokens, call.bound
+        if most is not None and cpu_sync:
+            refuse("max_recv_tokens_per_rank", most, "None without do_cpu_sync=False")
+        if most is not None:
+            worst = checks.check_int("max_recv_tokens_per_rank", most, 1, worst)
+        elif policy != "trap":
+            refuse("overflow_policy", policy, '"trap" without max_recv_tokens_per_rank')
+        return Options(num_experts, max_tokens, alignment, sms, *flags, 0 if cpu_sync else worst, policy)
 
     def _cached_options(self, handle: EPHandle, call: Call) -> Options:
         if not isinstance(handle, EPHandle):
@@ -249,6 +259,9 @@ class ElasticDispatch:
             refuse(
                 "recv_x_out", call.into.x, f"of {handle.num_expanded_tokens} rows, as the handle's dispatch returned"
             )
+        if call.bound != (None, "trap"):
+            names_of = "max_recv_tokens_per_rank and overflow_policy"
+            refuse(names_of, Described("one of them"), "left out with a handle, which keeps its dispatch's")
         return Options(*kept, handle.num_sms, False, call.expand, call.zero_padding, call.column_major, call.into)
 
     # ---- sending ---------------------------------------------------------------------------------------------------
@@ -291,7 +304,8 @@ class ElasticDispatch:
                 topk_idx=ids,
                 topk_weights=torch.zeros(ids.shape, dtype=torch.float32, device=ids.device),
                 expert_alignment=options.alignment,
-                num_worst_tokens=0 if options.cpu_sync else self._num_ranks * options.max_tokens,
+                num_worst_tokens=options.worst_tokens,
+                overflow_policy=options.overflow_policy,
                 config=Config(options.num_sms),
                 previous_event=previous,
             )
@@ -310,7 +324,7 @@ class ElasticDispatch:
             expanded = sum(counts_list)
         else:
             expanded = expand.worst_rows(num_tokens, idx.shape[1], local, options.alignment)
-        overflow = needed = None
+        overflow, needed = routing.overflow, None
         if options.into is not None:
             expanded = options.into.x.shape[0]
             needed = rows.amax() + 1 if rows.numel() else rows.new_zeros(())
@@ -340,6 +354,7 @@ class ElasticDispatch:
             routing=routing,
             overflow=overflow,
             num_expanded_rows_needed=needed,
+            recv_totals=routing.recv_totals,
         )
 
     def _finish(

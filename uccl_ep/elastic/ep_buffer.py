@@ -8,13 +8,16 @@ import torch
 
 from uccl_ep import checks
 from uccl_ep.device.protocol import EventHandle
+from uccl_ep.elastic.arguments import behind, check_ignored, ended
+from uccl_ep.elastic.balance import LoadBalancing
+from uccl_ep.elastic.base import BufferAllocator, BufferBase, Region
 from uccl_ep.elastic.buffer import ElasticBuffer
+from uccl_ep.elastic.carrier import Carrier
 from uccl_ep.elastic.dispatch import Call
 from uccl_ep.elastic.handle import EPHandle
-from uccl_ep.errors import NotSupported, refuse
+from uccl_ep.errors import refuse
 from uccl_ep.events import EventOverlap
-from uccl_ep.refused import LOAD_BALANCING, refusal
-from uccl_ep.system.ownership import NoCopies, in_turn
+from uccl_ep.system.ownership import in_turn
 
 Tensor = torch.Tensor
 Event = EventOverlap[EventHandle]
@@ -25,29 +28,15 @@ _ATTRIBUTES = (
 )
 
 
-class BufferBase(NoCopies):
-    """V2.5's base of every buffer, for isinstance; here that is EPBuffer alone."""
-
-    _elastic: ElasticBuffer
-    main_context = refusal("BufferBase.main_context", "it is a native object of DeepEP's")
-
-    def print_memory_usage(self) -> None:
-        """Prints what this rank has allocated, by purpose."""
-        print(self._elastic._buffer.memory_bill())
-
-    def destroy(self) -> None:
-        """As ElasticBuffer.destroy."""
-        self._elastic.destroy()
-
-
-class EPBuffer(BufferBase):
+class EPBuffer(LoadBalancing, BufferBase):
     """ElasticBuffer with V2.5's arguments; see there for what they mean, for shapes, and for the attributes.
 
-    Args that differ: no num_cpu_bytes; `lb_allocation_plan_or_num_bytes` must be 0 (expert load balancing inside the
-    buffer is not part of uccl_ep); sl_idx None.
+    Args that differ: no num_cpu_bytes; sl_idx None.
+        lb_allocation_plan_or_num_bytes: the region of redundant experts: a BufferAllocator, whose tensors get their
+            memory here, or a multiple of 2 MiB, for a caller that cuts `lb_storage` itself; 0: none.
 
     Raises:
-        InvalidArgument, SettingsMismatch, UcclEpError: as ElasticBuffer. NotSupported: a load-balancing region.
+        InvalidArgument, SettingsMismatch, UcclEpError: as ElasticBuffer.
     """
 
     def __init__(
@@ -58,7 +47,7 @@ class EPBuffer(BufferBase):
         hidden: int = 0,
         num_topk: int = 0,
         use_fp8_dispatch: bool = False,
-        lb_allocation_plan_or_num_bytes: Any = 0,
+        lb_allocation_plan_or_num_bytes: BufferAllocator | int = 0,
         deterministic: bool = False,
         allow_hybrid_mode: bool = True,
         allow_multiple_reduction: bool = True,
@@ -71,8 +60,8 @@ class EPBuffer(BufferBase):
         *,
         device: str | None = None,
     ) -> None:
-        if not isinstance(lb_allocation_plan_or_num_bytes, int) or lb_allocation_plan_or_num_bytes:
-            raise NotSupported(f"lb_allocation_plan_or_num_bytes is not in uccl_ep: {LOAD_BALANCING}")
+        self._lb_region = Region("lb_allocation_plan_or_num_bytes", lb_allocation_plan_or_num_bytes)
+        self.num_lb_bytes = self._lb_region.num_bytes
         self._elastic = ElasticBuffer(
             group,
             num_bytes,
@@ -89,13 +78,23 @@ class EPBuffer(BufferBase):
             explicitly_destroy=explicitly_destroy,
             device=device,
         )
-        self._owner = self._elastic._owner
+        self._owner, self._rows = self._elastic._owner, self._elastic._buffer
+        self._carrier = Carrier(self._rows)
+        self._lb_region.make(self._rows._device.where)
         for name in _ATTRIBUTES.split():
             setattr(self, name, getattr(self._elastic, name))
         self.barrier = self._elastic.barrier
         self.get_comm_stream = self._elastic.get_comm_stream
         self.get_physical_domain_size = self._elastic.get_physical_domain_size
         self.get_logical_domain_size = self._elastic.get_logical_domain_size
+
+    def print_memory_usage(self) -> None:
+        """Prints what this rank has allocated, by purpose."""
+        print(self._rows.memory_bill(), self._lb_region, sep="\n")
+
+    def destroy(self) -> None:
+        """As ElasticBuffer.destroy. Tensors in the load-balancing region stay as long as the caller has them."""
+        self._elastic.destroy()
 
     @property
     def runtime(self) -> Any:
@@ -146,6 +145,9 @@ class EPBuffer(BufferBase):
         do_zero_padding: bool = False,
         use_tma_aligned_col_major_sf: bool = False,
         defer_epilogue: bool = False,
+        *,
+        max_recv_tokens_per_rank: int | None = None,
+        overflow_policy: str = "trap",
     ) -> Any:
         """ElasticBuffer.dispatch, with two differences.
 
@@ -156,8 +158,7 @@ class EPBuffer(BufferBase):
         """
         if checks.check_bool("do_handle_copy", do_handle_copy):
             refuse("do_handle_copy", True, "False: V2.5's handles keep the caller's topk_idx")
-        if previous_event is not None and not allocate_on_comm_stream:
-            refuse("previous_event", previous_event, "None without allocate_on_comm_stream=True")
+        check_ignored(num_qps=num_qps)
         if checks.check_bool("defer_epilogue", defer_epilogue) and not async_with_compute_stream:
             refuse("defer_epilogue", True, "False without async_with_compute_stream=True")
         if handle is not None and isinstance(handle, EPHandle):
@@ -166,15 +167,16 @@ class EPBuffer(BufferBase):
             given=(num_experts, num_max_tokens_per_rank, expert_alignment),
             num_sms=num_sms,
             stats=cumulative_local_expert_recv_stats,
-            before=(previous_event, None),
+            before=(behind(previous_event, allocate_on_comm_stream), None),
             copies=False,
             cpu_sync=do_cpu_sync,
             expand=checks.check_bool("do_expand", do_expand),
             zero_padding=checks.check_bool("do_zero_padding", do_zero_padding),
             column_major=checks.check_bool("use_tma_aligned_col_major_sf", use_tma_aligned_col_major_sf),
+            bound=(max_recv_tokens_per_rank, overflow_policy),
         )
         finish = self._elastic._start(x, topk_idx, topk_weights, handle, call)
-        event: Event = EventOverlap(EventHandle()) if async_with_compute_stream else EventOverlap()
+        event = ended(async_with_compute_stream)
         if defer_epilogue:
             event.register_hook_after_wait(finish)
             return event
@@ -214,7 +216,3 @@ class EPBuffer(BufferBase):
             event.register_hook_after_wait(lambda: (combined, weights))
             return event
         return combined, weights, event
-
-    lb_prefetch_weights = refusal("EPBuffer.lb_prefetch_weights", LOAD_BALANCING)
-    lb_reduce_grads = refusal("EPBuffer.lb_reduce_grads", LOAD_BALANCING)
-    lb_get_theoretical_num_sms = refusal("EPBuffer.lb_get_theoretical_num_sms", LOAD_BALANCING)

@@ -31,6 +31,8 @@ class EPHandle:
         recv_topk_idx: int64 [n, K], local experts or -1; ours, also in a cached call.
         overflow, num_expanded_rows_needed: of dispatch_expanded_into: whether rows did not fit recv_x_out and were left
             out (bool, no dimensions), and how many it needs (int64, likewise), on the device; else None. Ours.
+        overflow, recv_totals: of a dispatch with overflow_policy="drop", on the device: whether any rank was to receive
+            more tokens than it takes, and int32 [N] how many each was, the same on all ranks. Ours.
         dst_buffer_slot_idx, token_metadata_at_forward, channel_linked_list, cached_recv_src_metadata_before_sort: of
             upstream's kernels; None here, where rows have no slots of their own.
     """
@@ -52,6 +54,7 @@ class EPHandle:
     routing: Any = field(repr=False)  # the throughput handle that combine and cached dispatches use
     overflow: Tensor | None = None
     num_expanded_rows_needed: Tensor | None = None
+    recv_totals: Tensor | None = None
     dst_buffer_slot_idx: None = None
     token_metadata_at_forward: None = None
     channel_linked_list: None = None

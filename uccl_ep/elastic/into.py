@@ -9,6 +9,7 @@ import torch
 
 from uccl_ep import checks
 from uccl_ep.device.protocol import EventHandle
+from uccl_ep.elastic.arguments import behind, check_ignored, ended
 from uccl_ep.elastic.dispatch import Call, Into, Results
 from uccl_ep.elastic.handle import EPHandle
 from uccl_ep.errors import refuse
@@ -76,12 +77,12 @@ class IntoCalls:
         )
         call = call._replace(
             stats=cumulative_local_expert_recv_stats,
-            before=(_behind(previous_event, allocate_on_comm_stream), None),
+            before=(behind(previous_event, allocate_on_comm_stream), None),
             copies=checks.check_bool("do_handle_copy", do_handle_copy),
             cpu_sync=do_cpu_sync,
         )
         received, _, weights, handle = self._start(x, topk_idx, topk_weights, None, call)()
-        return received, None, weights, handle, _ended(async_with_compute_stream)
+        return received, None, weights, handle, ended(async_with_compute_stream)
 
     @in_turn("dispatch_cached_expanded_into")
     def dispatch_cached_expanded_into(
@@ -115,24 +116,14 @@ class IntoCalls:
         """
         into = Into(recv_x_out, recv_sf_out, recv_topk_weights_out)
         call = self._into(into, (None, None, None), num_sms, num_qps, do_zero_padding)
-        call = call._replace(before=(_behind(previous_event, allocate_on_comm_stream), None))
+        call = call._replace(before=(behind(previous_event, allocate_on_comm_stream), None))
         received, _, weights, _ = self._start(x, None, topk_weights, handle, call)()
-        return received, None, weights, handle, _ended(async_with_compute_stream)
+        return received, None, weights, handle, ended(async_with_compute_stream)
 
     @staticmethod
     def _into(
         into: Into, given: tuple[int | None, int | None, int | None], num_sms: int, num_qps: int, zero_padding: bool
     ) -> Call:
-        checks.check_unused_int("num_qps", num_qps, 0, 1 << 16)
+        check_ignored(num_qps=num_qps)
         zeros = checks.check_bool("do_zero_padding", zero_padding)
         return Call(given, num_sms, None, (None, None), True, None, True, zeros, column_major=False, into=into)
-
-
-def _behind(previous_event: EventHandle | None, allocate_on_comm_stream: bool) -> EventHandle | None:
-    if previous_event is not None and not allocate_on_comm_stream:
-        refuse("previous_event", previous_event, "None without allocate_on_comm_stream=True")
-    return previous_event
-
-
-def _ended(with_event: bool) -> Event:
-    return EventOverlap(EventHandle()) if with_event else EventOverlap()

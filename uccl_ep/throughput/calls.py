@@ -77,7 +77,8 @@ class ThroughputCalls:
     ) -> None:
         self._session, self._device, self._throughput = session, device, throughput
         self._default_config = default_config
-        self._num_ranks = session.num_ranks
+        self._num_ranks = self.num_ranks = session.num_ranks
+        self.rank = session.rank
 
     @kept_until_run
     def get_dispatch_layout(
@@ -156,6 +157,16 @@ class ThroughputCalls:
             event = self._end(async_finish, (*d.keep, *compared))
         result = ThroughputHandle.make(routing, self._session.topology.num_nodes)
         return _payload(d), d.topk_idx, d.topk_weights, counts, result, event
+
+    def check_before(self, x: Any, layout: tuple[Any, ...], topk: tuple[Any, Any], num_worst_tokens: int) -> int:
+        """Refuses what `dispatch` would refuse of these, before anything is sent; returns the number of experts."""
+        self._session.check()
+        rows = _rows_of(x)
+        given = self._checked_layout(rows, *layout)
+        num_experts = given.per_expert.numel()
+        checks.check_int("num_worst_tokens", num_worst_tokens, 1, self._num_ranks * _native.MAX_TOKENS_PER_RANK)
+        self._checked_topk(rows, *topk, num_worst_tokens, self._looked_at(num_experts, None))
+        return num_experts
 
     def _cached_dispatch(
         self, rows: Rows, handle: Any, topk_idx: Tensor | None, topk_weights: Tensor | None, async_finish: bool

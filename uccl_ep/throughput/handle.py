@@ -92,6 +92,9 @@ class ThroughputHandle(tuple[Tensor, ...]):
     """
 
     routing: Routing
+    overflow: Tensor | None = None  # with overflow_policy="drop": as `Admitted` of bounded.py says
+    recv_totals: Tensor | None = None
+    kept_topk_idx: Tensor | None = None
     _num_nodes: int
     _parts: tuple[Tensor, ...] | None
 

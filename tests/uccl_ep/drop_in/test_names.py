@@ -128,20 +128,26 @@ def test_names_of_utils_are_found_flat_and_by_module() -> None:
     assert scope["Buffer"] is uccl_ep.Buffer
     v25 = importlib.import_module("deep_ep_v25")
     assert v25.EPBuffer is uccl_ep.EPBuffer and issubclass(v25.EPBuffer, v25.BufferBase) and not hasattr(v25, "Buffer")
+    assert issubclass(v25.BucketBuffer, v25.BufferBase) and v25.BufferAllocator().alignment == 2 << 20
+    assert (v25.get_num_allocation_alignment(), v25.get_num_rdma_alignment(), v25.get_num_tma_alignment()) == (
+        2 << 20,
+        64,
+        32,
+    )
     assert v25.utils.EventOverlap is uccl_ep.EventOverlap and v25.comm.barrier.__name__ == "barrier"
 
 
 def test_names_that_are_refused_can_be_imported_and_say_why() -> None:
     scope: dict[str, Any] = {}
-    exec("from deep_ep import BucketBuffer, get_num_tma_alignment\nfrom deep_ep.utils.refs import combine", scope)
+    exec("from deep_ep import PPBuffer, init_jit\nfrom deep_ep.utils.refs import combine", scope)
     for name, words in (
-        ("BucketBuffer", "BucketBuffer is not in uccl_ep: buckets are gathered and reduced by torch.distributed"),
-        ("get_num_tma_alignment", "it is for BufferAllocator; experts are not balanced inside the buffer"),
+        ("PPBuffer", "PPBuffer is not in uccl_ep: pipeline send and receive is experimental in DeepEP"),
+        ("init_jit", "it is part of DeepEP's start-up"),
         ("combine", "combine is not in uccl_ep: it is of DeepEP's own tests"),
     ):
         with pytest.raises(uccl_ep.NotSupported, match=words):
             scope[name](1, two=2)
-    assert scope["BucketBuffer"] | None  # in annotations
+    assert scope["PPBuffer"] | None  # in annotations
 
 
 def test_names_a_broken_installation_is_an_import_error(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 import torch
 
-from tests.uccl_ep.elastic.worlds import LOCAL, MAX_TOKENS, TOPK, Expected, a_case, expected, on_ranks
+from tests.uccl_ep.elastic.worlds import HIDDEN, LOCAL, MAX_TOKENS, TOPK, Expected, a_case, expected, on_ranks
 from tests.uccl_ep.ranks import assert_refused, same
-from uccl_ep import EventHandle, ThreadGroup, reference
+from tests.uccl_ep.throughput.test_bounded import kept_ids
+from uccl_ep import EventHandle, SettingsMismatch, ThreadGroup, reference
 from uccl_ep.elastic import ElasticBuffer, EPHandle
 from uccl_ep.reference import RandomCase
 
@@ -127,6 +128,69 @@ def test_dispatch_without_cpu_sync(variables: Any, ranks: int, per_node: int, ex
                 assert same(x[row], want.tokens.recv_x[choice[0]]) and weights[row] == want.weights[choice]
 
     on_ranks(ranks, body)
+
+
+@pytest.mark.parametrize("ranks, per_node", [(3, 0), (4, 2)])
+@pytest.mark.parametrize("expanded", [False, True])
+@pytest.mark.parametrize("many_sums", [False, True])
+def test_dispatch_bounded_receive_drops(
+    variables: Any, ranks: int, per_node: int, expanded: bool, many_sums: bool
+) -> None:
+    """As if what does not fit had not been routed; test_bounded.py of the throughput calls has the rule."""
+    variables(RANKS_PER_NODE=per_node)
+    turns = [(a_case(50 + turn, ranks, kind), turn) for turn, kind in enumerate(("uniform", "hot_expert", "no_tokens"))]
+
+    def body(group: ThreadGroup, buffer: ElasticBuffer) -> None:
+        rank = group.rank()
+        for c, turn in turns:
+            totals = [want.tokens.num_rows for want in expected(c)]
+            most = [max(1, total - 3 * turn - r) for r, total in enumerate(totals)]
+            kept, _ = kept_ids(c, most)
+            x, idx, weights, handle, _ = buffer.dispatch(
+                c.x[rank], **options_of(c, rank), do_cpu_sync=False, do_expand=expanded,
+                max_recv_tokens_per_rank=most[rank], overflow_policy="drop",
+            )  # fmt: skip
+            plain_x, plain_idx, plain_weights, plain, _ = buffer.dispatch(
+                c.x[rank], **{**options_of(c, rank), "topk_idx": kept[rank]}, do_expand=expanded
+            )
+            assert handle.recv_totals is not None and handle.recv_totals.tolist() == totals
+            assert bool(handle.overflow) == any(a > b for a, b in zip(totals, most, strict=True))
+            n = len(plain_x)
+            assert same(x[:n], plain_x) and weights is not None and same(weights[:n], plain_weights)
+            assert expanded or (idx is not None and same(idx[:n], plain_idx) and len(x) == most[rank])
+            rows = torch.randn(len(x), HIDDEN, generator=torch.Generator().manual_seed(rank)).bfloat16()
+            given = weights if many_sums or not expanded else None
+            got, plainly = (
+                buffer.combine(rows[:size].contiguous(), of, None if given is None else given[:size].contiguous())
+                for size, of in ((len(x), handle), (n, plain))
+            )
+            assert same(got[0], plainly[0])
+            if given is not None:
+                assert same(got[1], plainly[1])
+
+    on_ranks(ranks, body, allow_multiple_reduction=many_sums)
+
+
+def test_dispatch_bounded_receive_is_refused_where_it_means_nothing(variables: Any) -> None:
+    variables(TIMEOUT_S=5)
+    c = a_case(50, 1, "uniform")
+
+    def body(group: ThreadGroup, buffer: ElasticBuffer) -> None:
+        options = {**options_of(c, 0), "do_cpu_sync": False}
+        handle = buffer.dispatch(c.x[0], **options)[3]
+        for bad, words in (
+            ({**options, "overflow_policy": "drop"}, "overflow_policy"),
+            ({**options, "overflow_policy": 1, "max_recv_tokens_per_rank": 4}, "overflow_policy"),
+            ({**options, "max_recv_tokens_per_rank": 0}, "max_recv_tokens_per_rank"),
+            ({**options, "max_recv_tokens_per_rank": MAX_TOKENS + 1}, "max_recv_tokens_per_rank"),
+            ({**options_of(c, 0), "max_recv_tokens_per_rank": 4}, "do_cpu_sync"),
+            ({"handle": handle, "max_recv_tokens_per_rank": 4}, "max_recv_tokens_per_rank"),
+        ):
+            assert_refused(lambda a=bad: buffer.dispatch(c.x[0], **a), [words])
+        with pytest.raises(SettingsMismatch, match="num_worst_tokens"):  # the trap
+            buffer.dispatch(c.x[0], **options, max_recv_tokens_per_rank=1)
+
+    on_ranks(1, body)
 
 
 @pytest.mark.parametrize("expanded", [False, True])

@@ -1,4 +1,4 @@
-"""EPBuffer: V2.5's differences from ElasticBuffer, each with values; what is not supported says so."""
+"""EPBuffer: V2.5's differences from ElasticBuffer, each with values. Load balancing: test_balance.py."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 
 from tests.uccl_ep.elastic.worlds import HIDDEN, MAX_TOKENS, TOPK, a_case, expected
 from tests.uccl_ep.ranks import assert_refused, same
-from uccl_ep import NotSupported, ThreadGroup, run_ranks
+from uccl_ep import ThreadGroup, run_ranks
 from uccl_ep.elastic import EPBuffer
 
 
@@ -80,7 +80,7 @@ def test_ep_buffer_handle_refuses_changed_ids(variables: Any) -> None:
     on_ranks(2, body)
 
 
-def test_ep_buffer_attributes_and_what_is_not_supported(variables: Any, capsys: Any) -> None:
+def test_ep_buffer_attributes(variables: Any, capsys: Any) -> None:
     variables()
 
     def body(rank: int, buffer: EPBuffer) -> None:
@@ -90,11 +90,6 @@ def test_ep_buffer_attributes_and_what_is_not_supported(variables: Any, capsys: 
         buffer.barrier()
         if rank == 0:
             buffer.print_memory_usage()
-        for name in ("lb_prefetch_weights", "lb_reduce_grads", "lb_get_theoretical_num_sms"):
-            with pytest.raises(NotSupported, match=name):
-                getattr(buffer, name)(1)
 
     on_ranks(2, body)
     assert "throughput rings" in capsys.readouterr().out
-    with pytest.raises(NotSupported, match="lb_allocation_plan_or_num_bytes"):
-        EPBuffer(ThreadGroup.create(2)[0], 2 << 20, lb_allocation_plan_or_num_bytes=2 << 20)

@@ -4,19 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from uccl_ep.refused import EXPERIMENTAL, LOAD_BALANCING, refusal, refused_class
+from uccl_ep.refused import EXPERIMENTAL, refusal, refused_class
 
 _START = "it is part of DeepEP's start-up, of which nothing is needed here"
 _NCCL = "there is no NCCL communicator"
-_ALIGNMENT = f"it is for BufferAllocator; {LOAD_BALANCING}"
 _TESTS = "it is of DeepEP's own tests; copy it from there, or see uccl_ep.reference for what calls must return"
 _UCCL = "it is of uccl's proxies; a Buffer starts, connects and ends its own"
-_BUCKETS = "buckets are gathered and reduced by torch.distributed"
 
 CLASSES = {
-    "BufferAllocator": LOAD_BALANCING,
-    "BucketBuffer": _BUCKETS,
-    "BucketSession": _BUCKETS,
     "EngramBuffer": f"Engram {EXPERIMENTAL}",
     "PPBuffer": f"pipeline send and receive {EXPERIMENTAL}",
     "HybridEpConfigInstance": "kernels are not built for a configuration here; pass sizes to HybridEPBuffer",
@@ -28,7 +23,6 @@ FUNCTIONS = {
     ),
     "get_nccl_lib_name": _START,
     "get_nccl_comm_handle": _NCCL,
-    **dict.fromkeys("get_num_allocation_alignment get_num_rdma_alignment get_num_tma_alignment".split(), _ALIGNMENT),
     **dict.fromkeys("generate_topk_idx generate_rank_count get_precise_unbalanced_scores".split(), _TESTS),
     **dict.fromkeys("get_scores_by_factor map_unbalanced_ratio_to_factor get_random_unbalanced_scores".split(), _TESTS),
     **dict.fromkeys(
