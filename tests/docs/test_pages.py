@@ -12,6 +12,7 @@ from docs.generate.imported import pages as imported
 from docs.generate.markdown import blocks, without_blocks
 from docs.generate.pages import PARTS, all_pages, drawn_files, fill, generated_files, written_pages
 from tests.house.test_words import BANS
+from uccl_ep import Buffer
 from uccl_ep.settings import describe
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -136,3 +137,10 @@ def test_docs_pages_fit_the_house() -> None:
         prose = [line for line in without_blocks(text).splitlines() if not line.startswith("|")]
         assert max(map(len, prose)) <= 125, (page, max(prose, key=len))
         assert all(block.body.strip() for block in blocks(text)), page
+
+
+def test_docs_api_page_shows_every_call_of_buffer() -> None:
+    shown = re.findall(r"^::: uccl_ep\.buffer\.Buffer\.(\w+)$", written_pages()["api/buffer.md"], re.M)
+    calls = {name for name in vars(Buffer) if not name.startswith("_") and getattr(Buffer, name).__name__ == name}
+    assert calls, "nothing was found"
+    assert sorted(shown) == sorted(calls), "docs/pages/api/buffer.md lists each once, by mode"
