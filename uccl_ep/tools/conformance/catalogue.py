@@ -1,4 +1,4 @@
-"""All checks, in the order in which they run: cheap ones about names first, ranks' calls later, V2 and masks last."""
+"""All checks, in the order in which they run: cheap ones about names first, ranks' calls later, masks last."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ FILES = (
     "batches",
     "elastic_dispatch",
     "elastic_combine",
+    "balance",
     "masks",
 )
 """Files of this folder that have checks, in the order of the table."""

@@ -23,6 +23,7 @@ PARTS = {
     "C.2": "V2: dispatch",
     "C.3": "V2: combine",
     "C.4": "V2: EPHandle",
+    "C.6": "V2.5: redundant experts and buckets",
     "D": "what integrators rely on",
 }
 """The parts that checks cite, in words."""
