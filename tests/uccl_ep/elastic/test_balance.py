@@ -59,8 +59,8 @@ def test_prefetch_fills_the_slots_that_have_an_expert_and_no_other(variables: An
         for turn, empty in enumerate((0.3, 0.0, 1.0, 0.6)):
             mapping = mapping_of(turn, ranks, empty)
             everybodys = [[weights_of(r, turn, 5200).bfloat16(), weights_of(r, turn, 7)] for r in range(ranks)]
-            for slot in slots.values():
-                slot.view(torch.uint8).fill_(UNTOUCHED)
+            for tensor in slots.values():
+                tensor.view(torch.uint8).fill_(UNTOUCHED)
             names = ["weights"] if turn == 1 else ["weights", "scales"]
             targets: Any = slots["weights"] if turn == 1 else [slots[name] for name in names]
             own: Any = everybodys[group.rank()]

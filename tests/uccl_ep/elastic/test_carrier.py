@@ -88,3 +88,22 @@ def test_carrier_names_the_rank_that_sends_otherwise(variables: Any) -> None:
                 )
 
     run_ranks(2, run)
+
+
+def test_carrier_crosses_the_network_once_for_a_node(variables: Any) -> None:
+    variables(RANKS_PER_NODE=2)
+
+    def run(group: ThreadGroup) -> list[int]:
+        written = [0]
+        with throughput(group) as buffer:
+            carrier = Carrier(buffer)
+            for ranks in ([1], [2], [2, 3]):  # of the own node, one of the other, both of it
+                to = torch.zeros(1, RANKS, dtype=torch.bool)
+                to[0, ranks] = group.rank() == 0
+                carrier.carry("x", [items_of(0, 1, MIB)[:1]], to, [int(group.rank() in ranks), 0, 0, 0])
+                buffer.barrier()
+                written.append(buffer.stats()["proxy"]["write_bytes"])
+        return [after - before for before, after in zip(written, written[1:], strict=False)]
+
+    near, one, both = run_ranks(RANKS, run)[0]
+    assert near < 8192 and MIB < one < 1.02 * MIB and abs(both - one) < 8192
