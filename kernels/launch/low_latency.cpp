@@ -86,6 +86,7 @@ Launch<DispatchSendArgs> LowLatencyCalls::dispatch_send(u64* words, const Dispat
 Launch<DispatchReceiveArgs> LowLatencyCalls::dispatch_recv(u64* words, const DispatchReceiveArgs& own) const {
   auto l = launch(own, words, 1, grid_of(most_received(), rank_.topology.num_ranks));
   l.args.counts = reinterpret_cast<u32*>(words + kCombineWords);
+  l.args.sizes = l.args.counts + call_.num_experts;
   return l;
 }
 

@@ -22,7 +22,7 @@ class LowLatencyCalls {
   static constexpr u32 kMaxStagingRows = 2048;
   // The caller keeps so many u64 words for a call, from its sending half until its receiving half has run.
   static constexpr u64 kCombineWords = 2;
-  u64 dispatch_words() const { return kCombineWords + ceil_div(call_.num_experts, 2); }
+  u64 dispatch_words() const { return kCombineWords + ceil_div(call_.num_experts + rank_.topology.num_ranks, 2); }
   // Kernels count from call to call in the workspace. The caller zeroes it once and gives it to no other rank; 8-byte
   // aligned.
   static u64 workspace_bytes(u32 num_ranks);

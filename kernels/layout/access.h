@@ -71,6 +71,19 @@ DEV void mask_peer(const RankContext& c, u32 rank) {
   simt::st_relaxed_sys(&c.mask[rank], 1u);
 }
 
+// One lane, after a wait that had no fault record to leave, since ranks may be left out: masks the peer that did not come.
+// False: the call has failed, and must end.
+template <class Load>
+DEV bool mask_late(const RankContext& c, const WaitContext& wait, const WaitSite& site, Load load) {
+  if (!c.shrink || aborted(wait)) return false;
+  if (site.peer == c.topology.rank) {  // blocks of one rank wait for each other too: that is no peer's doing
+    record_fault(wait, site, FaultKind::kTimeout, load());
+    return false;
+  }
+  mask_peer(c, site.peer);
+  return true;
+}
+
 // wait_until for `site.peer`, which `load` may change. With `shrink` (DeepEP's enable_shrink) a peer that does not come
 // in time is masked instead of failing the call. One lane. False: the call failed. `*absent`: the peer is masked, and
 // what was waited for will not be.
@@ -85,18 +98,8 @@ DEV bool wait_or_mask(const RankContext& c, const WaitContext& wait, const WaitS
   // time. The next chunk of a stream may only have become possible then, so that wait has the whole timeout.
   if (site.detail.kind() == DetailKind::kNone) bounded.renewed_ns = 0;
   const bool ok = wait_until(bounded, site, load, [&](u64 seen) { return done(seen) || masked(c, site.peer); });
-  if (ok) {
-    *absent = masked(c, site.peer);
-    return true;
-  }
-  if (!c.shrink || aborted(wait)) return false;
-  if (site.peer == c.topology.rank) {  // blocks of one rank wait for each other too: that is no peer's doing
-    record_fault(wait, site, FaultKind::kTimeout, load());
-    return false;
-  }
-  mask_peer(c, site.peer);
-  *absent = true;
-  return true;
+  *absent = ok ? masked(c, site.peer) : mask_late(c, wait, site, load);
+  return ok || *absent;
 }
 
 DEV void add_stat(const RankContext& c, u32 peer, PeerStat stat, u64 value) {

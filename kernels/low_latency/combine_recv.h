@@ -60,7 +60,7 @@ DEV Awaited awaited(const CombineReceiveArgs& a, const Turn& turn, u32 r) {
   site.expected = turn.number;
   const Phase phase = a.call.reduces ? Phase::kReduced : Phase::kCombine;
   u8* const control = own_control(a.rank);
-  return Awaited{word(control, a.rank.control_layout.flag(phase, r)), site,
+  return Awaited{flag_beside(a.rank, control, phase, turn.number, r), site,
                  announced_by(a.rank, control, phase, turn.number, r)};
 }
 
@@ -73,7 +73,7 @@ DEV bool compare_calls(const CombineReceiveArgs& a, const Turn& turn) {
   for (u32 r = simt::tid(); r < topology.num_ranks; r += simt::ntid()) {
     if (topology.is_local(r) || topology.is_absent(r) || topology.landing_rank(r, topology.cell) == topology.rank)
       continue;
-    const u64* const flag = word(control, a.rank.control_layout.flag(Phase::kWeights, r));
+    const u64* const flag = flag_beside(a.rank, control, Phase::kWeights, turn.number, r);
     const WaitSite site{WaitPhase::kCombineWeights, r, {}, turn.number};
     bool absent;
     if (!wait_for_flag(a.rank, turn.wait, site, flag, turn.number, &absent)) return false;

@@ -75,7 +75,7 @@ DEV bool check_weights(const CombineReduceArgs& a, const Turn& turn, u32 source)
 
 // One thread: what the source says of its tokens is here.
 DEV bool await_weights(const CombineReduceArgs& a, const Turn& turn, u32 source) {
-  const u64* flag = word(own_control(a.rank), a.rank.control_layout.flag(Phase::kWeights, source));
+  const u64* flag = flag_beside(a.rank, own_control(a.rank), Phase::kWeights, turn.number, source);
   const WaitSite site{WaitPhase::kCombineWeights, source, {}, turn.number};
   return wait_and_count(a.rank, turn.wait, site, flag, a.wait_stats) && check_weights(a, turn, source);
 }

@@ -96,6 +96,10 @@ DEV bool in_same_call(const RankContext& c, const Turn& turn, Phase phase, const
 DEV const ExpectHeader* announced_by(const RankContext& c, u8* control, Phase phase, u64 number, u32 source) {
   return reinterpret_cast<const ExpectHeader*>(control + c.control_layout.expect(phase, number, source));
 }
+// The flag for which that is waited: it costs a GPU no further read of the host's memory.
+DEV const u64* flag_beside(const RankContext& c, u8* control, Phase phase, u64 number, u32 source) {
+  return word(control, c.control_layout.flag_beside(phase, number, source));
+}
 
 DEV PhaseEpochs& epochs_of(const LowLatencyCall& call, Phase phase) {
   return phase == Phase::kDispatch ? call.state->dispatch : call.state->combine;

@@ -19,6 +19,7 @@ struct DispatchReceiveArgs {
   i32* cumulative_stats;  // [L], added to, or null
   i64* wait_stats;  // [N] ns waited for each source, added to, or null
   u32* counts;  // [N, L] workspace
+  u32* sizes;  // [N] workspace: tokens << 8 | top-k of a source's routing block; 0: it is masked
   u32 format;  // RowFormat
   u32 unused;
 };
@@ -29,7 +30,7 @@ struct DispatchReceiveShared {
 // A source's routing block on this node, with no more ids than there is room for.
 struct SourceView {
   const short* ids;
-  u32 num_tokens, topk;  // of the header, and never more than there is room for
+  u32 num_tokens, topk;
 };
 // The memory of this node that has a source's rows and routing block, as offsets of `base`.
 struct SourcePlace {
@@ -54,49 +55,51 @@ DEV const RoutingHeader* routing_header(const DispatchReceiveArgs& a, u64 epoch,
   return reinterpret_cast<const RoutingHeader*>(place.base + place.routing);
 }
 DEV SourceView source_view(const DispatchReceiveArgs& a, u64 epoch, u32 source) {
-  const RoutingHeader* header = routing_header(a, epoch, source);
-  const u32 tokens = simt::ld_relaxed_sys(&header->num_tokens), topk = simt::ld_relaxed_sys(&header->topk);
-  return SourceView{reinterpret_cast<const short*>(header + 1),
-                    tokens < a.call.layout.max_tokens ? tokens : a.call.layout.max_tokens,
-                    topk < a.call.layout.max_topk ? topk : a.call.layout.max_topk};
+  const u32 size = a.sizes[source];
+  if (size == 0) return SourceView{nullptr, 0, 0};
+  return SourceView{reinterpret_cast<const short*>(routing_header(a, epoch, source) + 1), size >> 8, size & 0xff};
 }
 
-// What a source of another node announced, at its landing rank here; not looked at where the source is local.
-DEV const ExpectHeader* announced_dispatch(const DispatchReceiveArgs& a, const Turn& turn, u32 source) {
-  const TopologyView& topology = a.rank.topology;
-  if (topology.is_local(source)) return nullptr;
-  u8* const control = control_of(a.rank, topology.landing_rank(source, topology.cell));
-  return announced_by(a.rank, control, Phase::kDispatch, turn.epoch, source);
-}
-
-// One lane: a source's routing block holds no more than there is room for.
+// One lane: a source's routing block holds no more than there is room for. What its header says is read here only: it may
+// lie in the host's memory.
 DEV bool check_routing(const DispatchReceiveArgs& a, const Turn& turn, u32 source) {
   const RoutingHeader& h = *routing_header(a, turn.epoch, source);
   const u32 theirs[] = {h.num_tokens, h.topk}, most[] = {a.call.layout.max_tokens, a.call.layout.max_topk};
   for (u32 i = 0; i < 2; ++i)
     if (theirs[i] > most[i])
       return bad_arrival(turn.wait, WaitSite{WaitPhase::kDispatchReceive, source, {}, most[i]}, theirs[i]);
+  a.sizes[source] = theirs[0] << 8 | theirs[1];
   return true;
 }
 
-// One warp waits for a source and checks that it is in the same call.
-DEV bool await_source(const DispatchReceiveArgs& a, const Turn& turn, u32 source, bool* absent) {
-  bool ok = true, gone = false;
-  if (simt::lane() == 0) {
-    const u64 begin = simt::now_ns();
-    const WaitSite site{WaitPhase::kDispatchReceive, source, {}, turn.epoch};
-    ok = wait_for_flag(a.rank, turn.wait, site, arrival_flag(a.rank, Phase::kDispatch, source), turn.epoch, &gone);
-    const u64 waited = simt::now_ns() - begin;
-    add_stat(a.rank, source, PeerStat::kWaitNs, waited);
-    if (a.wait_stats != nullptr && source != a.rank.topology.rank)
-      simt::add_sys(reinterpret_cast<u64*>(&a.wait_stats[source]), waited);
-    if (ok && !gone) {
-      ok = in_same_call(a.rank, turn, Phase::kDispatch, site, announced_dispatch(a, turn, source));
-      ok = ok && check_routing(a, turn, source);
-    }
-  }
-  *absent = warp_agree(gone);
-  return warp_agree(ok);
+// Where a source of another node announces, at its landing rank here; null where it is local.
+DEV u8* landing_control(const DispatchReceiveArgs& a, u32 source) {
+  const TopologyView& topology = a.rank.topology;
+  return topology.is_local(source) ? nullptr : control_of(a.rank, topology.landing_rank(source, topology.cell));
+}
+DEV const u64* dispatch_flag(const DispatchReceiveArgs& a, u64 epoch, u32 source) {
+  u8* const control = landing_control(a, source);
+  if (control != nullptr) return flag_beside(a.rank, control, Phase::kDispatch, epoch, source);
+  return word(data_of(a.rank, source), a.rank.signals.flag(Phase::kDispatch, source));
+}
+
+// One thread waits for a source, or finds that it is masked, and checks that it is in the same call.
+DEV bool await_source(const DispatchReceiveArgs& a, const Turn& turn, u32 source) {
+  const WaitSite site{WaitPhase::kDispatchReceive, source, {}, turn.epoch};
+  if (!wait_and_count(a.rank, turn.wait, site, dispatch_flag(a, turn.epoch, source), a.wait_stats)) return false;
+  a.sizes[source] = 0;
+  if (masked(a.rank, source)) return true;
+  u8* const control = landing_control(a, source);
+  const ExpectHeader* const announced =
+      control != nullptr ? announced_by(a.rank, control, Phase::kDispatch, turn.epoch, source) : nullptr;
+  return in_same_call(a.rank, turn, Phase::kDispatch, site, announced) && check_routing(a, turn, source);
+}
+
+// Whole block, in ask_once: everything of every source is here; a thread a source.
+DEV bool await_sources(const DispatchReceiveArgs& a, const Turn& turn) {
+  bool good = true;
+  for (u32 s = simt::tid(); s < a.rank.topology.num_ranks; s += simt::ntid()) good = await_source(a, turn, s) && good;
+  return good;
 }
 
 // The warp's group of neighbouring local experts.
@@ -122,15 +125,11 @@ DEV bool count_rows(const DispatchReceiveArgs& a, const Turn& turn) {
   const u32 experts = a.call.num_local_experts, groups = static_cast<u32>(ceil_div(experts, kMatchWidth));
   for (u32 u = grid_warp(); u < a.rank.topology.num_ranks * groups; u += grid_warps()) {
     const u32 source = u / groups, group = u % groups;
-    bool absent;
-    if (!await_source(a, turn, source, &absent)) return false;
-    u32 n[kMatchesPerLane] = {}, most = 0;
-    if (!absent) {
-      const SourceView v = source_view(a, turn.epoch, source);
-      const ExpertGroup g = expert_group(a, group);
-      count_matches(v.ids, v.num_tokens * v.topk, g.first, g.width, n);
-      most = v.num_tokens;
-    }
+    u32 n[kMatchesPerLane] = {};
+    const SourceView v = source_view(a, turn.epoch, source);
+    const ExpertGroup g = expert_group(a, group);
+    count_matches(v.ids, v.num_tokens * v.topk, g.first, g.width, n);
+    const u32 most = v.num_tokens;
     bool fits = true;  // into the source's share of an expert's rows
     for (u32 i = 0; i < kMatchesPerLane; ++i)
       if (const u32 e = expert_of_lane(group, i); e < experts) {
@@ -166,7 +165,7 @@ DEV void place_rows(const DispatchReceiveArgs& a, const Turn& turn) {
     u32 begin[kMatchesPerLane] = {}, n = 0;
     for (u32 i = 0; i < kMatchesPerLane; ++i)
       if (const u32 e = expert_of_lane(group, i); e < experts) n += place_block(a, source, e, &begin[i]);
-    if (simt::ballot(n != 0) == 0) continue;  // also when the source is absent and its routing block nonsense
+    if (simt::ballot(n != 0) == 0) continue;
     const SourceView v = source_view(a, turn.epoch, source);
     const ExpertGroup g = expert_group(a, group);
     const u32 topk = v.topk;
@@ -213,6 +212,7 @@ DEV void copy_rows(const DispatchReceiveArgs& a, const Turn& turn) {
 KERNEL KERNEL_BOUNDS(kMaxBlockLanes) low_latency_dispatch_recv(DispatchReceiveArgs a) {
   DispatchReceiveShared& shared = simt::smem<DispatchReceiveShared>();
   const Turn turn = begin_receive(a.rank, a.call, Phase::kDispatch);
+  if (!ask_once(a.call, turn, [&] { return await_sources(a, turn); })) return;
   bool ok = sync_launch(a.rank, turn.wait, a.call, count_rows(a, turn));
   if (ok) place_rows(a, turn);
   ok = sync_launch(a.rank, turn.wait, a.call, ok);

@@ -1,15 +1,22 @@
-// Warps of a block that work on one stream together: a leader, which waits for other ranks and tells them how far it has
-// come, and helpers, which hear from it. In turns: the leader says that there is a chunk (or that there is none), all
-// do their share of its rows, and only when all have done does the leader pass it on. A team of one warp says nothing.
+// Warps of a block that work on streams together: a leader, which waits for other ranks and tells them how far it has
+// come, and helpers, which hear from it. In turns: the leader says of which streams there is a chunk, all do their share
+// of its rows, and only when all have done does the leader pass it on. A team of one warp says nothing.
 #pragma once
 #include "kernels/throughput/common.h"
 
 namespace uccl {
 
-// In shared memory, zeroed before the first turn: a word of each warp of the block.
+// What a reading team does in a turn, a bit a lane that stands for a source: whose streams have a chunk here, and who is
+// masked.
+struct TeamRound {
+  simt::mask_t here, gone;
+};
+
+// In shared memory, zeroed before the first turn: words of each warp of the block.
 struct TeamWords {
   u32 told[kMaxBlockWarps];  // of a leader: 4 x turn + what it said
   u32 done[kMaxBlockWarps];  // turns that a helper has finished
+  TeamRound round[kMaxBlockWarps];  // of a leader that has said kGo
 };
 DEV void open_teams(TeamWords& words) {
   for (u32 i = simt::tid(); i < kMaxBlockWarps; i += simt::ntid()) words.told[i] = words.done[i] = 0;
@@ -41,6 +48,15 @@ DEV TeamWord hear_leader(Team& t, TeamWord mine) {
   word = simt::shfl(word, 0);
   simt::sync_warp();  // what lane 0 acquired is visible to all
   return static_cast<TeamWord>(word & 3);
+}
+
+// The same of a round, which the leader knows. False: the leader has failed.
+DEV bool hear_round(Team& t, bool ok, TeamRound* round) {
+  TeamRound& said = t.words->round[t.leader];
+  if (t.size != 1 && t.member() == 0 && simt::lane() == 0) said = *round;  // all have finished the turn before
+  if (hear_leader(t, ok ? TeamWord::kGo : TeamWord::kFailed) != TeamWord::kGo) return false;
+  if (t.size != 1) *round = said;
+  return true;
 }
 
 // The whole warp: it has done its share of the turn. In the leader all have, and what they wrote is visible; false: one of
@@ -96,32 +112,63 @@ DEV TeamPlan share_out(u32 first, u32 warps, u32 most, bool share) {
   return TeamPlan{first, share ? warps : num, num};
 }
 
+// Sources that the reading warps of a block share: those from `first` on, below `end`; a team takes each `teams.num`-th.
+struct ReadPlan {
+  TeamPlan teams;
+  u32 first, end;
+};
+
 // How the warps of a channel's two blocks are shared out: those that send are the first of the even block, all others
-// read. By the rows that there are of both on a GPU, so that all have as much to do; a block each on a CPU.
+// read. On a GPU the readers of a block are one team, which goes round its sources, and senders and sources are shared
+// out by the rows that there are, so that all warps have as much to do. On a CPU one block sends, the other reads.
 struct ChannelPlan {
   u32 senders, audiences;
-  u32 even, readers;  // reading teams of the even block, and of both
+  u32 even, sources;  // sources that the even block reads, the first ones, and all
 
   DEV_MEMBER TeamPlan send(bool share) const { return share_out(0, senders, audiences, share); }
-  DEV_MEMBER TeamPlan read(bool in_even, bool share) const {
-    const u32 warps = simt::num_warps();
-    return in_even ? share_out(senders, warps - senders, even, share) : share_out(0, warps, readers - even, share);
+  DEV_MEMBER ReadPlan read(bool in_even, bool share) const {
+    const u32 warps = simt::num_warps(), teams = share ? 1 : sources;
+    if (in_even) return ReadPlan{share_out(senders, warps - senders, even == 0 ? 0 : teams, share), 0, even};
+    return ReadPlan{share_out(0, warps, teams, share), even, sources};
   }
 };
+
+// The whole warp: how many sources, from the first on, have nearest to `wanted` rows for this rank; *rows: of those.
+DEV u32 sources_with(const ThroughputCall& call, u32 sources, u32 channel, u32 wanted, u32* rows) {
+  u32 best = 0, before = 0;
+  *rows = 0;
+  for (u32 base = 0; base < sources; base += simt::kWarp) {
+    const u32 source = base + simt::lane();
+    const u32 mine = source < sources ? call.recv_tokens[source * call.geometry.num_channels + channel] : 0;
+    for (u32 i = 0; i < simt::kWarp && base + i < sources; ++i) {
+      before += simt::shfl(mine, i);
+      const u32 off = before < wanted ? wanted - before : before - wanted;
+      if (off >= (*rows < wanted ? wanted - *rows : *rows - wanted)) continue;
+      best = base + i + 1;
+      *rows = before;
+    }
+  }
+  return best;
+}
+
 DEV ChannelPlan plan_channel(const RankContext& c, const ThroughputCall& call, u32 channel) {
   const TopologyView& t = c.topology;
   const u32 warps = simt::num_warps(), channels = call.geometry.num_channels;
   u32 audiences = 0;
   for (u32 n = 0; n < t.num_cells; ++n) audiences += t.is_audience(n);
-  if (call.share_rows == 0) return ChannelPlan{warps, audiences, 0, t.num_ranks < warps ? t.num_ranks : warps};
+  ChannelPlan plan{warps, audiences, 0, t.num_ranks};
+  if (call.share_rows == 0 || warps == 1) return plan;
   u32 out = 0, in = 0;
   for (u32 n = simt::lane(); n < t.num_cells; n += simt::kWarp) out += call.node_rows[n * channels + channel];
   for (u32 r = simt::lane(); r < t.num_ranks; r += simt::kWarp) in += call.recv_tokens[r * channels + channel];
-  const u64 sent = simt::warp_sum(out), all = sent + simt::warp_sum(in);
-  u32 senders = all == 0 ? 1 : static_cast<u32>((2 * warps * sent + all / 2) / all);
-  senders = senders < 1 ? 1 : senders > warps ? warps : senders;
-  const u32 others = 2 * warps - senders, teams = t.num_ranks < others ? t.num_ranks : others;
-  return ChannelPlan{senders, audiences, (teams * (warps - senders) + others / 2) / others, teams};
+  const u32 sent = simt::warp_sum(out), half = (sent + simt::warp_sum(in)) / 2;
+  u32 read = 0;
+  if (sent < half) plan.even = sources_with(call, t.num_ranks, channel, half - sent, &read);
+  if (plan.even == 0) return plan;
+  const u32 rows = sent + read;
+  const u32 senders = static_cast<u32>((static_cast<u64>(warps) * sent + rows / 2) / rows);
+  plan.senders = senders < 1 ? 1 : senders < warps ? senders : warps - 1;
+  return plan;
 }
 
 }  // namespace uccl

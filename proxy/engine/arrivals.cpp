@@ -112,7 +112,9 @@ u64 Arrivals::publish(Counter& counter, u32 source, Phase phase, u64 now_ns) {
   }
   if (counter.published == before) return 0;
   write_word(control_word(control_, layout_.flag_time(source)), now_ns);
-  publish_word(control_, layout_.flag(phase, source), counter.published);  // pairs with the kernel's wait
+  // Each pairs with a kernel's wait.
+  for (const u64 set : {0ull, 1ull}) publish_word(control_, layout_.flag_beside(phase, set, source), counter.published);
+  publish_word(control_, layout_.flag(phase, source), counter.published);
   events_.record({now_ns, EventKind::kPublished, source, static_cast<u64>(phase), counter.published});
   return took_ns;
 }

@@ -131,7 +131,12 @@ struct ControlLayout {
   constexpr u64 flag_time(u32 source) const { return flags_end() + source * 8ull; }
   // Expect headers: where the kCount of (phase, epoch) from src lands. Two sets, by epoch parity.
   constexpr u64 expect(Phase phase, u64 epoch, u32 source) const {
-    return times_end() + ((static_cast<u64>(phase) * 2 + (epoch & 1)) * num_ranks + source) * sizeof(ExpectHeader);
+    return times_end() + ((static_cast<u64>(phase) * 2 + (epoch & 1)) * num_ranks + source) * kExpectStride;
+  }
+  // What flag(phase, src) says, once more behind either header: a GPU reads it and the header's identity at once, since
+  // both are in one sector of 32 bytes.
+  constexpr u64 flag_beside(Phase phase, u64 epoch, u32 source) const {
+    return expect(phase, epoch, source) + sizeof(ExpectHeader);
   }
   // Sequence tails: chunks from src on (direction, channel) that have arrived in order.
   constexpr u64 tail(Direction direction, u32 source, u32 channel) const {
@@ -163,10 +168,11 @@ struct ControlLayout {
   constexpr u64 bytes() const { return align_up(identity(0, 0) + 2ull * num_ranks * sizeof(CallIdentity), 4096); }
 
  private:
+  static constexpr u64 kExpectStride = 64;
   constexpr u64 flags_end() const { return kTables + static_cast<u64>(kNumPhases) * num_ranks * 8; }
   constexpr u64 times_end() const { return align_up(flags_end() + num_ranks * 8ull, 64); }
   constexpr u64 expects_end() const {
-    return times_end() + static_cast<u64>(kNumPhases) * 2 * num_ranks * sizeof(ExpectHeader);
+    return times_end() + static_cast<u64>(kNumPhases) * 2 * num_ranks * kExpectStride;
   }
   constexpr u64 streams_bytes() const { return static_cast<u64>(kNumDirections) * num_ranks * num_channels * 8; }
   constexpr u64 tails_end() const { return expects_end() + streams_bytes(); }

@@ -119,7 +119,7 @@ Places received_words(const World& world, u64 epoch, u32 victim) {
     const u64 bytes = LowLatencyLayout::routing_bytes(world.shape().max_tokens, world.shape().max_topk);
     to.add(routing_header(a, epoch, source), bytes, Proof::kNone);
     if (a.rank.topology.is_local(source)) add_identities(a.rank, Phase::kDispatch, source, to);
-    to.add(arrival_flag(a.rank, Phase::kDispatch, source), 8, Proof::kNone);
+    to.add(dispatch_flag(a, epoch, source), 8, Proof::kNone);
     to.add(own_data(a.rank) + a.rank.signals.consumed(Phase::kDispatch, source), 8, Proof::kNone);
     to.add(own_control(a.rank) + a.rank.control_layout.consumed(Phase::kDispatch, source), 8, Proof::kNone);
     to.add(own_control(a.rank) + a.rank.control_layout.expect(Phase::kDispatch, epoch, source), sizeof(ExpectHeader));
@@ -146,7 +146,7 @@ Places combined_words(const World& world, const LowLatencyCase& c, u64 epoch, u3
     to.add(data + me.signals.flag(Phase::kCombine, peer), 8, Proof::kNone);
     to.add(data + me.signals.consumed(Phase::kCombine, peer), 8, Proof::kNone);
     for (const Phase phase : {Phase::kCombine, Phase::kWeights, Phase::kReduced}) {
-      to.add(own_control(me) + me.control_layout.flag(phase, peer), 8, Proof::kNone);
+      to.add(own_control(me) + me.control_layout.flag_beside(phase, epoch, peer), 8, Proof::kNone);
       to.add(own_control(me) + me.control_layout.expect(phase, epoch, peer), sizeof(ExpectHeader));
     }
     if (!c.reduces || t.is_local(peer) || t.landing_rank(peer, t.cell) != victim) continue;

@@ -183,8 +183,8 @@ FAULTS = (
     Fault(
         "lost-last-row-of-a-stream",
         "kernels/throughput/dispatch.h",
-        "      if ((mine->taken - 1) % team.size == team.member())\n",
-        "      if (mine->taken != mine->owed && (mine->taken - 1) % team.size == team.member())\n",
+        "      if ((*dealt)++ % team.size == team.member())\n",
+        "      if (taken != owed && (*dealt)++ % team.size == team.member())\n",
         ("throughput_dispatch_row_exact_in_every_topology",),
         WRONG,
     ),

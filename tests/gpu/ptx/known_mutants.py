@@ -85,7 +85,6 @@ KNOWN: tuple[tuple[str, str, str], ...] = (
     ("remove", r"^throughput_combine: barsync: simt::sync_block\(\); < (if \(!combine_for|combine_own)", _TWICE),
     ("remove", r"^low_latency_dispatch_recv: barand: return sync_block_and\(arrived\)", _TWICE),
     ("remove", r"^throughput.*a shuffle alone orders no memory", _AGREED),
-    ("remove", r"a shuffle alone orders no memory.*await_source", _AGREED),
     (
         "narrow",
         r"ring\.(head|cached_tail).*(rings\[0\]|send_weights|announce_consumed|kSpare|finish_dispatch|tell_identity|send_counts)",

@@ -8,7 +8,8 @@ taken out ("remove"). The mutant plays scenarios that execute the instruction; i
 error, a result is wrong or a rank waits in vain. Some cannot be found, or change nothing that PTX promises: KNOWN has
 them, with the reason. What is neither is printed, and fails.
 
-What each play has shown is kept in build/ptx, by kernels: after a change of the machine or of a scenario, --anew.
+What each play has shown is kept in build/ptx, by kernel: when a kernel has changed, its own mutants are played again.
+After a change of the machine or of a scenario, --anew.
 """
 
 from __future__ import annotations
@@ -122,13 +123,24 @@ def known(mutant: Mutant) -> str:
     return next((why for how, pattern, why in KNOWN if mutant.how in how.split("|") and re.search(pattern, text)), "")
 
 
+def fingerprints(text: str) -> dict[str, str]:
+    """Of each kernel of a lowered text, what its instructions are; source lines may move."""
+    found: dict[str, str] = {}
+    for part in re.split(r"^kernel ", text, flags=re.MULTILINE)[1:]:
+        instructions = [line.rpartition("\t")[0] for line in part.splitlines() if "\t" in line]
+        found[part.split(maxsplit=1)[0]] = hashlib.sha256("\n".join(instructions).encode()).hexdigest()[:16]
+    return found
+
+
 class Notes:
-    """What plays have shown, in a file that a later run goes on with: one line a play."""
+    """What plays have shown, in a file that a later run goes on with: one line a play. It believes nothing of a kernel
+    that has changed since."""
 
     def __init__(self, arch: str, folder: Path, anew: bool = False) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.arch = arch
-        self._file = folder / f"mutants-{arch}-{hashlib.sha256(product(arch).encode()).hexdigest()[:16]}.jsonl"
+        self._kernels = fingerprints(product(arch))
+        self._file = folder / f"mutants-{arch}.jsonl"
         self.executed: dict[tuple[str, str], list[int]] = {}  # by scenario and kernel
         self.seconds: dict[str, float] = {}
         self.found: dict[tuple[str, int, str], tuple[str, int]] = {}  # by mutant: scenario and seed
@@ -140,20 +152,21 @@ class Notes:
                 self._take(json.loads(line))
 
     def _take(self, note: dict[str, Any]) -> None:
-        name, seed = note["scenario"], note["seed"]
-        for kernel, counts in note.get("executed", {}).items():
-            self.executed[name, kernel] = counts
-        if "seconds" in note:
+        name, seed, of = note["scenario"], note["seed"], note["of"]
+        same = {kernel for kernel in of if self._kernels.get(kernel) == of[kernel]}
+        if "executed" in note and same == of.keys():
+            self.executed.update({(name, kernel): counts for kernel, counts in note["executed"].items()})
             self.seconds[name] = note["seconds"]
-        mutants = [(kernel, instruction, how) for kernel, instruction, how in note.get("mutants", ())]
+        mutants = [(kernel, at, how) for kernel, at, how in note.get("mutants", ()) if kernel in same]
         if not note["wrong"]:
             for mutant in mutants:
                 self.clean[mutant].add((name, seed))
-        elif len(mutants) == 1:
+        elif len(note["mutants"]) == 1 and mutants:
             self.found[mutants[0]] = name, seed
 
-    def add(self, **note: Any) -> None:
-        """Keeps a play's outcome."""
+    def add(self, kernels: Iterable[str], **note: Any) -> None:
+        """Keeps a play's outcome, which tells of those kernels."""
+        note["of"] = {kernel: self._kernels[kernel] for kernel in sorted(set(kernels) & self._kernels.keys())}
         with self._file.open("a") as file:
             file.write(json.dumps(note) + "\n")
         self._take(note)
@@ -171,7 +184,7 @@ class Notes:
                 played = play(name, seed, arch=self.arch)
                 assert not played.wrong, f"{name}, seed {seed}: {played.wrong}"
                 executed = {kernel: played.world.machine.executed(kernel) for kernel in played.world.launches}
-                self.add(scenario=name, seed=seed, wrong="", seconds=played.seconds, executed=executed)
+                self.add(executed, scenario=name, seed=seed, wrong="", seconds=played.seconds, executed=executed)
 
     def scenarios_of(self, mutant: Mutant) -> list[str]:
         """Those that execute its instruction, the quickest first."""
@@ -243,7 +256,8 @@ class Hunt:
     def _play(self, batch: list[Mutant], name: str, seed: int) -> str:
         """Whether they are found, together."""
         played = play(name, seed, [m.key for m in batch], self.notes.arch)
-        self.notes.add(scenario=name, seed=seed, wrong=played.wrong, mutants=[m.key for m in batch])
+        keys = [m.key for m in batch]
+        self.notes.add([m.kernel for m in batch], scenario=name, seed=seed, wrong=played.wrong, mutants=keys)
         if len(batch) == 1 and played.wrong:
             self._learn(batch[0])
         return played.wrong

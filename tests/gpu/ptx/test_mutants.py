@@ -8,7 +8,7 @@ import re
 import pytest
 
 from tests.gpu.ptx.known_mutants import KNOWN
-from tests.gpu.ptx.mutants import known, mutants
+from tests.gpu.ptx.mutants import fingerprints, known, mutants
 from tests.gpu.ptx.scenarios import SEEDS, Played, play
 from tests.gpu.ptx.summary import note
 
@@ -61,3 +61,13 @@ def test_ptx_mutants_that_are_known_exist() -> None:
     made = mutants(ARCH)
     idle = [entry for entry in KNOWN if not any(known(m) == entry[2] for m in made)]
     assert not idle, f"no mutant is left out for this reason: {idle}"
+
+
+def test_ptx_fingerprint_of_a_kernel_is_of_its_instructions() -> None:
+    """Not of the lines that they are from, nor of other kernels."""
+    text = "kernel a 2 8\nplace x.h:3\nld\t-\tr0\tr1\t0\tm\t0\nkernel b 1 8\nplace x.h:4\nexit\t-\t\t\t0\t\t0\n"
+    before = fingerprints(text)
+    assert before.keys() == {"a", "b"}
+    assert fingerprints(text.replace("x.h:3", "x.h:9").replace("m\t0", "m\t1")) == before
+    changed = fingerprints(text.replace("\tm\t", "\tn\t"))
+    assert changed["a"] != before["a"] and changed["b"] == before["b"]

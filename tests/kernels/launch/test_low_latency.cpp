@@ -70,7 +70,9 @@ TEST(launch_low_latency_words_of_a_call_hold_its_counts) {
   const LowLatencyCalls calls = f.calls();
   const auto l = calls.dispatch_recv(f.words, {});
   CHECK_EQ(static_cast<const void*>(l.args.counts), static_cast<const void*>(f.words + LowLatencyCalls::kCombineWords));
-  CHECK_EQ(calls.dispatch_words(), LowLatencyCalls::kCombineWords + Fixture::kRanks);  // two counts a word
+  CHECK_EQ(l.args.sizes - l.args.counts, 2 * Fixture::kRanks);
+  CHECK_EQ(calls.dispatch_words(),
+           LowLatencyCalls::kCombineWords + Fixture::kRanks * 3 / 2);  // two counts or sizes a word
   CHECK_EQ(l.args.call.num_local_experts, 2u);
 }
 

@@ -225,6 +225,20 @@ TEST(engine_arrivals_progress_is_that_of_the_next_epoch) {
   CHECK_EQ(rank.word(rank.layout.progress(Phase::kDispatch, 2)), 0ull);
 }
 
+TEST(engine_arrivals_raise_the_flags_beside_both_headers_too) {
+  RankMemory rank(Shape{});
+  Arrivals arrivals(rank.control(), rank.layout);
+  for (const u64 epoch : {1ull, 2ull, 3ull}) {
+    rank.land_header(Phase::kCombine, epoch, 2, 0);
+    arrivals.expect(2, epoch_key(Phase::kCombine, epoch), 10);
+    for (const u64 set : {0ull, 1ull})
+      CHECK_EQ(rank.word(rank.layout.flag_beside(Phase::kCombine, set, 2)), rank.flag(Phase::kCombine, 2));
+    CHECK_EQ(rank.flag(Phase::kCombine, 2), epoch);
+  }
+  CHECK_EQ(rank.word(rank.layout.flag_beside(Phase::kCombine, 0, 1)), 0ull);  // of another source
+  CHECK_EQ(rank.word(rank.layout.flag_beside(Phase::kDispatch, 0, 2)), 0ull);
+}
+
 TEST(engine_arrivals_tell_how_long_a_call_took_from_its_first_sign) {
   RankMemory rank(Shape{});
   Arrivals arrivals(rank.control(), rank.layout);

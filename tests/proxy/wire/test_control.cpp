@@ -23,7 +23,10 @@ std::vector<Piece> pieces(const ControlLayout& l) {
     for (const Phase p : {Phase::kDispatch, Phase::kCombine}) all.push_back({l.consumed(p, r), 8});
     for (u32 p = 0; p < kNumPhases; ++p) {
       all.push_back({l.flag(static_cast<Phase>(p), r), 8});
-      for (u64 epoch : {6ull, 7ull}) all.push_back({l.expect(static_cast<Phase>(p), epoch, r), sizeof(ExpectHeader)});
+      for (u64 epoch : {6ull, 7ull}) {
+        all.push_back({l.expect(static_cast<Phase>(p), epoch, r), sizeof(ExpectHeader)});
+        all.push_back({l.flag_beside(static_cast<Phase>(p), epoch, r), 8});
+      }
     }
     for (u32 d = 0; d < kNumDirections; ++d)
       for (u32 c = 0; c < l.num_channels; ++c) {
@@ -68,6 +71,17 @@ TEST(wire_control_expect_headers_alternate_by_epoch) {
   const ControlLayout l{5, 2};
   CHECK_EQ(l.expect(Phase::kCombine, 1, 3), l.expect(Phase::kCombine, 3, 3));
   CHECK(l.expect(Phase::kCombine, 1, 3) != l.expect(Phase::kCombine, 2, 3));
+}
+
+TEST(wire_control_identity_and_flag_are_in_one_sector) {
+  for (const u32 ranks : {3u, 8u})
+    for (u32 source = 0; source < ranks; ++source)
+      for (const u64 epoch : {6ull, 7ull}) {
+        const ControlLayout l{ranks, 5};
+        const u64 identity = l.expect(Phase::kReduced, epoch, source) + offsetof(ExpectHeader, identity);
+        CHECK_EQ(l.flag_beside(Phase::kReduced, epoch, source) / 32, identity / 32);
+        CHECK_EQ((identity + sizeof(CallIdentity) - 1) / 32, identity / 32);
+      }
 }
 
 TEST(wire_control_records_have_fixed_shapes) {
