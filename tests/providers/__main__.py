@@ -15,7 +15,7 @@ from tests.providers.packages import ROOT, SUITES, Release, Unavailable, from_su
 from tests.providers.table import Row, read_row, render
 from tests.rdma.__main__ import STATUS_NOT_RUN, build
 
-PROVIDERS = ("efa", "mlx5", "bnxt_re")
+PROVIDERS = ("efa", "mlx5", "bnxt_re", "irdma", "ionic")
 _LIMIT_S = 300
 
 

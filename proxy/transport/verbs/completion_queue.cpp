@@ -20,7 +20,8 @@ constexpr std::size_t kBatch = 32;
 // ibv_end_poll that must follow then drops a completion. Sessions of one entry are right on every provider.
 CompletionQueue::CompletionQueue(const VerbsNic& nic, u32 entries, bool try_extended, bool datagrams)
     : nic_(nic), one_a_session_(nic.is_soft()), datagrams_(datagrams) {
-  ibv::VerbsContext* v = try_extended ? ibv::extended(nic.context(), &ibv::VerbsContext::create_cq_ex) : nullptr;
+  ibv::VerbsContext* v =
+      try_extended && nic.polls_extended() ? ibv::extended(nic.context(), &ibv::VerbsContext::create_cq_ex) : nullptr;
   if (v != nullptr) {
     ibv::CqInitAttrEx attr{};
     attr.cqe = entries;

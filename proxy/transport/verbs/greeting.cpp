@@ -199,6 +199,10 @@ void VerbsGreeting::received(const Completion& c, u32 lane, u32 endpoint) {
   if (c.status != ibv::kWcSuccess) return;  // a receive that was flushed; what was sent says why
   l.endpoint(endpoint).used_receive(q.pair, q.owed_receives);
   const std::string who = "verbs: rank " + std::to_string(s_.settings.rank) + ": rank " + std::to_string(link->peer);
+  // irdma of rdma-core 51 and before takes the packet's operation out of a receive's completion.
+  if (c.opcode == ibv::kWcRecv && !link->heard && s_.areas[link->nic]->has_heard(link->slot, link->expected))
+    throw std::runtime_error(who + " has written, and the driver of this NIC calls it a send: Intel's is right from " +
+                             "rdma-core 52 on (Debian 12 has 44)");
   if (c.opcode == ibv::kWcRecv) throw std::runtime_error(who + " left while connections were being made");
   if (link->heard) {  // the peer has finished connecting and works already
     ++link->after;

@@ -15,7 +15,7 @@ namespace uccl {
 namespace {
 
 constexpr u32 kMaxEventsAtOnce = 16;
-constexpr u32 kMellanoxVendor = 0x02c9, kBroadcomVendor = 0x14e4;
+constexpr u32 kMellanoxVendor = 0x02c9, kBroadcomVendor = 0x14e4, kIntelVendor = 0x8086;
 
 std::string gid_text(const ibv::Gid& gid) {
   static constexpr char kHex[] = "0123456789abcdef";
@@ -105,6 +105,9 @@ void VerbsNic::open_device() {
 // bnxt_re (since rdma-core 56) writes the head of the last request only, and its queue pair dies of the first; the others
 // are not known to be right. Soft-RoCE's is tested (tests/rdma).
 bool VerbsNic::chains_extended() const { return device_.vendor_id == kMellanoxVendor || is_soft(); }
+// irdma (rdma-core 44 to 65) reads a receive's operation as if it were a request's there, where an E810 puts the packet's:
+// every write that arrives is IBV_WC_SEND. ibv_poll_cq is right (seen over the drivers themselves: tests/providers).
+bool VerbsNic::polls_extended() const { return device_.vendor_id != kIntelVendor; }
 bool VerbsNic::takes_inline() const { return device_.vendor_id != kBroadcomVendor; }
 // bnxt_re of rdma-core 44 to 56 at least looks for receives of its own in a queue pair that has failed, and ends the process
 // when there are none (seen over the drivers themselves: tests/providers).

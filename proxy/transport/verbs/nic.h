@@ -46,9 +46,11 @@ class VerbsNic {
   // A page of the host's, registered for whatever must name memory and moves none: receives of messages without bytes, which
   // some devices leave out otherwise; sources of zero bytes; targets of bytes that nobody looks at.
   ibv::Sge dummy() const { return {reinterpret_cast<u64>(dummy_), kDummyBytes, dummy_mr_->lkey}; }
-  // Whether its provider takes several requests between ibv_wr_start and ibv_wr_complete, whether its device takes payloads
-  // inside of requests, and whether queue pairs share their receives: by vendor, since none of them says.
+  // Whether its provider takes several requests between ibv_wr_start and ibv_wr_complete, whether it tells what has arrived
+  // through ibv_start_poll, whether its device takes payloads inside of requests, and whether queue pairs share their
+  // receives: by vendor, since none of them says.
   bool chains_extended() const;
+  bool polls_extended() const;
   bool takes_inline() const;
   bool shares_receives() const;
   // How often a queue pair's packet is sent again: as asked, or what its provider still counts.

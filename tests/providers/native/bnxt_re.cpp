@@ -120,8 +120,9 @@ class Bnxt final : public Provider {
  public:
   Bnxt() {
     identity_.device = "bnxt_re_";
-    identity_.vendor = identity_.pci_vendor = 0x14e4;
-    identity_.part = 0x1750;  // a Thor: a Thor-2 is only known by netlink, which the box has not
+    identity_.vendor = 0x14e4;
+    identity_.part = 0x1760;  // no release lists it: a Thor-2 is known by what netlink says of its driver
+    identity_.driver = 6;
     identity_.library_flushes = true;
   }
   const Identity& identity() const override { return identity_; }
@@ -200,7 +201,7 @@ class Bnxt final : public Provider {
   long long mapped(Device&, u64 offset, u64) override { return static_cast<long long>(offset); }
   void fetch(Device&, Pair&) override {}  // doorbells say all
 
-  void rang(Device& d, u64 value) override {
+  void rang(Device& d, u64, u64 value) override {
     const u32 index = value & 0xffffff, number = value >> 32 & 0xfffff;
     switch (value >> 60) {
       case kRingSends:

@@ -30,12 +30,6 @@ void put(const fs::path& path, const std::string& text) {
   std::ofstream(path) << text << "\n";
 }
 
-std::string hex(u32 value, int digits) {
-  char text[16];
-  std::snprintf(text, sizeof(text), "%0*X", digits, value);
-  return text;
-}
-
 std::string gid_text(const Gid& g) {
   std::string s;
   char text[8];
@@ -46,17 +40,9 @@ std::string gid_text(const Gid& g) {
   return s;
 }
 
-// What /sys says of a device, as far as libibverbs and the providers read it.
+// What /sys says of a device, as far as libibverbs and the providers read it behind what netlink says.
 void describe(const Device& d, const Identity& id) {
-  const fs::path root = folder(), uverbs = root / "class/infiniband_verbs" / ("uverbs" + std::to_string(d.index()));
-  const fs::path device = root / "class/infiniband" / d.name();
-  put(root / "class/infiniband_verbs/abi_version", "6");
-  put(uverbs / "dev", std::to_string(kMajor) + ":" + std::to_string(kFirstMinor + d.index()));
-  put(uverbs / "ibdev", d.name());
-  put(uverbs / "abi_version", std::to_string(id.abi));
-  put(device / "node_type", std::to_string(id.node_type) + ": box");
-  put(device / "device/modalias",
-      "pci:v" + hex(id.pci_vendor, 8) + "d" + hex(id.part, 8) + "sv00000000sd00000000bc02sc00i00");
+  const fs::path device = fs::path(folder()) / "class/infiniband" / d.name();
   put(device / "ports/1/gids/0", gid_text(d.gid()));
   put(device / "ports/1/gid_attrs/types/0", id.link_layer == ibv::kLinkEthernet ? "RoCE v2" : "IB/RoCE v1");
 }
@@ -92,7 +78,9 @@ std::unique_ptr<Provider> make_provider(const std::string& name) {
   if (name == "efa") return make_efa();
   if (name == "mlx5") return make_mlx5();
   if (name == "bnxt_re") return make_bnxt_re();
-  throw std::invalid_argument("box: no provider " + name + "; there are bnxt_re, efa and mlx5");
+  if (name == "irdma") return make_irdma();
+  if (name == "ionic") return make_ionic();
+  throw std::invalid_argument("box: no provider " + name + "; there are bnxt_re, efa, ionic, irdma and mlx5");
 }
 
 const std::string& device_name(unsigned index) { return devices()[index]->name(); }

@@ -146,6 +146,7 @@ int reg_mr(Command& c) {
   if (!c.device.domains.contains(q.pd_handle)) return EINVAL;
   const Memory m{q.hca_va, q.length, reinterpret_cast<u8*>(q.start), q.pd_handle, q.access_flags};
   const u32 key = add_registration(c.device, m);
+  c.device.provider().registered(m, c.extra);
   c.core.write(std::array{key, key, key});  // handle, local key, remote key
   return 0;
 }

@@ -128,7 +128,8 @@ struct Handle {  // address handle
 
 struct Identity {
   std::string device;  // as the kernel names it, less its number
-  u32 vendor = 0, pci_vendor = 0, part = 0, abi = 1;
+  u32 vendor = 0, part = 0, abi = 1;
+  u32 driver = 0;  // RDMA_DRIVER_*
   u32 node_type = 1;  // RDMA_NODE_*
   u8 link_layer = 2;  // ibv::LinkLayer
   bool datagrams = false;  // scalable reliable ones, in any order, instead of connections
@@ -148,6 +149,7 @@ class Provider {
   virtual int open(Device& d, const Extra& e) = 0;
   virtual void query(Device&, const Extra&) {}
   virtual void make_domain(Device&, u32, const Extra&) {}
+  virtual void registered(const Memory&, const Extra&) {}
   virtual int make_queue(Device& d, Queue& q, const Extra& e) = 0;
   virtual int make_shared(Device&, Shared&, const Extra&) { return EOPNOTSUPP; }
   virtual int make_pair(Device& d, Pair& p, const Extra& e) = 0;
@@ -157,9 +159,9 @@ class Provider {
   virtual bool takes_unsolicited(const Pair&) const { return false; }
   // Where the device's memory begins that a library maps with this offset; -1: nowhere.
   virtual long long mapped(Device&, u64 offset, u64 bytes) = 0;
-  // Whether stores to what lies there are handed to `rang` one by one.
+  // Whether stores to what lies there are handed to `rang` one by one, with the place in that page.
   virtual bool is_register(u64) const { return false; }
-  virtual void rang(Device&, u64) {}
+  virtual void rang(Device&, u64 /*place*/, u64 /*value*/) {}
   virtual void ended(Device&, Pair&) {}
   // From the device's thread: what is new in memory goes to p.requests, p.receives, s.receives.
   virtual void fetch(Device& d, Pair& p) = 0;
@@ -171,6 +173,8 @@ class Provider {
 std::unique_ptr<Provider> make_efa();
 std::unique_ptr<Provider> make_mlx5();
 std::unique_ptr<Provider> make_bnxt_re();
+std::unique_ptr<Provider> make_irdma();
+std::unique_ptr<Provider> make_ionic();
 std::unique_ptr<Provider> make_provider(const std::string& name);  // throws std::invalid_argument
 
 class Device {

@@ -24,7 +24,7 @@ struct Page {
 struct Store {
   std::atomic<u64> turn;  // of the ring: written when equal to its number + 1
   Device* device;
-  u64 value;
+  u64 place, value;
 };
 constexpr u64 kStores = 1 << 14;
 constexpr std::size_t kPages = 1024;
@@ -67,20 +67,21 @@ u32 read_store(const u8* code, const greg_t* registers, u64& value) {
   return static_cast<u32>(p - code);
 }
 
-Device* watched(u64 address) {
+const Page* watched(u64 address, u64& place) {
   for (const Page& page : pages) {
     const u64 begin = page.begin.load(std::memory_order_acquire);  // pairs with watch
-    if (begin != 0 && address >= begin && address < page.end) return page.device;
+    place = address - begin;
+    if (begin != 0 && address >= begin && address < page.end) return &page;
   }
   return nullptr;
 }
 
 void on_fault(int number, siginfo_t* info, void* context) {
   auto* registers = static_cast<ucontext_t*>(context)->uc_mcontext.gregs;
-  Device* device = watched(reinterpret_cast<u64>(info->si_addr));
-  u64 value = 0;
+  u64 place = 0, value = 0;
+  const Page* page = watched(reinterpret_cast<u64>(info->si_addr), place);
   const u32 length =
-      device == nullptr ? 0 : read_store(reinterpret_cast<const u8*>(registers[REG_RIP]), registers, value);
+      page == nullptr ? 0 : read_store(reinterpret_cast<const u8*>(registers[REG_RIP]), registers, value);
   if (length == 0) {  // not ours: as if nobody had watched
     sigaction(number, &before, nullptr);
     return;
@@ -88,7 +89,8 @@ void on_fault(int number, siginfo_t* info, void* context) {
   const u64 mine = next_store.fetch_add(1, std::memory_order_relaxed);
   while (mine - handed_out.load(std::memory_order_acquire) >= kStores) sched_yield();  // pairs with hand_out_stores
   Store& s = stores[mine % kStores];
-  s.device = device;
+  s.device = page->device;
+  s.place = place;
   s.value = value;
   s.turn.store(mine + 1, std::memory_order_release);  // pairs with hand_out_stores
   registers[REG_RIP] += length;
@@ -126,7 +128,7 @@ bool hand_out_stores() {
   for (;; ++n) {
     Store& s = stores[n % kStores];
     if (s.turn.load(std::memory_order_acquire) != n + 1) break;  // pairs with on_fault
-    s.device->provider().rang(*s.device, s.value);
+    s.device->provider().rang(*s.device, s.place, s.value);
     handed_out.store(n + 1, std::memory_order_release);  // pairs with on_fault
   }
   return n != first;

@@ -114,8 +114,9 @@ class Efa final : public Provider {
  public:
   Efa() {
     identity_.device = "rdmap0s";
-    identity_.vendor = identity_.pci_vendor = 0x1d0f;
+    identity_.vendor = 0x1d0f;
     identity_.part = 0xefa2;
+    identity_.driver = 17;
     identity_.node_type = 7;
     identity_.link_layer = ibv::kLinkUnspecified;
     identity_.datagrams = true;

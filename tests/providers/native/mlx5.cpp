@@ -120,8 +120,8 @@ class Mlx5 final : public Provider {
   Mlx5() {
     identity_.device = "mlx5_";
     identity_.vendor = 0x02c9;
-    identity_.pci_vendor = 0x15b3;
     identity_.part = 0x101b;
+    identity_.driver = 1;
   }
   const Identity& identity() const override { return identity_; }
 

@@ -1,13 +1,10 @@
 // Functions of the C library as libibverbs and its providers call them: a program's own come before the C library's, so
 // what is asked of /dev/infiniband/uverbs* comes here, and everything else goes on.
 #include <dirent.h>
-#include <dlfcn.h>
 #include <fcntl.h>
-#include <linux/netlink.h>
 #include <rdma/rdma_user_ioctl_cmds.h>
 #include <sys/ioctl.h>
 #include <sys/mman.h>
-#include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/sysmacros.h>
 #include <sys/types.h>
@@ -21,18 +18,14 @@
 #include "providers/native/box.h"
 #include "providers/native/commands.h"
 #include "providers/native/doorbell.h"
+#include "providers/native/netlink.h"
+#include "providers/native/next.h"
 
 namespace {
 
 using namespace box;
 
 constexpr char kFolder[] = "/dev/infiniband/uverbs";
-
-template <class F>
-F* next(F*, const char* name) {
-  return reinterpret_cast<F*>(dlsym(RTLD_NEXT, name));
-}
-#define NEXT(name) static auto* const real = next(&name, #name)
 
 std::map<int, Context>& files() {
   static std::map<int, Context> f;
@@ -68,8 +61,6 @@ int refuse(int error) {
 
 }  // namespace
 
-#define EXPORTED extern "C" __attribute__((visibility("default")))
-
 EXPORTED int open(const char* path, int flags, ...) {
   NEXT(open);
   va_list arguments;
@@ -95,6 +86,7 @@ EXPORTED int close(int fd) {
     }
   }
   if (gone.device != nullptr) close_context(gone);
+  close_netlink(fd);
   return real(fd);
 }
 
@@ -144,12 +136,6 @@ EXPORTED int munmap(void* address, size_t bytes) noexcept {
   NEXT(munmap);
   forget(address);
   return real(address, bytes);
-}
-
-// Where the kernel can list RDMA devices through netlink, libibverbs asks it, and never looks at the files.
-EXPORTED int socket(int domain, int type, int protocol) noexcept {
-  NEXT(socket);
-  return domain == AF_NETLINK && protocol == NETLINK_RDMA ? refuse(EPROTONOSUPPORT) : real(domain, type, protocol);
 }
 
 // The list of drivers to load: only the one that is tried is named, by an environment variable.

@@ -11,6 +11,8 @@
 namespace fake {
 namespace {
 
+constexpr u32 kForEver = 7;  // retries of a message whose receiver is not ready
+
 u64 now_ns() {
   return static_cast<u64>(std::chrono::steady_clock::now().time_since_epoch() / std::chrono::nanoseconds(1));
 }
@@ -62,6 +64,10 @@ void Fabric::cut_device(u32 device, bool cut) {
 
 void Fabric::push_event(u32 device, u32 type, int port) {
   std::lock_guard lock(mutex);
+  raise(device, type, port);
+}
+
+void Fabric::raise(u32 device, u32 type, int port) {
   for (Context* c : contexts_) {
     if (c->device != device) continue;
     ibv::AsyncEvent e{};
@@ -111,8 +117,12 @@ void Fabric::show(u32 device) {
 }
 
 void Fabric::push(Cq& cq, const ibv::Wc& wc) {
-  overruns_ += cq.entries.size() >= cq.capacity;
-  cq.entries.push_back(wc);
+  if (cq.entries.size() >= cq.capacity && !cq.overrun) {
+    ++overruns_;
+    cq.overrun = options.overruns_end;
+    if (cq.overrun) raise(device_of(cq.base.context), ibv::kEventCqErr, 0);
+  }
+  if (!cq.overrun) cq.entries.push_back(wc);
 }
 
 void Fabric::post(Qp& qp, Wr wr) {
@@ -219,8 +229,11 @@ void Fabric::deliver(Qp& qp, Wr& wr) {
   }
   const bool write = wr.opcode != ibv::kWrSendWithImm;
   const bool told = wr.opcode != ibv::kWrRdmaWrite && !read;
+  // An EFA device refuses a peer's queue pair that was made with other features than its own.
+  if (srd && write && qp.unsolicited != to->unsolicited) return fail(qp, wr, ibv::kWcRemOpErr);
   if (told && !(write && to->unsolicited) && !take_receive(*to)) {
     ++not_ready_;
+    if (qp.rnr_retries != kForEver && wr.not_ready++ >= qp.rnr_retries) fail(qp, wr, ibv::kWcRnrRetryExcErr);
     return;
   }
   const u32 receiver = device_of(to->base.context);

@@ -21,8 +21,9 @@ struct Options {
   int steps = 12;  // of progress a poll
   u32 num_devices = 1;              // "fake0", "fake1", ...
   bool extended = true;             // ibv_wr_*, extended polling
-  u32 vendor = 0x02c9;              // of all devices: Mellanox; kBroadcom is the one with rules of its own
+  u32 vendor = 0x02c9;              // of all devices: Mellanox; kBroadcom and kIntel have rules of their own
   int max_srq = 1000, max_srq_wr = 1 << 15, max_qp = 100000, max_qp_wr = 1 << 14, max_cqe = 1 << 20;
+  bool old_intel = false;
   u32 max_inline = 256;
   u32 max_message = 1u << 30;
   std::vector<u32> link_layers;     // by device; missing: Ethernet
@@ -33,10 +34,13 @@ struct Options {
   u64 retry_ns = 20'000'000;  // until a peer that does not answer counts as gone; 0: as the queue pair was told
   bool device_lags = false;  // what is written to a dma-buf is seen once the same NIC has read from one
   bool refuse_reads = false;  // of the fabric's memory
+  bool overruns_end = true;  // a completion queue that has been full; else only counted
 };
 
 // Its provider finishes only the last request between ibv_wr_start and ibv_wr_complete, and its device refuses inline data.
 inline constexpr u32 kBroadcom = 0x14e4;
+// Its provider does not know what has arrived between ibv_start_poll and ibv_end_poll; an old one does not anywhere.
+inline constexpr u32 kIntel = 0x8086;
 
 struct Wr {
   u64 wr_id;
@@ -45,12 +49,14 @@ struct Wr {
   std::vector<u8> inlined;
   bool delivered = false;
   bool broken = false;  // what the device finds in its queue is no request
+  u32 not_ready = 0;    // how often its receiver had no receive
   u64 first_try_ns = 0, next_try_ns = 0;
 };
 struct Cq : ibv::CqEx {
   std::deque<ibv::Wc> entries;
   ibv::Wc current;
   u32 capacity;
+  bool overrun;  // it had no room once, and takes nothing any more
   u32 sessions;  // of posting, begun and not complete, on queue pairs that report here
 };
 struct Srq : ibv::Srq {
@@ -65,7 +71,7 @@ struct Context {
 struct Qp : ibv::QpEx {
   std::deque<Wr> queue;
   std::vector<Wr> building;
-  u32 dest_qpn, next_psn, expected_psn, posted_receives, depth, max_inline, qkey, access, timeout, retries;
+  u32 dest_qpn, next_psn, expected_psn, posted_receives, depth, max_inline, qkey, access, timeout, retries, rnr_retries;
   bool unsolicited;
 };
 
@@ -120,6 +126,7 @@ class Fabric {
   void fail(Qp& qp, const Wr& wr, u32 status);
   void flush(Qp& qp);
   void push(Cq& cq, const ibv::Wc& wc);
+  void raise(u32 device, u32 type, int port);
   void post(Qp& qp, Wr wr);
   bool take_receive(Qp& qp);
   // Efa's provider tells the device nothing of a receive without memory, and returns no error; bnxt_re's firmware wants some

@@ -67,6 +67,8 @@ int modify_qp(ibv::Qp* base, ibv::QpAttr* a, int mask) {
   if (to == ibv::kQpsInit && srd) qp.qkey = a->qkey;
   if (to == ibv::kQpsInit) qp.access = a->qp_access_flags;
   if (to == ibv::kQpsRts) qp.next_psn = a->sq_psn;
+  // A device of EFA's that has no such setting waits.
+  if (to == ibv::kQpsRts) qp.rnr_retries = has(ibv::kQpRnrRetry) ? a->rnr_retry : srd ? 7 : 0;
   if (to == ibv::kQpsRts && has(ibv::kQpTimeout | ibv::kQpRetryCnt)) {
     qp.timeout = a->timeout;
     qp.retries = a->retry_cnt;

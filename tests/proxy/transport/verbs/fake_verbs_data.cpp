@@ -63,6 +63,7 @@ int poll_cq(ibv::Cq* base, int most, ibv::Wc* out) {
   int n = 0;
   for (; n < most && !cq.entries.empty(); ++n) {
     out[n] = cq.entries.front();
+    if (f().options.old_intel && out[n].opcode == ibv::kWcRecvRdmaWithImm) out[n].opcode = ibv::kWcRecv;
     cq.entries.pop_front();
   }
   return n;
@@ -126,7 +127,11 @@ void install_polling(Cq& made) {
   cq->start_poll = start_poll;
   cq->next_poll = next_poll;
   cq->end_poll = end_poll;
-  cq->read_opcode = [](ibv::CqEx* c) { return current(c).opcode; };
+  cq->read_opcode = [](ibv::CqEx* c) {
+    const u32 opcode = current(c).opcode;
+    const bool arrived = opcode == ibv::kWcRecv || opcode == ibv::kWcRecvRdmaWithImm;
+    return arrived && f().options.vendor == kIntel ? u32{ibv::kWcSend} : opcode;
+  };
   cq->read_vendor_err = [](ibv::CqEx* c) { return current(c).vendor_err; };
   cq->read_byte_len = [](ibv::CqEx* c) { return current(c).byte_len; };
   cq->read_imm_data = [](ibv::CqEx* c) { return current(c).imm_data; };

@@ -140,3 +140,9 @@ TEST(transport_verbs_lane_posts_as_its_vendor_allows) {
     notes += n.choice + "\n";
   CHECK(notes.find("ibv_post_send on fake0:1") != std::string::npos);
 }
+
+TEST(transport_verbs_lane_polls_as_its_vendor_allows) {
+  fake::Options o;
+  o.vendor = fake::kIntel;
+  contract::random_writes(verbs_test::on_fake(o), contract::Shape{.num_ranks = 3}, 300, 200, 5);
+}

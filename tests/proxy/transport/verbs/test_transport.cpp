@@ -117,6 +117,21 @@ TEST(transport_verbs_transport_counts_queue_pairs) {
   CHECK(has(e, "5 peers") && has(e, "need 25 queue pairs") && has(e, "allows 20"));
 }
 
+TEST(transport_verbs_transport_says_that_a_driver_is_too_old) {
+  fake::Options o;
+  o.vendor = fake::kIntel;
+  o.old_intel = true;
+  const contract::Family f = verbs_test::on_fake(o);
+  const Shape shape{.connect_timeout_ns = 2'000'000'000};  // what who has spoken waits for
+  std::vector<std::shared_ptr<Segment>> segments;
+  std::vector<std::unique_ptr<Transport>> t;
+  for (u32 r = 0; r < 2; ++r) {
+    segments.push_back(Segment::create("old", shape.region_bytes));
+    t.push_back(f.make(contract::settings_for(shape, r, *segments.back())));
+  }
+  CHECK(has(contract::connect_all(t)[1], "rdma-core 52"));
+}
+
 TEST(transport_verbs_transport_mismatch_says_whose) {
   fake::Options o;
   o.num_devices = 2;
