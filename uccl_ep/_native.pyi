@@ -631,6 +631,11 @@ def exclude_peer(control: int, layout: ControlLayout, peer: int, out: bool) -> N
     Tells a rank's proxy that the rank leaves a peer out, or no longer does.
     """
 
+def report_ended_peer(control: int, layout: ControlLayout, peer: int) -> None:
+    """
+    Tells a rank's proxy that the process of a peer on another host has ended; of one that has said goodbye, nothing.
+    """
+
 def ring_doorbell(control: int) -> None:
     """Wakes a rank's proxy: kernels are about to be launched."""
 
@@ -665,6 +670,8 @@ class ControlLayout:
     def flag_time(self, source: int) -> int: ...
 
     def excluded(self, peer: int) -> int: ...
+
+    def ended(self, peer: int) -> int: ...
 
     def progress(self, phase: int, source: int) -> int: ...
 

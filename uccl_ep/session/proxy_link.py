@@ -90,8 +90,8 @@ def make_proxy(config: ProxyConfig) -> _native.Proxy:
     s.connect_timeout_ns = int(config.connect_timeout_s * 1e9)
     for name in (
         "rank num_ranks num_workers control_offset num_channels rings_fd num_rings ring_capacity counters_fd family "
-        "session secret max_in_flight max_in_flight_bytes shuffle_seed cpus "
-        "losses_are_absences events_fd event_capacity trace unreached"
+        "session secret max_in_flight max_in_flight_bytes shuffle_seed "
+        "cpus losses_are_absences events_fd event_capacity trace unreached"
     ).split():
         setattr(s, name, getattr(config, name))
     return _native.Proxy(s)

@@ -31,6 +31,7 @@ from uccl_ep.layout.combine_form import CombineForm
 from uccl_ep.layout.plan import MemoryBill, MemoryPlan
 from uccl_ep.layout.regions import Peer, Regions, choose_placement
 from uccl_ep.membership.agreement_service import AgreementService
+from uccl_ep.membership.death_notices import watched_by
 from uccl_ep.membership.secret import KeyPair, deal
 from uccl_ep.observe.publish import publish
 from uccl_ep.plan.fill import Agreed
@@ -305,6 +306,9 @@ class Session(NoCopies):
         self._proxy.start()
         if self._proxy.pid != me.pid:
             self._guard = _native.ProxyGuard(self._proxy.pid, self.regions.control.address, self.rank)
+        if self.agreement_service is not None:
+            watched = watched_by(self.rank, self.hosts, [i.rank for i in self._present])
+            self.agreement_service.watch(watched, self.hear_death)
         self._published = publish(self)
         self.recorder.complete(self)
 
@@ -400,6 +404,13 @@ class Session(NoCopies):
         with self._closing:
             if not self.closed:
                 _native.report_lost_peer(self.regions.control.address, suspects[0])
+
+    def hear_death(self, rank: int) -> None:
+        """A rank of another host has been killed, which its NIC does not say: all ranks of this host hear of it."""
+        with self._closing:
+            if not self.closed:
+                for control in self.regions.controls.values():
+                    _native.report_ended_peer(control.address, self.plan.control, rank)
 
     def release_roll_call(self) -> AgreementService | None:
         """Hands the agreement service over: from now on the caller closes it."""
