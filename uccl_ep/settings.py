@@ -36,6 +36,7 @@ class Settings:
     ring_capacity: int = 1024
     max_in_flight: int = 64
     max_in_flight_bytes: int = 8 << 20
+    proxy_idle: str = "auto"
     low_latency_combine: str = "direct"
     low_latency_topk: int = 32
     timeout_s: float = 100.0
@@ -233,6 +234,11 @@ VARIABLES: tuple[Variable, ...] = (
         f"16 to {1 << 40}, also with a unit such as 8MiB",
         "Bytes per peer that are posted and not complete.",
         values.num_bytes,
+    ),
+    _choice(
+        "PROXY_IDLE",
+        ("auto", "spin", "nap"),
+        "A proxy thread without work spins or naps; auto: spins for GPUs with NICs if each thread has a core.",
     ),
     _choice(
         "LOW_LATENCY_COMBINE",

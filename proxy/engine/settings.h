@@ -31,7 +31,7 @@ struct EngineSettings {
   u64 max_in_flight_bytes = 8ull << 20;
   bool losses_are_absences = false; // a lost peer is no fault: its `departed` word says so, and kernels mask it
   std::vector<int> cpus;           // pin worker w to cpus[w % size]; empty = not pinned
-  bool nap_when_idle = true;       // after a while without work, sleep in short naps (at most nap_ns)
+  bool nap_when_idle = true;       // after a while without work, sleep in short naps (at most nap_ns); else idle.h
   u64 nap_ns = 50 * 1000;
   DeviceFlush flush;
   std::vector<EventLog> events;    // the flight recorder's, one a worker; empty = nothing is recorded

@@ -39,6 +39,7 @@ from uccl_ep.plan.start import show_start
 from uccl_ep.recorder.recorder import FlightRecorder
 from uccl_ep.session.device_choice import gpu_facts, kind_of
 from uccl_ep.session.diagnosis import Diagnosis
+from uccl_ep.session.proxy_idle import cores_of, may_nap
 from uccl_ep.session.proxy_link import CONNECT_TIMEOUT_S, ProcessProxy, ProxyConfig, ProxyLink, ThreadProxy
 from uccl_ep.settings import PREFIX, Settings
 from uccl_ep.system.os_limits import address_space, in_words, make_room
@@ -232,6 +233,11 @@ class Session(NoCopies):
         if self.settings.explain and self.rank == self._present[0].rank:
             explain(choices, sys.stderr)
 
+    def _choose_idle(self) -> tuple[bool, str]:
+        here = [i.pid for i in self._present if i.host_id == self.hellos[self.rank].host_id]
+        s, gpu = self.settings, self._driver is not None
+        return may_nap(s.proxy_idle, gpu, self.family, cores_of(here), len(here) * (s.proxy_threads + 1))
+
     def _make_segments(self) -> None:
         if self._driver is not None:
             from uccl_ep.gpu.device import check_group
@@ -242,6 +248,7 @@ class Session(NoCopies):
     def _make_proxy(self) -> ProxyLink:
         plan, s, regions = self.plan, self.settings, self.regions
         way, _ = self.placement.ways.get(self.rank, ("none", ""))
+        self._idle = self._choose_idle()
         config = ProxyConfig(
             rank=self.rank,
             num_ranks=self.num_ranks,
@@ -259,6 +266,7 @@ class Session(NoCopies):
             interface=self._interface(),
             max_in_flight=s.max_in_flight,
             max_in_flight_bytes=s.max_in_flight_bytes,
+            nap_when_idle=self._idle[0],
             shuffle_seed=s.shuffle_seed,
             connect_timeout_s=min(CONNECT_TIMEOUT_S, s.timeout_s),
             cpus=list(s.pin_cpus),
@@ -300,7 +308,10 @@ class Session(NoCopies):
                 for m in all_endpoints
             ],
         )
-        self.notes = [*self.fabric.notes, *(said := self._proxy.notes())]
+        rest = "a proxy thread without work naps" if self._idle[0] else "a proxy thread without work keeps its core"
+        said = [(rest, self._idle[1])]
+        said += self._proxy.notes()
+        self.notes = [*self.fabric.notes, *said]
         self.show(*said)
         self._make_context(members, shrink)
         self._proxy.start()
