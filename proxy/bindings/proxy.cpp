@@ -175,6 +175,7 @@ void register_settings(nb::module_& m) {
       .def_rw("interface_address", &ProxySettings::interface_address)
       .def_rw("max_in_flight", &ProxySettings::max_in_flight)
       .def_rw("max_in_flight_bytes", &ProxySettings::max_in_flight_bytes)
+      .def_rw("max_in_flight_bytes_all", &ProxySettings::max_in_flight_bytes_all)
       .def_rw("nap_when_idle", &ProxySettings::nap_when_idle)
       .def_rw("shuffle_seed", &ProxySettings::shuffle_seed)
       .def_rw("connect_timeout_ns", &ProxySettings::connect_timeout_ns)

@@ -110,6 +110,7 @@ void ProxyHost::connect(const std::vector<std::string>& addresses, const std::ve
   e.peer_pids = peer_pids;
   e.max_in_flight = settings_.max_in_flight;
   e.max_in_flight_bytes = settings_.max_in_flight_bytes;
+  e.max_in_flight_bytes_all = ceil_div(settings_.max_in_flight_bytes_all, u64{settings_.num_workers});
   e.nap_when_idle = settings_.nap_when_idle;
   e.cpus = settings_.cpus;
   e.losses_are_absences = settings_.losses_are_absences;

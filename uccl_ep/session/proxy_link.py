@@ -50,6 +50,7 @@ class ProxyConfig:
     max_in_flight_bytes: int
     shuffle_seed: int
     connect_timeout_s: float = CONNECT_TIMEOUT_S
+    max_in_flight_bytes_all: int = 0
     nap_when_idle: bool = True  # see session/proxy_idle.py
     cpus: list[int] = field(default_factory=list)
     losses_are_absences: bool = False  # enable_shrink: a lost peer is masked, no fault
@@ -91,7 +92,7 @@ def make_proxy(config: ProxyConfig) -> _native.Proxy:
     s.connect_timeout_ns = int(config.connect_timeout_s * 1e9)
     for name in (
         "rank num_ranks num_workers control_offset num_channels rings_fd num_rings ring_capacity counters_fd family "
-        "session secret max_in_flight max_in_flight_bytes shuffle_seed nap_when_idle "
+        "session secret max_in_flight max_in_flight_bytes max_in_flight_bytes_all shuffle_seed nap_when_idle "
         "cpus losses_are_absences events_fd event_capacity trace unreached"
     ).split():
         setattr(s, name, getattr(config, name))

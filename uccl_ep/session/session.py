@@ -266,6 +266,7 @@ class Session(NoCopies):
             interface=self._interface(),
             max_in_flight=s.max_in_flight,
             max_in_flight_bytes=s.max_in_flight_bytes,
+            max_in_flight_bytes_all=s.max_in_flight_bytes_all,
             nap_when_idle=self._idle[0],
             shuffle_seed=s.shuffle_seed,
             connect_timeout_s=min(CONNECT_TIMEOUT_S, s.timeout_s),
