@@ -277,6 +277,11 @@ class Segment:
         Gives whole pages back to the system; they read as zeros again. False: it refused.
         """
 
+    def prefer_node(self, node: int) -> bool:
+        """
+        Pages that are first used from now on come from this NUMA node. False: the system refuses.
+        """
+
     def numpy(self) -> Annotated[NDArray[numpy.uint8], dict(shape=(None,))]:
         """
         A uint8 array over the whole segment, which stays mapped while the array lives.
@@ -560,6 +565,12 @@ class ProxySettings:
 
     @cpus.setter
     def cpus(self, arg: Sequence[int], /) -> None: ...
+
+    @property
+    def near_cpus(self) -> list[int]: ...
+
+    @near_cpus.setter
+    def near_cpus(self, arg: Sequence[int], /) -> None: ...
 
     @property
     def losses_are_absences(self) -> bool: ...

@@ -180,6 +180,7 @@ void register_settings(nb::module_& m) {
       .def_rw("shuffle_seed", &ProxySettings::shuffle_seed)
       .def_rw("connect_timeout_ns", &ProxySettings::connect_timeout_ns)
       .def_rw("cpus", &ProxySettings::cpus)
+      .def_rw("near_cpus", &ProxySettings::near_cpus)
       .def_rw("losses_are_absences", &ProxySettings::losses_are_absences)
       .def_rw("fabric", &ProxySettings::fabric)
       .def_rw("flush_call", &ProxySettings::flush_call)

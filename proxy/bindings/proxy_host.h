@@ -41,7 +41,7 @@ struct ProxySettings {
   bool nap_when_idle = true;
   u64 shuffle_seed = 0;
   u64 connect_timeout_ns = 30ull * 1000 * 1000 * 1000;
-  std::vector<int> cpus;
+  std::vector<int> cpus, near_cpus;
   bool losses_are_absences = false;
   FabricSettings fabric;
   // Addresses of CUDA's cuFlushGPUDirectRDMAWrites and cuCtxSetCurrent, and of the context whose memory NICs write; 0:

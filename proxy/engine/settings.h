@@ -32,6 +32,7 @@ struct EngineSettings {
   u64 max_in_flight_bytes_all = 0;  // of a worker to all peers together; 0 = no bound beyond each peer's
   bool losses_are_absences = false; // a lost peer is no fault: its `departed` word says so, and kernels mask it
   std::vector<int> cpus;           // pin worker w to cpus[w % size]; empty = not pinned
+  std::vector<int> near_cpus;      // where workers that are not pinned may run; empty, or refused: anywhere
   bool nap_when_idle = true;       // after a while without work, sleep in short naps (at most nap_ns); else idle.h
   u64 nap_ns = 50 * 1000;
   DeviceFlush flush;

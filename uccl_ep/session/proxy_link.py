@@ -51,6 +51,7 @@ class ProxyConfig:
     shuffle_seed: int
     connect_timeout_s: float = CONNECT_TIMEOUT_S
     max_in_flight_bytes_all: int = 0
+    near_cpus: list[int] = field(default_factory=list)  # of the NICs; where `cpus` do not pin
     nap_when_idle: bool = True  # see session/proxy_idle.py
     cpus: list[int] = field(default_factory=list)
     losses_are_absences: bool = False  # enable_shrink: a lost peer is masked, no fault
@@ -93,7 +94,7 @@ def make_proxy(config: ProxyConfig) -> _native.Proxy:
     for name in (
         "rank num_ranks num_workers control_offset num_channels rings_fd num_rings ring_capacity counters_fd family "
         "session secret max_in_flight max_in_flight_bytes max_in_flight_bytes_all shuffle_seed nap_when_idle "
-        "cpus losses_are_absences events_fd event_capacity trace unreached"
+        "cpus near_cpus losses_are_absences events_fd event_capacity trace unreached"
     ).split():
         setattr(s, name, getattr(config, name))
     return _native.Proxy(s)

@@ -15,6 +15,8 @@ from uccl_ep import _native
 from uccl_ep.errors import InvalidArgument, PeerLost, refuse
 from uccl_ep.fabric.choice import choose_fabric, explain
 from uccl_ep.fabric.facts import host_address, tell
+from uccl_ep.fabric.nearness import Nearness, near_nics
+from uccl_ep.fabric.sysfs import read_machine
 from uccl_ep.group.group import Group
 from uccl_ep.group.handshake import (
     Endpoints,
@@ -233,12 +235,19 @@ class Session(NoCopies):
         if self.settings.explain and self.rank == self._present[0].rank:
             explain(choices, sys.stderr)
 
+    def _look_around(self) -> Nearness:
+        if not (nics := [nic for nic, _, _ in self.fabric.config.nics]):
+            return Nearness()
+        return near_nics(nics, read_machine(), frozenset(os.sched_getaffinity(0)))
+
     def _choose_idle(self) -> tuple[bool, str]:
         here = [i.pid for i in self._present if i.host_id == self.hellos[self.rank].host_id]
         s, gpu = self.settings, self._driver is not None
         return may_nap(s.proxy_idle, gpu, self.family, cores_of(here), len(here) * (s.proxy_threads + 1))
 
     def _make_segments(self) -> None:
+        self._near = self._look_around()
+        self.regions.numa_node = self._near.node
         if self._driver is not None:
             from uccl_ep.gpu.device import check_group
 
@@ -271,6 +280,7 @@ class Session(NoCopies):
             shuffle_seed=s.shuffle_seed,
             connect_timeout_s=min(CONNECT_TIMEOUT_S, s.timeout_s),
             cpus=list(s.pin_cpus),
+            near_cpus=list(self._near.cpus),
             losses_are_absences=self.shrink,
             fabric=replace(self.fabric.checked_config(), flush_by_read=way == "nic_read"),
             flush_call=list(self._driver.flush_call()) if self._driver is not None and way == "driver" else [],
@@ -311,6 +321,8 @@ class Session(NoCopies):
         )
         rest = "a proxy thread without work naps" if self._idle[0] else "a proxy thread without work keeps its core"
         said = [(rest, self._idle[1])]
+        if self._near.reason:
+            said.append((f"proxy threads and their memory on NUMA node {self._near.node}", self._near.reason))
         said += self._proxy.notes()
         self.notes = [*self.fabric.notes, *said]
         self.show(*said)
