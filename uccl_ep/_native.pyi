@@ -277,6 +277,11 @@ class Segment:
         Gives whole pages back to the system; they read as zeros again. False: it refused.
         """
 
+    def prefer_node(self, node: int) -> bool:
+        """
+        Pages that are first used from now on come from this NUMA node. False: the system refuses.
+        """
+
     def numpy(self) -> Annotated[NDArray[numpy.uint8], dict(shape=(None,))]:
         """
         A uint8 array over the whole segment, which stays mapped while the array lives.
@@ -532,6 +537,18 @@ class ProxySettings:
     def max_in_flight_bytes(self, arg: int, /) -> None: ...
 
     @property
+    def max_in_flight_bytes_all(self) -> int: ...
+
+    @max_in_flight_bytes_all.setter
+    def max_in_flight_bytes_all(self, arg: int, /) -> None: ...
+
+    @property
+    def nap_when_idle(self) -> bool: ...
+
+    @nap_when_idle.setter
+    def nap_when_idle(self, arg: bool, /) -> None: ...
+
+    @property
     def shuffle_seed(self) -> int: ...
 
     @shuffle_seed.setter
@@ -548,6 +565,12 @@ class ProxySettings:
 
     @cpus.setter
     def cpus(self, arg: Sequence[int], /) -> None: ...
+
+    @property
+    def near_cpus(self) -> list[int]: ...
+
+    @near_cpus.setter
+    def near_cpus(self, arg: Sequence[int], /) -> None: ...
 
     @property
     def losses_are_absences(self) -> bool: ...
@@ -631,6 +654,11 @@ def exclude_peer(control: int, layout: ControlLayout, peer: int, out: bool) -> N
     Tells a rank's proxy that the rank leaves a peer out, or no longer does.
     """
 
+def report_ended_peer(control: int, layout: ControlLayout, peer: int) -> None:
+    """
+    Tells a rank's proxy that the process of a peer on another host has ended; of one that has said goodbye, nothing.
+    """
+
 def ring_doorbell(control: int) -> None:
     """Wakes a rank's proxy: kernels are about to be launched."""
 
@@ -665,6 +693,8 @@ class ControlLayout:
     def flag_time(self, source: int) -> int: ...
 
     def excluded(self, peer: int) -> int: ...
+
+    def ended(self, peer: int) -> int: ...
 
     def progress(self, phase: int, source: int) -> int: ...
 

@@ -36,6 +36,8 @@ class Settings:
     ring_capacity: int = 1024
     max_in_flight: int = 64
     max_in_flight_bytes: int = 8 << 20
+    max_in_flight_bytes_all: int = 0
+    proxy_idle: str = "auto"
     low_latency_combine: str = "direct"
     low_latency_topk: int = 32
     timeout_s: float = 100.0
@@ -233,6 +235,18 @@ VARIABLES: tuple[Variable, ...] = (
         f"16 to {1 << 40}, also with a unit such as 8MiB",
         "Bytes per peer that are posted and not complete.",
         values.num_bytes,
+    ),
+    Variable(
+        PREFIX + "MAX_IN_FLIGHT_BYTES_ALL",
+        "bytes",
+        f"0, or 16 to {1 << 40}, also with a unit such as 3MiB",
+        "The same to all peers of a rank together, shared by its proxy threads; 0: no bound beyond each peer's.",
+        lambda text: 0 if text == "0" else values.num_bytes(text),
+    ),
+    _choice(
+        "PROXY_IDLE",
+        ("auto", "spin", "nap"),
+        "A proxy thread without work spins or naps; auto: spins for GPUs with NICs if each thread has a core.",
     ),
     _choice(
         "LOW_LATENCY_COMBINE",

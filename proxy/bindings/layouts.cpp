@@ -24,6 +24,7 @@ void register_words(nb::module_& m) {
           nb::arg("phase"), nb::arg("source"))
       .def("flag_time", &ControlLayout::flag_time, nb::arg("source"))
       .def("excluded", &ControlLayout::excluded, nb::arg("peer"))
+      .def("ended", &ControlLayout::ended, nb::arg("peer"))
       .def(
           "progress",
           [](const ControlLayout& c, u32 phase, u32 source) { return c.progress(static_cast<Phase>(phase), source); },

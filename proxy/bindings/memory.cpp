@@ -32,6 +32,8 @@ void register_memory(nb::module_& m) {
       .def_prop_ro("fd", &Segment::fd, "-1 of one that is only mapped.")
       .def("give_back", &Segment::give_back, nb::arg("offset"), nb::arg("bytes"),
            "Gives whole pages back to the system; they read as zeros again. False: it refused.")
+      .def("prefer_node", &Segment::prefer_node, nb::arg("node"),
+           "Pages that are first used from now on come from this NUMA node. False: the system refuses.")
       .def("numpy", &view, "A uint8 array over the whole segment, which stays mapped while the array lives.");
 }
 

@@ -175,9 +175,12 @@ void register_settings(nb::module_& m) {
       .def_rw("interface_address", &ProxySettings::interface_address)
       .def_rw("max_in_flight", &ProxySettings::max_in_flight)
       .def_rw("max_in_flight_bytes", &ProxySettings::max_in_flight_bytes)
+      .def_rw("max_in_flight_bytes_all", &ProxySettings::max_in_flight_bytes_all)
+      .def_rw("nap_when_idle", &ProxySettings::nap_when_idle)
       .def_rw("shuffle_seed", &ProxySettings::shuffle_seed)
       .def_rw("connect_timeout_ns", &ProxySettings::connect_timeout_ns)
       .def_rw("cpus", &ProxySettings::cpus)
+      .def_rw("near_cpus", &ProxySettings::near_cpus)
       .def_rw("losses_are_absences", &ProxySettings::losses_are_absences)
       .def_rw("fabric", &ProxySettings::fabric)
       .def_rw("flush_call", &ProxySettings::flush_call)
@@ -234,6 +237,12 @@ void register_host(nb::module_& m) {
       .def("stop", &ProxyGuard::stop, nb::call_guard<nb::gil_scoped_release>());
 }
 
+void tell_of_peer(std::uintptr_t control, u64 word, bool value) {
+  auto* base = reinterpret_cast<u8*>(control);
+  publish_word(base, word, value);
+  std::atomic_ref<u64>(control_word(base, ControlLayout::kExclusions)).fetch_add(1, std::memory_order_release);
+}
+
 }  // namespace
 
 void register_proxy(nb::module_& m) {
@@ -256,12 +265,18 @@ void register_proxy(nb::module_& m) {
   m.def(
       "exclude_peer",
       [](std::uintptr_t control, const ControlLayout& layout, u32 peer, bool out) {
-        auto* base = reinterpret_cast<u8*>(control);
-        publish_word(base, layout.excluded(peer), out);
-        std::atomic_ref<u64>(control_word(base, ControlLayout::kExclusions)).fetch_add(1, std::memory_order_release);
+        tell_of_peer(control, layout.excluded(peer), out);
       },
       nb::arg("control"), nb::arg("layout"), nb::arg("peer"), nb::arg("out"),
       "Tells a rank's proxy that the rank leaves a peer out, or no longer does.");
+  m.def(
+      "report_ended_peer",
+      [](std::uintptr_t control, const ControlLayout& layout, u32 peer) {
+        tell_of_peer(control, layout.ended(peer), true);
+      },
+      nb::arg("control"), nb::arg("layout"), nb::arg("peer"),
+      "Tells a rank's proxy that the process of a peer on another host has ended; of one that has said goodbye, "
+      "nothing.");
   m.def(
       "ring_doorbell", [](std::uintptr_t control) { Doorbell::ring(reinterpret_cast<u8*>(control)); },
       nb::arg("control"), "Wakes a rank's proxy: kernels are about to be launched.");

@@ -110,7 +110,10 @@ void ProxyHost::connect(const std::vector<std::string>& addresses, const std::ve
   e.peer_pids = peer_pids;
   e.max_in_flight = settings_.max_in_flight;
   e.max_in_flight_bytes = settings_.max_in_flight_bytes;
+  e.max_in_flight_bytes_all = ceil_div(settings_.max_in_flight_bytes_all, u64{settings_.num_workers});
+  e.nap_when_idle = settings_.nap_when_idle;
   e.cpus = settings_.cpus;
+  e.near_cpus = settings_.near_cpus;
   e.losses_are_absences = settings_.losses_are_absences;
   if (settings_.flush_call != 0) e.flush = {flush_device, &settings_};
   if (events_)

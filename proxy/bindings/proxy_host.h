@@ -37,9 +37,11 @@ struct ProxySettings {
   std::string secret, interface_address;
   u32 max_in_flight = 64;
   u64 max_in_flight_bytes = 8ull << 20;
+  u64 max_in_flight_bytes_all = 0;  // of all workers together; 0 = no bound
+  bool nap_when_idle = true;
   u64 shuffle_seed = 0;
   u64 connect_timeout_ns = 30ull * 1000 * 1000 * 1000;
-  std::vector<int> cpus;
+  std::vector<int> cpus, near_cpus;
   bool losses_are_absences = false;
   FabricSettings fabric;
   // Addresses of CUDA's cuFlushGPUDirectRDMAWrites and cuCtxSetCurrent, and of the context whose memory NICs write; 0:

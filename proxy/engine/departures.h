@@ -20,7 +20,7 @@ class Departures {
   bool connection_ended(u32 peer, PeerFault fault, int code) noexcept;
   // The peer is lost and that is no fault (EngineSettings::losses_are_absences): nothing more will come from it.
   void lost(u32 peer) noexcept;
-  // The peer's process on this host has ended. True when it had said goodbye.
+  // The peer's process has ended, as a kernel says. True when it had said goodbye.
   bool process_ended(u32 peer) noexcept;
 
  private:

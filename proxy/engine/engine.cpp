@@ -64,10 +64,14 @@ void Engine::Shared::start_worker(u32 index) {
   threads.push_back(start_thread("a proxy worker", [this, index] { workers[index]->run(stop_at_ns); }));
   const pthread_t thread = threads.back().native_handle();
   pthread_setname_np(thread, ("uccl-proxy-" + std::to_string(index)).c_str());  // 15 characters: fits 256 workers
-  if (settings.cpus.empty()) return;
-  const int cpu = settings.cpus[index % settings.cpus.size()];
   cpu_set_t set;
   CPU_ZERO(&set);
+  if (settings.cpus.empty()) {
+    for (const int cpu : settings.near_cpus) CPU_SET(cpu, &set);
+    if (!settings.near_cpus.empty()) pthread_setaffinity_np(thread, sizeof set, &set);  // a matter of speed only
+    return;
+  }
+  const int cpu = settings.cpus[index % settings.cpus.size()];
   CPU_SET(cpu, &set);
   if (const int error = pthread_setaffinity_np(thread, sizeof set, &set); error != 0)
     throw std::system_error(error, std::generic_category(),

@@ -5,6 +5,9 @@
 // How long it stays awake is learnt. Work that came while it was awake makes the next wait as long or longer; a wait that
 // ended in a nap was in vain, and half of it will do next time. So who waits for a busy peer answers at once, and who
 // waits for a slow one leaves the core to it.
+//
+// A worker that has a core to itself never naps, since nothing ends a nap that a GPU's command comes in: it yields, and
+// sleeps only once its rank seems to have stopped working.
 #pragma once
 #include <sched.h>
 #include <sys/prctl.h>
@@ -33,10 +36,11 @@ class IdleLadder {
   static constexpr u64 kFirstNapNs = 2000;
   // Between calls: kernels may still push while a call waits for a peer, which rarely takes as long as the first.
   static constexpr u64 kAsleepAfterNs = 200'000'000, kSleepNs = 4'000'000;
+  static constexpr u64 kAsleepWithoutNapsAfterNs = 120'000'000'000;
 
   // `lonely`: no work can come, so that nothing wakes it either.
   IdleLadder(bool may_nap, u64 nap_ns, bool lonely = false)
-      : may_nap_(may_nap && nap_ns > 0), lonely_(lonely), longest_nap_ns_(lonely ? kSleepNs : nap_ns) {}
+      : may_nap_(lonely || (may_nap && nap_ns > 0)), lonely_(lonely), longest_nap_ns_(lonely ? kSleepNs : nap_ns) {}
 
   // The kernel rounds every sleep up by the thread's timer slack, 50 us unless told otherwise.
   static void prepare_thread() { prctl(PR_SET_TIMERSLACK, 1000); }
@@ -68,18 +72,23 @@ class IdleLadder {
       cpu_pause();
       return Rest::kAwake;
     }
-    if (turns_ < awake_turns_ || !may_nap_) {
-      if (turns_ < awake_turns_) ++turns_;
+    if (turns_ < awake_turns_) {
+      ++turns_;
       sched_yield();
       return Rest::kAwake;
     }
     const u64 now_ns = steady_ns();
     if (!napped_) idle_since_ns_ = now_ns;
     napped_ = true;
-    asleep_ = !lonely_ && now_ns - idle_since_ns_ >= kAsleepAfterNs && bell.may_sleep_long();
+    const u64 asleep_after_ns = may_nap_ ? kAsleepAfterNs : kAsleepWithoutNapsAfterNs;
+    asleep_ = !lonely_ && now_ns - idle_since_ns_ >= asleep_after_ns && bell.may_sleep_long();
     if (asleep_) {
       bell.sleep(std::max(kSleepNs, longest_nap_ns_));
       return Rest::kSleep;
+    }
+    if (!may_nap_) {
+      sched_yield();
+      return Rest::kAwake;
     }
     const timespec nap{0, static_cast<long>(std::min({next_nap_ns_, longest_nap_ns_, u64{999'999'999}}))};
     next_nap_ns_ = std::min(next_nap_ns_ * 2, longest_nap_ns_);
@@ -94,7 +103,8 @@ class IdleLadder {
   u32 awake_turns_ = kMostTurns;
   u32 turns_ = 0;
   u64 idle_since_ns_ = 0;  // valid when napped_
-  bool napped_ = false, asleep_ = false;
+  bool napped_ = false;  // it was awake for all its turns in vain
+  bool asleep_ = false;
 };
 
 }  // namespace uccl

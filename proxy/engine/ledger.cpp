@@ -11,7 +11,8 @@ PeerLedger::PeerLedger(const EngineSettings& settings, PeerCounters* shared)
     : peers_(settings.num_ranks),
       shared_(shared),
       max_in_flight_(settings.max_in_flight),
-      max_in_flight_bytes_(settings.max_in_flight_bytes) {
+      max_in_flight_bytes_(settings.max_in_flight_bytes),
+      max_in_flight_bytes_all_(settings.max_in_flight_bytes_all == 0 ? ~0ull : settings.max_in_flight_bytes_all) {
   dirty_.reserve(settings.num_ranks);
   for (u32 r = 0; r < settings.num_ranks; ++r) peers_[r].is_peer = r != settings.rank && settings.peer_bytes[r] != 0;
 }
@@ -36,6 +37,7 @@ void PeerLedger::opened(u32 peer, u64 bytes) {
   ++p.writes;
   p.write_bytes += bytes;
   ++in_flight_;
+  in_flight_bytes_ += bytes;
 }
 
 void PeerLedger::completed(u32 peer, u64 bytes) {
@@ -43,11 +45,13 @@ void PeerLedger::completed(u32 peer, u64 bytes) {
   --p.in_flight;
   p.in_flight_bytes -= bytes;
   --in_flight_;
+  in_flight_bytes_ -= bytes;
 }
 
 void PeerLedger::forget(u32 peer) {
   Peer& p = touch(peer);
   in_flight_ -= p.in_flight;
+  in_flight_bytes_ -= p.in_flight_bytes;
   p.in_flight = 0;
   p.in_flight_bytes = 0;
   p.parked = 0;

@@ -1,5 +1,5 @@
 // What one worker knows about each peer: how much is in flight, whether it is still talked to, and the counts that
-// are not yet added to the shared PeerCounters. Private to the worker: the limits are per peer and lane.
+// are not yet added to the shared PeerCounters. Private to the worker: the limits are per peer and lane, and per lane.
 #pragma once
 #include <vector>
 
@@ -20,11 +20,12 @@ class PeerLedger {
   void exclude(u32 peer, bool out) { peers_[peer].excluded = out; }
   u32 in_flight_to(u32 peer) const { return peers_[peer].in_flight; }
 
-  // A write larger than the byte limit goes out alone; an immediate without bytes needs no bytes of room.
+  // A write larger than a limit of bytes goes out alone; an immediate without bytes needs no bytes of room.
   bool has_room(u32 peer, u64 bytes) const {
     const Peer& p = peers_[peer];
     if (p.in_flight >= max_in_flight_) return false;
-    return bytes == 0 || p.in_flight_bytes == 0 || p.in_flight_bytes + bytes <= max_in_flight_bytes_;
+    return bytes == 0 || (fits(p.in_flight_bytes, bytes, max_in_flight_bytes_) &&
+                          fits(in_flight_bytes_, bytes, max_in_flight_bytes_all_));
   }
   void opened(u32 peer, u64 bytes);
   void completed(u32 peer, u64 bytes);
@@ -59,13 +60,14 @@ class PeerLedger {
     u64 published_ns = 0;  // when
   };
   Peer& touch(u32 peer);
+  static bool fits(u64 open, u64 bytes, u64 most) { return open == 0 || open + bytes <= most; }
 
   std::vector<Peer> peers_;
   std::vector<u32> dirty_;  // never more than one entry a peer: reserved once
   PeerCounters* shared_;
   u32 max_in_flight_;
-  u64 max_in_flight_bytes_;
-  u64 in_flight_ = 0;
+  u64 max_in_flight_bytes_, max_in_flight_bytes_all_;
+  u64 in_flight_ = 0, in_flight_bytes_ = 0;
 };
 
 }  // namespace uccl

@@ -5,6 +5,7 @@
 
 #include <stdexcept>
 #include <string>
+#include <utility>
 
 #include "ring/layout.h"
 #include "wire/limits.h"
@@ -53,8 +54,9 @@ void check_settings(const EngineSettings& s, const WorkerCounters* worker_counte
   // The receiver's window of a channel is as wide as this: more in flight could not be put in order again.
   in_range("max_in_flight", s.max_in_flight, 1, kMaxSequenceInFlight);
   in_range("max_in_flight_bytes", s.max_in_flight_bytes, 1, ~0ull);
-  for (const int cpu : s.cpus)
-    if (cpu < 0 || cpu >= CPU_SETSIZE) refuse("cpus", std::to_string(cpu), "0 to " + std::to_string(CPU_SETSIZE - 1));
+  for (const auto& [name, cpus] : {std::pair("cpus", &s.cpus), std::pair("near_cpus", &s.near_cpus)})
+    for (const int cpu : *cpus)
+      if (cpu < 0 || cpu >= CPU_SETSIZE) refuse(name, std::to_string(cpu), "0 to " + std::to_string(CPU_SETSIZE - 1));
   if (worker_counters == nullptr) refuse("worker_counters", "null", "num_workers zeroed entries");
   if (peer_counters == nullptr) refuse("peer_counters", "null", "num_ranks zeroed entries");
 }

@@ -29,9 +29,11 @@ struct EngineSettings {
   std::vector<int> peer_pids;      // pid to watch per rank on this host, 0 = none
   u32 max_in_flight = 64;          // writes per peer that are posted and not complete
   u64 max_in_flight_bytes = 8ull << 20;
+  u64 max_in_flight_bytes_all = 0;  // of a worker to all peers together; 0 = no bound beyond each peer's
   bool losses_are_absences = false; // a lost peer is no fault: its `departed` word says so, and kernels mask it
   std::vector<int> cpus;           // pin worker w to cpus[w % size]; empty = not pinned
-  bool nap_when_idle = true;       // after a while without work, sleep in short naps (at most nap_ns)
+  std::vector<int> near_cpus;      // where workers that are not pinned may run; empty, or refused: anywhere
+  bool nap_when_idle = true;       // after a while without work, sleep in short naps (at most nap_ns); else idle.h
   u64 nap_ns = 50 * 1000;
   DeviceFlush flush;
   std::vector<EventLog> events;    // the flight recorder's, one a worker; empty = nothing is recorded

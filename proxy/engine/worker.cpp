@@ -110,7 +110,12 @@ void Worker::lose(const PeerEvent& event) {
   membership_.lose(event.peer, event.fault, event.code);
 }
 
-// Takes over which peers kernels or Python leave out. What is on its way to one of them may never be read: it is given
+// As the process watch does, for which this host's kernel speaks.
+void Worker::hear_end(u32 peer) {
+  if (!membership_.gone(peer) && !departures_.process_ended(peer)) lose({peer, PeerFault::kLost, 0});
+}
+
+// Takes over which peers have ended on other hosts, and which ones kernels or Python leave out. What is on its way to one of them may never be read: it is given
 // kPatienceNs, then the peer is parted with, so that nobody waits for it behind the same ring.
 void Worker::follow_exclusions() {
   std::atomic_ref<u64> changes(control_word(settings_.control, ControlLayout::kExclusions));
@@ -122,6 +127,7 @@ void Worker::follow_exclusions() {
       const bool out = read_word(control_word(settings_.control, settings_.control_layout.excluded(peer))) != 0;
       ledger_.exclude(peer, out);
       num_excluded_ += out;
+      if (read_word(control_word(settings_.control, settings_.control_layout.ended(peer))) != 0) hear_end(peer);
     }
     excluded_at_ns_ = steady_ns();
   }

@@ -48,6 +48,7 @@ class alignas(64) Worker {
   bool make_visible(std::size_t num_arrivals);
   void poll_events();
   void lose(const PeerEvent& event);
+  void hear_end(u32 peer);
   void follow_exclusions();
   void follow_membership();
   void follow_fault();

@@ -5,6 +5,7 @@
 #include <pthread.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include <cerrno>
@@ -163,6 +164,15 @@ bool Segment::give_back(std::size_t offset, std::size_t bytes) {
   if (fd_ < 0 || offset > bytes_ || bytes > bytes_ - offset || !home_.here()) return false;
   return fallocate(fd_, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, static_cast<off_t>(offset),
                    static_cast<off_t>(bytes)) == 0;
+}
+
+bool Segment::prefer_node(u32 node) {
+  constexpr int kPreferred = 1;  // MPOL_PREFERRED; <linux/mempolicy.h> is not everywhere
+  constexpr unsigned long kBits = 8 * sizeof(unsigned long);
+  unsigned long nodes[16] = {};
+  if (node >= 16 * kBits - 1) return false;
+  nodes[node / kBits] = 1ul << node % kBits;
+  return syscall(SYS_mbind, data_, bytes_, kPreferred, nodes, 16 * kBits, 0u) == 0;
 }
 
 Segment::~Segment() {

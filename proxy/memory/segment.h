@@ -7,6 +7,7 @@
 #include <string>
 
 #include "memory/home.h"
+#include "wire/types.h"
 
 namespace uccl {
 
@@ -29,6 +30,10 @@ class Segment : public std::enable_shared_from_this<Segment> {
   // Gives whole pages within [offset, offset + bytes) back to the system; they read as zeros again. False: it refused,
   // it is only mapped, or this is a child of fork(), whose parent uses them.
   bool give_back(std::size_t offset, std::size_t bytes);
+
+  // Pages that are first used from now on come from this NUMA node while it has some, whoever uses them. False: the
+  // system refuses, or there is no such node.
+  bool prefer_node(u32 node);
 
   void* data() const { return data_; }
   std::size_t bytes() const { return bytes_; }

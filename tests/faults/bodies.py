@@ -115,6 +115,24 @@ def barriers(member: Member, ranks_per_node: int, doom: Doom) -> None:
     buffer.destroy()
 
 
+def barriers_under_watch(member: Member, watched: int) -> None:
+    """Barriers until a fault; rank 0 tells when it watches another host's rank `watched`."""
+    buffer = make_buffer(member, [step("t", 0)], 0, slack=6)
+    member.tell("started")
+    member.ask()
+    service = buffer._life.session.agreement_service
+    assert service is not None
+    while member.rank() == 0 and not service._board._watched.holds(watched):
+        time.sleep(0.002)
+    member.tell("watched")
+    try:
+        for _ in range(FOREVER):
+            buffer.barrier()
+    except UcclEpError as error:
+        member.tell("fault", fault_of(error))
+    buffer.destroy()
+
+
 def leave_early(member: Member, ranks_per_node: int, mode: str, leaver: int) -> None:
     """One rank leaves after a round while the others stay; then they try one without it."""
     buffer = make_buffer(member, [step(mode, 0)], ranks_per_node, slack=6)

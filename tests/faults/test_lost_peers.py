@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from tests.end_to_end.world import World
-from tests.faults.bodies import Doom, Fault, rounds
-from tests.faults.fleet import Fleet
+from tests.faults.bodies import Doom, Fault, barriers_under_watch, rounds
+from tests.faults.fleet import Fleet, Place
 
 WITHIN_S = 2.0
 TCP, SHARED_MEMORY = "tcp", "shared_memory"
@@ -101,3 +101,21 @@ def test_lost_rank_takes_its_proxy_process_along(transport: str) -> None:
     with Fleet(World(4, 2, transport, proxy="process"), rounds, 2, "l", doom) as fleet:
         begin(fleet, 4)
         check_survivors(fleet, fleet.wait_for("doomed", [VICTIM])[VICTIM], "l")
+
+
+def test_lost_rank_of_another_host_whose_network_says_nothing() -> None:
+    """As a NIC that sends again for half a minute: the victim's proxy is stopped, so its connections stay as they are.
+
+    Rank 0 watches rank 2 for its host; rank 1 has no connection to it but the proxy's.
+    """
+    places = [Place("a"), Place("a"), Place("b")]
+    with Fleet(World(3, 0, TCP, proxy="process"), barriers_under_watch, 2, places=places) as fleet:
+        begin(fleet, 3)
+        fleet.wait_for("watched", [0])
+        (proxy,) = fleet.children(2)
+        proxy.suspend()
+        killed_at = fleet.signal(2, signal.SIGKILL)
+        for rank, fault in fleet.wait_for("fault", (0, 1)).items():
+            assert (fault.kind, fault.peer) == ("PeerLost", 2), (rank, fault)
+            assert fault.at - killed_at < WITHIN_S, (rank, fault)
+        proxy.kill()

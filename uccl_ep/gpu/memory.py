@@ -198,7 +198,7 @@ class GpuRegions(Regions):
                 raise UcclEpError(f"rank {self.rank} cannot open the GPU memory of rank {rank}: {error}") from error
             self._endings.append(lambda: driver.close(opened))
             return opened
-        segment = (self._peer_control if what == "control" else self._peer_data)[rank]
+        segment = (self.controls if what == "control" else self._peer_data)[rank]
         try:
             mapped = driver.register(segment.address, segment.bytes)
         except UcclEpError as error:

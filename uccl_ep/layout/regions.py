@@ -136,6 +136,8 @@ class Regions:
     Attributes:
         data: uint8 tensor over this rank's data region.
         control, rings, counters: segments that the proxy shares. stats: what peer_stats lies in.
+        controls: control segments of all ranks of this host, by rank, once they have met.
+        numa_node: that the host memory of NICs and proxy comes from, set before make(); -1: from anywhere.
         arena: segment that this rank's results lie in, for its node to read; None: this rank is alone on its node.
         mask: int32 [num_ranks]; 1 = left out. peer_stats: int64 [num_ranks, PEER_STATS].
     """
@@ -144,9 +146,10 @@ class Regions:
         self.plan, self.placement, self.rank = plan, placement, rank
         self.num_rings = settings.proxy_threads * settings.rings
         self._settings = settings
+        self.numa_node = -1
         self._peers: dict[int, Peer] = {}
         self._watch_pid = 0
-        self._peer_control: dict[int, _native.Segment] = {}
+        self.controls: dict[int, _native.Segment] = {}
         self._peer_data: dict[int, _native.Segment] = {}
         self.arena: _native.Segment | None = None
         self._arenas: dict[int, _native.Segment] = {}  # of the node's ranks
@@ -168,13 +171,13 @@ class Regions:
         self._make_data(f"{name}-data")
         self.control = _native.Segment.create(f"{name}-control", plan.control_bytes)
         self.rings = _native.Segment.create(f"{name}-rings", self.num_rings * _native.ring_bytes(s.ring_capacity))
-        self.counters = _native.Segment.create(
-            f"{name}-counters", _native.counters_bytes(s.proxy_threads, self.num_ranks)
-        )
-        self._zero_copy = (
-            _native.Segment.create(f"{name}-zero-copy", plan.zero_copy_bytes) if plan.zero_copy_bytes else None
-        )
-        self._peer_control[self.rank] = self.control
+        num_bytes = _native.counters_bytes(s.proxy_threads, self.num_ranks)
+        self.counters = _native.Segment.create(f"{name}-counters", num_bytes)
+        self._zero_copy = _native.Segment.create(f"{name}-zero-copy", n) if (n := plan.zero_copy_bytes) else None
+        for segment in (self.control, self.rings, self.counters, self._peer_data.get(self.rank), self._zero_copy):
+            if segment is not None and self.numa_node >= 0:
+                segment.prefer_node(self.numa_node)  # a matter of speed only: refused where NUMA is unknown
+        self.controls[self.rank] = self.control
         self._make_arena(f"{name}-results")
 
     def _make_arena(self, name: str) -> None:
@@ -234,7 +237,7 @@ class Regions:
             m = peer.endpoints
             self._peers[m.rank] = peer
             try:
-                self._peer_control[m.rank] = _native.Segment.open(m.segment_pid, m.control_fd, m.control_bytes)
+                self.controls[m.rank] = _native.Segment.open(m.segment_pid, m.control_fd, m.control_bytes)
                 if peer.member:
                     self._open_data(peer)
             except RuntimeError as error:
@@ -250,10 +253,8 @@ class Regions:
         self._peer_data[m.rank] = _native.Segment.open(m.segment_pid, m.data_fd, m.data_bytes)
         if self.arena is None:
             return  # address space is limited here: the others see that this rank has none, and use none either
-        for segments, fd, num_bytes in (
-            (self._arenas, m.arena_fd, m.arena_bytes),
-            (self._zero_copies, m.zero_copy_fd, m.zero_copy_bytes),
-        ):
+        results = self._arenas, m.arena_fd, m.arena_bytes
+        for segments, fd, num_bytes in (results, (self._zero_copies, m.zero_copy_fd, m.zero_copy_bytes)):
             if fd >= 0:
                 here = _made_here.get(fd) if peer.same_process else None
                 segments[m.rank] = here or _native.Segment.open(m.segment_pid, fd, num_bytes)
@@ -266,7 +267,7 @@ class Regions:
         words = self.stats.numpy()[: 8 * shape[0] * shape[1]]
         self.peer_stats = torch.from_numpy(words).view(torch.int64).view(shape)
         tables.data = [self._peer_data[r].address for r in members]
-        tables.control = [self._peer_control[r].address for r in members]
+        tables.control = [self.controls[r].address for r in members]
         tables.rings = self.rings.address
         tables.mask, tables.peer_stats = self.mask.data_ptr(), self.peer_stats.data_ptr()
         self._tables = _native.RankTables(tables)
@@ -303,7 +304,7 @@ class Regions:
 
     def control_words(self, rank: int) -> Words:
         """The control segment of a rank of this host; it stays mapped as long as somebody holds this."""
-        return np.frombuffer(self._peer_control[rank].numpy(), dtype=np.uint64)
+        return np.frombuffer(self.controls[rank].numpy(), dtype=np.uint64)
 
     def control_word(self, rank: int, offset: int) -> int:
         """One word of it."""
@@ -311,7 +312,7 @@ class Regions:
 
     def set_control_words(self, offset: int, value: int) -> None:
         """Writes a word of the control segment of every other rank of this host, where it does not hold more."""
-        for rank in self._peer_control:
+        for rank in self.controls:
             if rank != self.rank:
                 words = self.control_words(rank)
                 words[offset // 8] = max(int(words[offset // 8]), value)
@@ -327,13 +328,13 @@ class Regions:
     def knowledge(self) -> Knowledge:
         """What can be seen from here of ranks that wait for each other."""
         peers = self.read_counters()[1]
-        elsewhere = [rank for rank in range(self.num_ranks) if rank not in self._peer_control]
+        elsewhere = [rank for rank in range(self.num_ranks) if rank not in self.controls]
         heard = {rank: peers[rank]["last_arrival_ns"] for rank in elsewhere}
         return Knowledge(self._wait_reports(), self._stopped(), heard)
 
     def _wait_reports(self) -> dict[int, int]:
         """Of the ranks of this host whose waits have expired: whom those were for, when it is known."""
-        faults = {rank: _native.read_fault(segment.address) for rank, segment in self._peer_control.items()}
+        faults = {rank: _native.read_fault(segment.address) for rank, segment in self.controls.items()}
         named = {
             rank: fault["peer"]
             for rank, fault in faults.items()
@@ -387,7 +388,7 @@ class Regions:
                 _made_here.pop(mine.fd, None)
         self._arenas.clear()
         self._zero_copies.clear()
-        self._peer_control.clear()
+        self.controls.clear()
         self._peer_data.clear()
 
 

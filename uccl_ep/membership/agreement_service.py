@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 
 from uccl_ep.errors import PeerLost, PeerTimeout, UcclEpError
 from uccl_ep.membership.agreement import PHASE, Agreement
@@ -74,6 +74,11 @@ class AgreementService(Agreement):
                 )
             found[rank] = (host.strip("[]"), int(port))
         self._board.meet(found)
+
+    def watch(self, ranks: Collection[int], on_death: Callable[[int], None]) -> None:
+        """Looks after these ranks of other hosts, from now on (death_notices.py): `on_death` is called with each that
+        ends without a goodbye, on the messenger's thread, and must not block."""
+        self._board.watch(ranks, on_death)
 
     def close(self) -> None:
         """Ends the listener and every wait here: to the others, this rank has gone. Idempotent."""

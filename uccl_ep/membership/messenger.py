@@ -8,11 +8,13 @@ connection and to their number, so nothing that was recorded is of use. A strang
 takes, is dropped, and counted.
 
 Whoever breaks a connection ends nothing either: a connection that was lost is made again, the acceptor says how many
-frames it has, and the rest is sent once more. A rank has gone when nobody listens at its address any longer.
+frames it has, and the rest is sent once more. A rank has gone when nobody listens at its address any longer; whether it
+was killed, a goodbye tells (death_notices.py).
 """
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import secrets
 import selectors
@@ -21,7 +23,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 import msgpack
@@ -29,7 +31,8 @@ import msgpack
 from uccl_ep.membership import switchboard
 from uccl_ep.membership.connections import MAX_QUEUED_FRAMES as MAX_QUEUED_FRAMES
 from uccl_ep.membership.connections import Incoming, Outgoing, SentFrames
-from uccl_ep.membership.proof import COUNT, MAC, NONCE, RANK, Talk, compare, keyed, seal
+from uccl_ep.membership.death_notices import Watch
+from uccl_ep.membership.proof import COUNT, MAC, NONCE, RANK, Talk, compare, goodbye, keyed, seal
 from uccl_ep.system import ownership
 from uccl_ep.system.os_limits import naming
 
@@ -39,6 +42,7 @@ _HELLO_S = 5.0
 _LENGTH, _HELLO, _ANSWER = 4, RANK + NONCE + MAC, COUNT + MAC
 _LINGER_S = 0.3  # what close() gives messages that are still queued: a rank may end right after its last word
 _SOON_S = 0.02  # between turns while something is to be tried again
+_FLAP_S = 0.5  # before a rank that is watched is dialled again where its host cannot be reached
 _PAUSE_S = 0.05  # before a connection that ended without the peer's proof is made again: a crowd may have pushed it out
 
 Message = dict[str, Any]
@@ -83,6 +87,7 @@ class Messenger:
         self._outgoing: dict[int, Outgoing] = {}
         self._sent: dict[int, SentFrames] = {}
         self._taken: dict[int, int] = {}  # frames of each peer so far
+        self._watched = Watch()
         self._again: dict[int, float] = {}  # ranks whose connection was lost, and when to make it anew
         with naming("epoll_create1 for the agreement service"):
             self._selector = selectors.DefaultSelector()
@@ -95,6 +100,15 @@ class Messenger:
         """Where the peers listen."""
         with self._lock:
             self._addresses = {rank: address for rank, address in addresses.items() if rank != self.rank}
+
+    def watch(self, ranks: Collection[int], on_death: Callable[[int], None]) -> None:
+        """Holds connections to these ranks from now on, and to no others that were watched before.
+
+        `on_death` is called with each of them that ends without a goodbye (death_notices.py).
+        """
+        with self._lock:
+            self._watched = Watch(ranks, on_death)
+        self._board.ring(self)
 
     def send(self, rank: int, message: Message) -> None:
         """Queues a message for a peer; one that cannot be reached is told to on_gone. Never blocks."""
@@ -147,6 +161,9 @@ class Messenger:
     def finish(self) -> None:
         """Closes every socket."""
         for connection in self._incoming.values():
+            if connection.key:
+                with contextlib.suppress(OSError):  # 32 bytes into an empty buffer, or the peer has gone
+                    connection.sock.send(goodbye(connection.key))
             connection.sock.close()
         for out in self._outgoing.values():
             out.sock.close()
@@ -264,16 +281,19 @@ class Messenger:
     def _dial(self) -> None:
         """Opens what messages are waiting for, and hands them to what is open."""
         with self._lock:
-            due = {rank for rank, queue in self._queues.items() if queue} | self._again.keys()
+            due = {rank for rank, queue in self._queues.items() if queue} | self._again.keys() | self._watched.unreached
             addresses = {rank: self._addresses.get(rank) for rank in due}
         for rank, address in addresses.items():
             out = self._outgoing.get(rank)
             if out is not None and out.key:
+                self._watched.reach(rank)
                 self._fill(out)
             elif out is None and time.monotonic() >= self._again.get(rank, 0.0):
                 self._again.pop(rank, None)
                 if address is not None:
                     self._open(rank, address)
+                else:
+                    self._watched.drop(rank)
 
     def _open(self, rank: int, address: tuple[str, int]) -> None:
         try:
@@ -285,12 +305,12 @@ class Messenger:
         self._outgoing[rank] = out = Outgoing(rank, sock, secrets.token_bytes(NONCE))
         self._selector.register(sock, selectors.EVENT_WRITE, lambda _, mask: self._advance(out, mask))
         if error not in (0, errno.EINPROGRESS):
-            self._lose(out, gone=True)
+            self._lose(out, error)
 
     def _advance(self, out: Outgoing, mask: int) -> None:
         if not out.connected:
-            if out.sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR) != 0:
-                self._lose(out, gone=True)
+            if (error := out.sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)) != 0:
+                self._lose(out, error)
                 return
             out.connected = True
             out.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -298,8 +318,8 @@ class Messenger:
             return
         try:
             if mask & selectors.EVENT_READ:
-                wanted = NONCE if len(out.received) < NONCE else NONCE + _ANSWER
-                data = out.sock.recv(wanted - len(out.received) or 1)  # who has answered has nothing more to say
+                wanted = NONCE if len(out.received) < NONCE else NONCE + _ANSWER + (MAC if out.key else 0)
+                data = out.sock.recv(wanted - len(out.received) or 1)  # after a goodbye there is nothing more to say
                 if not data:
                     raise ConnectionResetError
                 out.received += data
@@ -309,15 +329,19 @@ class Messenger:
                 del out.unsent[: out.sock.send(out.unsent)]
         except BlockingIOError:
             pass
-        except (ValueError, OSError) as error:
-            self.strangers += isinstance(error, ValueError)
-            self._lose(out, gone=False)
+        except (ValueError, OSError) as failure:
+            self.strangers += isinstance(failure, ValueError)
+            self._lose(out, 0)
             return
         if out.key:
             self._fill(out)
 
     def _greet(self, out: Outgoing) -> None:
-        """Says who this is, or checks who answers. Raises ValueError."""
+        """Says who this is, checks who answers, or takes a goodbye. Raises ValueError."""
+        if out.key:
+            compare(goodbye(out.key), bytes(out.received[NONCE + _ANSWER :]))
+            self._watched.drop(out.rank)
+            return
         nonce, answer = bytes(out.received[:NONCE]), bytes(out.received[NONCE:])
         talk = Talk(self._key, self.rank, out.rank, out.nonce, nonce)
         if not answer:
@@ -331,6 +355,7 @@ class Messenger:
         out.key, out.number = talk.proof(b"frames"), number
         for body in missing:
             self._put(out, body)
+        self._watched.reach(out.rank)
 
     @staticmethod
     def _put(out: Outgoing, body: bytes) -> None:
@@ -352,13 +377,23 @@ class Messenger:
         if key.events != wanted:
             self._selector.modify(out.sock, wanted, key.data)
 
-    def _lose(self, out: Outgoing, gone: bool) -> None:
+    def _lose(self, out: Outgoing, error: int) -> None:
+        """Ends a connection that broke (0) or could not be made (errno)."""
         self._selector.unregister(out.sock)
         out.sock.close()
         del self._outgoing[out.rank]
-        if not gone:  # dialled again: its messages are kept
+        if error == 0:  # dialled again: its messages are kept
             self._again[out.rank] = time.monotonic() + (0.0 if out.key else _PAUSE_S)
             return
         with self._lock:
-            self._queues.pop(out.rank, None)
-        self._on_gone(out.rank)
+            queued = self._queues.pop(out.rank, None)
+        if error == errno.ECONNREFUSED:
+            self._on_gone(out.rank)
+            self._watched.refuse(out.rank)
+            return
+        if queued or self._sent.get(out.rank, SentFrames()).end:  # somebody wants to know
+            self._on_gone(out.rank)
+        if self._watched.holds(out.rank):
+            self._again[out.rank] = time.monotonic() + _FLAP_S
+        else:
+            self._watched.drop(out.rank)

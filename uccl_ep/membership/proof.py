@@ -23,6 +23,11 @@ def seal(key: bytes, number: int, body: bytes) -> bytes:
     return keyed(key, number.to_bytes(COUNT, "little") + body)
 
 
+def goodbye(key: bytes) -> bytes:
+    """What who takes frames says when it closes the connection in good order: no frame's number is as high."""
+    return seal(key, (1 << 8 * COUNT) - 1, b"goodbye")
+
+
 def compare(wanted: bytes, seen: bytes) -> None:
     """Raises ValueError when they differ, after the same time wherever they do."""
     if not hmac.compare_digest(wanted, seen):

@@ -153,7 +153,7 @@ def _rank(agreed: Agreed, i: Hello, facts: Facts, fabric: FabricChoice) -> RankP
         choices.append(Choice("network", "refused", str(fabric.problem)))
     if i.device != "cpu":
         choices.append(_registration_choice(facts, fabric.family))
-    choices.append(_cpu_choice(self_description))
+    choices.append(_cpu_choice(self_description, bool(nics)))
     return RankPlan(
         rank=i.rank,
         host=i.hostname,
@@ -209,12 +209,14 @@ def _registration_choice(facts: Facts, family: str) -> Choice:
     return Choice("registration", _WAYS.get(facts.gpu_memory, facts.gpu_memory), facts.gpu_memory_reason)
 
 
-def _cpu_choice(self_description: SelfDescription) -> Choice:
+def _cpu_choice(self_description: SelfDescription, nics: bool) -> Choice:
     threads = f"{self_description.proxy_threads} proxy thread(s)"
     if self_description.pin_cpus:
         pinned = ", ".join(map(str, self_description.pin_cpus))
         return Choice("CPUs", f"{threads} on {pinned}", "UCCL_EP_PIN_CPUS says so")
     why = "UCCL_EP_PIN_CPUS is not set"
+    if nics:
+        why += "; at its NICs' NUMA node, where sysfs says which that is"
     if self_description.suggested_cpus:
         why += f"; near this rank and no other's: {','.join(map(str, self_description.suggested_cpus))}"
     count = f"any of {self_description.num_cpus} CPU(s)" if self_description.num_cpus else "any CPU"

@@ -50,6 +50,9 @@ class ProxyConfig:
     max_in_flight_bytes: int
     shuffle_seed: int
     connect_timeout_s: float = CONNECT_TIMEOUT_S
+    max_in_flight_bytes_all: int = 0
+    near_cpus: list[int] = field(default_factory=list)  # of the NICs; where `cpus` do not pin
+    nap_when_idle: bool = True  # see session/proxy_idle.py
     cpus: list[int] = field(default_factory=list)
     losses_are_absences: bool = False  # enable_shrink: a lost peer is masked, no fault
     fabric: FabricConfig = FabricConfig()
@@ -90,8 +93,8 @@ def make_proxy(config: ProxyConfig) -> _native.Proxy:
     s.connect_timeout_ns = int(config.connect_timeout_s * 1e9)
     for name in (
         "rank num_ranks num_workers control_offset num_channels rings_fd num_rings ring_capacity counters_fd family "
-        "session secret max_in_flight max_in_flight_bytes shuffle_seed cpus "
-        "losses_are_absences events_fd event_capacity trace unreached"
+        "session secret max_in_flight max_in_flight_bytes max_in_flight_bytes_all shuffle_seed nap_when_idle "
+        "cpus near_cpus losses_are_absences events_fd event_capacity trace unreached"
     ).split():
         setattr(s, name, getattr(config, name))
     return _native.Proxy(s)

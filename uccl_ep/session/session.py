@@ -15,6 +15,8 @@ from uccl_ep import _native
 from uccl_ep.errors import InvalidArgument, PeerLost, refuse
 from uccl_ep.fabric.choice import choose_fabric, explain
 from uccl_ep.fabric.facts import host_address, tell
+from uccl_ep.fabric.nearness import Nearness, near_nics
+from uccl_ep.fabric.sysfs import read_machine
 from uccl_ep.group.group import Group
 from uccl_ep.group.handshake import (
     Endpoints,
@@ -31,6 +33,7 @@ from uccl_ep.layout.combine_form import CombineForm
 from uccl_ep.layout.plan import MemoryBill, MemoryPlan
 from uccl_ep.layout.regions import Peer, Regions, choose_placement
 from uccl_ep.membership.agreement_service import AgreementService
+from uccl_ep.membership.death_notices import watched_by
 from uccl_ep.membership.secret import KeyPair, deal
 from uccl_ep.observe.publish import publish
 from uccl_ep.plan.fill import Agreed
@@ -38,6 +41,7 @@ from uccl_ep.plan.start import show_start
 from uccl_ep.recorder.recorder import FlightRecorder
 from uccl_ep.session.device_choice import gpu_facts, kind_of
 from uccl_ep.session.diagnosis import Diagnosis
+from uccl_ep.session.proxy_idle import cores_of, may_nap
 from uccl_ep.session.proxy_link import CONNECT_TIMEOUT_S, ProcessProxy, ProxyConfig, ProxyLink, ThreadProxy
 from uccl_ep.settings import PREFIX, Settings
 from uccl_ep.system.os_limits import address_space, in_words, make_room
@@ -231,7 +235,19 @@ class Session(NoCopies):
         if self.settings.explain and self.rank == self._present[0].rank:
             explain(choices, sys.stderr)
 
+    def _look_around(self) -> Nearness:
+        if not (nics := [nic for nic, _, _ in self.fabric.config.nics]):
+            return Nearness()
+        return near_nics(nics, read_machine(), frozenset(os.sched_getaffinity(0)))
+
+    def _choose_idle(self) -> tuple[bool, str]:
+        here = [i.pid for i in self._present if i.host_id == self.hellos[self.rank].host_id]
+        s, gpu = self.settings, self._driver is not None
+        return may_nap(s.proxy_idle, gpu, self.family, cores_of(here), len(here) * (s.proxy_threads + 1))
+
     def _make_segments(self) -> None:
+        self._near = self._look_around()
+        self.regions.numa_node = self._near.node
         if self._driver is not None:
             from uccl_ep.gpu.device import check_group
 
@@ -241,6 +257,7 @@ class Session(NoCopies):
     def _make_proxy(self) -> ProxyLink:
         plan, s, regions = self.plan, self.settings, self.regions
         way, _ = self.placement.ways.get(self.rank, ("none", ""))
+        self._idle = self._choose_idle()
         config = ProxyConfig(
             rank=self.rank,
             num_ranks=self.num_ranks,
@@ -258,9 +275,12 @@ class Session(NoCopies):
             interface=self._interface(),
             max_in_flight=s.max_in_flight,
             max_in_flight_bytes=s.max_in_flight_bytes,
+            max_in_flight_bytes_all=s.max_in_flight_bytes_all,
+            nap_when_idle=self._idle[0],
             shuffle_seed=s.shuffle_seed,
             connect_timeout_s=min(CONNECT_TIMEOUT_S, s.timeout_s),
             cpus=list(s.pin_cpus),
+            near_cpus=list(self._near.cpus),
             losses_are_absences=self.shrink,
             fabric=replace(self.fabric.checked_config(), flush_by_read=way == "nic_read"),
             flush_call=list(self._driver.flush_call()) if self._driver is not None and way == "driver" else [],
@@ -299,12 +319,20 @@ class Session(NoCopies):
                 for m in all_endpoints
             ],
         )
-        self.notes = [*self.fabric.notes, *(said := self._proxy.notes())]
+        rest = "a proxy thread without work naps" if self._idle[0] else "a proxy thread without work keeps its core"
+        said = [(rest, self._idle[1])]
+        if self._near.reason:
+            said.append((f"proxy threads and their memory on NUMA node {self._near.node}", self._near.reason))
+        said += self._proxy.notes()
+        self.notes = [*self.fabric.notes, *said]
         self.show(*said)
         self._make_context(members, shrink)
         self._proxy.start()
         if self._proxy.pid != me.pid:
             self._guard = _native.ProxyGuard(self._proxy.pid, self.regions.control.address, self.rank)
+        if self.agreement_service is not None:
+            watched = watched_by(self.rank, self.hosts, [i.rank for i in self._present])
+            self.agreement_service.watch(watched, self.hear_death)
         self._published = publish(self)
         self.recorder.complete(self)
 
@@ -400,6 +428,13 @@ class Session(NoCopies):
         with self._closing:
             if not self.closed:
                 _native.report_lost_peer(self.regions.control.address, suspects[0])
+
+    def hear_death(self, rank: int) -> None:
+        """A rank of another host has been killed, which its NIC does not say: all ranks of this host hear of it."""
+        with self._closing:
+            if not self.closed:
+                for control in self.regions.controls.values():
+                    _native.report_ended_peer(control.address, self.plan.control, rank)
 
     def release_roll_call(self) -> AgreementService | None:
         """Hands the agreement service over: from now on the caller closes it."""

@@ -75,7 +75,12 @@ _SCALED = "counts for a NIC or a queue there; UCCL_EP_{} counts for each peer"
 NOT_READ: tuple[tuple[str, tuple[str, ...], str, str], ...] = (
     ("UCCL_IB_MAX_INFLIGHT_NORMAL", (), _SCALED.format("MAX_IN_FLIGHT"), "max_in_flight"),
     ("UCCL_IB_MAX_INFLIGHT_LOW_LATENCY", (), _SCALED.format("MAX_IN_FLIGHT"), "max_in_flight"),
-    ("UCCL_IB_MAX_INFLIGHT_BYTES", (), _SCALED.format("MAX_IN_FLIGHT_BYTES"), "max_in_flight_bytes"),
+    (
+        "UCCL_IB_MAX_INFLIGHT_BYTES",
+        (),
+        "counts for a NIC there; UCCL_EP_MAX_IN_FLIGHT_BYTES_ALL counts for a rank, whatever its NICs",
+        "max_in_flight_bytes_all",
+    ),
     ("NCCL_IB_DISABLE", ("0",), "UCCL_EP_TRANSPORT=tcp keeps Buffers from NICs", "transport"),
     ("NCCL_IB_PKEY", ("0",), "the partition key at index 0 of a port is what is used here", ""),
     ("NVSHMEM_HCA_PE_MAPPING", (), "UCCL_EP_NICS names NICs, and ranks share them by distance", "nics"),

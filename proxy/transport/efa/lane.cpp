@@ -20,8 +20,6 @@ u64 now_in_ns() {
   return static_cast<u64>(std::chrono::steady_clock::now().time_since_epoch() / std::chrono::nanoseconds(1));
 }
 
-u64 source_key(u32 handle, u32 queue_pair) { return static_cast<u64>(handle) << 32 | queue_pair; }
-
 }  // namespace
 
 u32 EfaLane::least_outstanding(const Peer& peer) const {
@@ -247,13 +245,13 @@ bool EfaLane::arrive(const Completion& c, u32 nic, Arrival* out) {
   const bool write = c.opcode == ibv::kWcRecvRdmaWithImm;
   if (c.status != ibv::kWcSuccess) return false;
   rail.owed_receives += !(write && rail.unsolicited);
-  const auto found = sources_.find({nic, source_key(c.source_handle, c.source_queue_pair)});
-  if (found == sources_.end()) {  // nobody we know
+  const u32 peer = rail.senders.find(c.source_handle, c.source_queue_pair);
+  if (peer == EfaSenders::kNobody) {
     ++counters_.refused;
     return false;
   }
-  Peer& p = peers_[found->second];
-  const PeerState state = book_.state(found->second);
+  Peer& p = peers_[peer];
+  const PeerState state = book_.state(peer);
   if (!write && (c.immediate & ~kControlCode) == kEfaGreeting) ++p.greetings_heard;
   if (!write && (c.immediate & ~kControlCode) == kEfaFarewell && !p.heard_farewell) {
     p.heard_farewell = true;
@@ -263,7 +261,7 @@ bool EfaLane::arrive(const Completion& c, u32 nic, Arrival* out) {
   if (!write || state == PeerState::kClosed) return false;
   ++counters_.arrivals;
   counters_.arrival_bytes += c.bytes;
-  *out = Arrival{c.immediate, found->second};
+  *out = Arrival{c.immediate, peer};
   return true;
 }
 

@@ -2,11 +2,11 @@
 // order, also within a queue pair, so nothing here relies on any: the last piece of a request that had to be cut is
 // posted when the others are complete, and a farewell when everything before it is.
 #pragma once
-#include <map>
 #include <memory>
 #include <vector>
 
 #include "transport/efa/library.h"
+#include "transport/efa/senders.h"
 #include "transport/judging_lane.h"
 #include "transport/verbs/queue_pair.h"
 #include "transport/verbs/remote_spans.h"
@@ -93,6 +93,7 @@ class EfaLane final : public JudgingLane {
     std::unique_ptr<QueuePair> pair;  // after its completion queues, so that it goes first
     u32 depth, receives, own_receives;
     u32 outstanding = 0, owed_receives = 0;
+    EfaSenders senders;  // fixed once connected
     bool unsolicited, started = false;
   };
   enum class Kind : u8 { kPiece, kLast, kGreeting, kControl, kProbe };
@@ -137,7 +138,6 @@ class EfaLane final : public JudgingLane {
   const bool hears_events_;
   std::vector<std::unique_ptr<Rail>> rails_;
   std::vector<Peer> peers_;
-  std::map<std::pair<u32, u64>, u32> sources_;  // (our NIC, their handle and queue pair) -> peer; fixed once connected
   std::vector<Request> requests_;
   std::vector<u32> free_;  // indices into requests_
   std::vector<u32> complete_;  // requests whose wr_id waits to be handed out, a ring

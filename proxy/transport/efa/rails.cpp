@@ -140,8 +140,7 @@ void EfaLane::to_ready(ibv::Qp* qp, const VerbsNic& nic, u32 qkey, bool rnr_retr
 void EfaLane::add_peer(u32 peer, const VerbsAddress& address, std::vector<EfaPath> paths) {
   Peer& p = peers_[peer];
   p.spans.set(address);
-  for (const EfaPath& path : paths)
-    sources_[{path.nic, static_cast<u64>(path.handle_number) << 32 | path.queue_pair}] = peer;
+  for (const EfaPath& path : paths) rails_[path.nic]->senders.add(path.handle_number, path.queue_pair, peer);
   p.paths = std::move(paths);
 }
 

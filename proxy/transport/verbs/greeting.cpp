@@ -77,7 +77,6 @@ VerbsGreeting::Link VerbsGreeting::make_link(u32 lane, u32 peer, const NicPair& 
   const ProofPath out{s.session, s.rank, peer, lane, link.number}, in{s.session, peer, s.rank, lane, link.number};
   link.path.send_psn = first_psn(s.secret, out, s_.nonce, a.nonce);
   link.begin_receive_psn = link.path.receive_psn = first_psn(s.secret, in, a.nonce, s_.nonce);
-  if (s.fabric.udp_source_port != 0) link.path.udp_source_port = s.fabric.udp_source_port + link.number;
   link.expected = prove_path(s.secret, in, a.nonce, s_.nonce);
   const Proof said = prove_path(s.secret, out, s_.nonce, a.nonce);
   std::memcpy(s_.areas[nics.mine]->said(link.slot), said.data(), said.size());
@@ -94,10 +93,14 @@ void VerbsGreeting::make_links() {
     if (s_.addresses[peer] == nullptr) continue;
     const u32 theirs = static_cast<u32>(s_.addresses[peer]->nics.size());
     const std::vector<NicPair> pairs = pair_nics(s.rank, static_cast<u32>(s_.nics.size()), peer, theirs);
+    u32 link_of_peer = 0;
     for (u32 lane = 0; lane < s.num_lanes; ++lane) {
       for (u32 i = 0; i < pairs.size(); ++i) {
         for (u32 q = 0; q < s.fabric.queue_pairs; ++q) {
           links_.push_back(make_link(lane, peer, pairs[i], q, i));
+          // Switches that route by hash send queue pairs of one port along one path: no two to a peer share a port.
+          if (const u32 first = s.fabric.udp_source_port; first != 0)
+            links_.back().path.udp_source_port = first + link_of_peer++ % (0x10000 - first);
           by_queue_[lane][links_.back().queue] = static_cast<u32>(links_.size() - 1);
         }
       }

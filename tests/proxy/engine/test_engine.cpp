@@ -5,7 +5,9 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <filesystem>
 #include <fstream>
+#include <iterator>
 #include <random>
 #include <set>
 #include <string>
@@ -176,6 +178,34 @@ TEST(engine_cpu_that_does_not_exist_is_an_error_that_leaves_no_thread) {
   run.rank.settings.cpus = {CPU_SETSIZE - 1};
   CHECK_THROWS(std::system_error, (run.start(), 0));
   CHECK(!thread_names().contains("uccl-proxy-0"));
+}
+
+// The fields of a worker's status in /proc.
+std::string status_of(const std::string& name) {
+  for (const auto& task : std::filesystem::directory_iterator("/proc/self/task")) {
+    std::ifstream file(task.path() / "status");
+    const std::string text((std::istreambuf_iterator<char>(file)), {});
+    if (text.find("\t" + name + "\n") != std::string::npos) return text;
+  }
+  return "";
+}
+
+TEST(engine_workers_that_are_not_pinned_run_near_their_nics) {
+  cpu_set_t allowed;
+  CHECK_EQ(sched_getaffinity(0, sizeof allowed, &allowed), 0);
+  int cpu = 0;
+  while (!CPU_ISSET(cpu, &allowed)) ++cpu;
+  Running run(Shape{});
+  run.rank.settings.near_cpus = {cpu};
+  run.start();
+  CHECK(status_of("uccl-proxy-0").find("Cpus_allowed_list:\t" + std::to_string(cpu) + "\n") != std::string::npos);
+}
+
+TEST(engine_workers_run_anywhere_where_what_is_near_is_refused) {
+  Running run(Shape{});
+  run.rank.settings.near_cpus = {CPU_SETSIZE - 1};
+  run.start();
+  CHECK(thread_names().contains("uccl-proxy-0"));
 }
 
 TEST(engine_starts_once) {

@@ -81,6 +81,27 @@ TEST(engine_idle_never_naps_when_told_not_to) {
   for (int i = 0; i < 2000; ++i) CHECK(!idle.rest() && !no_time.rest());
 }
 
+TEST(engine_idle_without_naps_sleeps_when_its_rank_has_stopped_working) {
+  Idle idle(false, 50'000);
+  u64 now_ns = 1;
+  simulated_ns = &now_ns;
+  CHECK_EQ(awake(idle), 1000u);
+  now_ns += IdleLadder::kAsleepWithoutNapsAfterNs - 1;
+  CHECK(!idle.rest());
+  Doorbell::ring(idle.control.data());  // a call that gives the proxy nothing to do
+  CHECK(!idle.rest());
+  ++now_ns;
+  CHECK(!idle.rest());
+  now_ns += IdleLadder::kAsleepWithoutNapsAfterNs;
+  CHECK(idle.ladder.rest(idle.bell) == Rest::kSleep);
+  Doorbell::ring(idle.control.data());
+  CHECK_EQ(awake(idle), 1000u);
+  Doorbell::keep_awake(idle.control.data());  // graphs are replayed
+  now_ns += 2 * IdleLadder::kAsleepWithoutNapsAfterNs;
+  CHECK(!idle.rest());
+  simulated_ns = nullptr;
+}
+
 TEST(engine_idle_naps_really_sleep) {
   Idle idle(true, 2'000'000);
   IdleLadder::prepare_thread();

@@ -26,6 +26,23 @@ TEST(engine_ledger_limits_count_and_bytes) {
   CHECK_EQ(ledger.in_flight(), 3ull);
 }
 
+TEST(engine_ledger_limits_the_bytes_to_all_peers_together) {
+  RankMemory rank(Shape{.max_in_flight_bytes = 1000});
+  rank.settings.max_in_flight_bytes_all = 1500;
+  PeerLedger ledger(rank.settings, rank.peer_counters.data());
+  ledger.opened(1, 900);
+  CHECK(ledger.has_room(2, 600));
+  CHECK(!ledger.has_room(2, 601));
+  CHECK(ledger.has_room(2, 0));
+  ledger.opened(2, 600);
+  CHECK(!ledger.has_room(3, 16));
+  ledger.completed(2, 600);
+  CHECK(ledger.has_room(3, 600));
+  CHECK(!ledger.has_room(3, 5000));  // larger than the bound: alone
+  ledger.forget(1);  // what was on its way to the lost is not
+  CHECK(ledger.has_room(3, 5000));
+}
+
 TEST(engine_ledger_knows_who_is_a_peer) {
   RankMemory rank(Shape{.rank = 2});
   rank.settings.peer_bytes[3] = 0;

@@ -74,6 +74,27 @@ TEST(engine_worker_drops_what_comes_from_the_gone) {
   CHECK_EQ(rank.aborted(), 0ull);
 }
 
+// A NIC says nothing of a process that was killed; another rank of this host may know.
+TEST(engine_worker_hears_of_an_end_on_another_host) {
+  Stepper rank(Shape{});
+  rank.lane().deliver(first_chunk(1), 1);
+  rank.set_word(rank.layout.ended(1), 1);
+  rank.set_word(ControlLayout::kExclusions, 1);
+  rank.step(64);
+  CHECK_EQ(rank.tail(Direction::kDispatch, 1, 0), 1ull);  // what was here already counts
+  CHECK_EQ(rank.aborted(), 1ull);
+  CHECK_EQ(rank.lane().closed().size(), 1u);
+}
+
+TEST(engine_worker_takes_an_end_after_a_goodbye_for_no_fault) {
+  Stepper rank(Shape{});
+  rank.set_word(rank.layout.departed(1), kLeaving);
+  rank.set_word(rank.layout.ended(1), 1);
+  rank.set_word(ControlLayout::kExclusions, 1);
+  rank.step(64);
+  CHECK_EQ(rank.aborted(), 0ull);
+}
+
 // A mask may be taken away again, and a call that has ended here may have pushed rows that are still in the ring.
 TEST(engine_worker_sends_what_was_pushed_before_a_peer_was_left_out) {
   Stepper rank(Shape{});

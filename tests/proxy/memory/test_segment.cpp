@@ -2,6 +2,7 @@
 #include <fcntl.h>
 #include <signal.h>
 #include <sys/mman.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -33,6 +34,23 @@ std::string error_of(int pid, int fd, std::size_t bytes, int* code = nullptr) {
 }
 
 }  // namespace
+
+// Where the system has no such notion, or forbids it, nothing is different.
+TEST(memory_segment_prefers_a_numa_node_where_there_is_one) {
+  const auto segment = Segment::create("near", 1 << 16);
+  const bool granted = segment->prefer_node(0);
+  int policy = -1;
+  unsigned long nodes[16] = {};
+  constexpr unsigned long kOfAddress = 2;  // MPOL_F_ADDR
+  const bool known = syscall(SYS_get_mempolicy, &policy, nodes, 16 * 64, segment->data(), kOfAddress) == 0;
+  if (granted && known) {
+    CHECK_EQ(policy, 1);  // MPOL_PREFERRED
+    CHECK_EQ(nodes[0], 1ul);
+  }
+  std::memset(segment->data(), 7, segment->bytes());
+  CHECK(!segment->prefer_node(1 << 20));
+  CHECK(!segment->prefer_node(1023));
+}
 
 TEST(memory_segment_is_zeroed_and_whole_pages) {
   const std::size_t page = static_cast<std::size_t>(sysconf(_SC_PAGESIZE));

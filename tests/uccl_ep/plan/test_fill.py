@@ -37,7 +37,7 @@ def test_fill_infiniband(tmp_path: Path) -> None:
     assert "mlx5_1:1: on the same NUMA node, 200 Gb/s" in nics.over and "7 more ports" in nics.over[4]
     assert "the LID is enough" in choice(third, "address of mlx5_5:1").why
     assert choice(third, "registration").chosen == "dma-buf"
-    assert "near this rank" in choice(third, "CPUs").why
+    assert "near this rank" in choice(third, "CPUs").why and "NUMA node" in choice(third, "CPUs").why
 
 
 def test_fill_says_why_not_the_others(tmp_path: Path) -> None:

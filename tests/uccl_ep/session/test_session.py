@@ -260,10 +260,27 @@ def test_session_keeps_and_prints_what_was_chosen(
         buffer.destroy()
         return notes
 
-    assert run_ranks(2, body) == [[("a NIC", "it is near"), ("queue pairs", "two")]] * 2
+    rest = ("a proxy thread without work naps", "kernels run on CPUs, which they share with the proxy")
+    assert run_ranks(2, body) == [[("a NIC", "it is near"), rest, ("queue pairs", "two")]] * 2
     said = capfd.readouterr().err
     for line in ("transport tcp: a test", "a NIC: it is near", "queue pairs: two"):
         assert said.count(f"uccl-ep: {line}\n") == 1  # by one rank
+
+
+@pytest.mark.parametrize("idle", ["spin", "nap"])
+def test_session_proxy_naps_as_it_is_told(variables: Any, idle: str) -> None:
+    variables(TRANSPORT="tcp", RANKS_PER_NODE=1, PROXY_IDLE=idle)
+
+    def body(group: ThreadGroup) -> bool:
+        buffer = Buffer(group, MIB)
+        buffer.barrier()
+        until = time.monotonic() + (0.05 if idle == "spin" else 10.0)
+        while not (naps := buffer._session.regions.read_counters()[0][0]["naps"]) and time.monotonic() < until:
+            time.sleep(0.005)
+        buffer.destroy()
+        return bool(naps)
+
+    assert run_ranks(2, body) == [idle == "nap"] * 2
 
 
 def test_session_what_one_rank_cannot_use_is_told_to_all(variables: Any, monkeypatch: pytest.MonkeyPatch) -> None:

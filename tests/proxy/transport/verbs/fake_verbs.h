@@ -72,6 +72,7 @@ struct Qp : ibv::QpEx {
   std::deque<Wr> queue;
   std::vector<Wr> building;
   u32 dest_qpn, next_psn, expected_psn, posted_receives, depth, max_inline, qkey, access, timeout, retries, rnr_retries;
+  u32 flow_label;  // of its packets
   bool unsolicited;
 };
 

@@ -63,6 +63,7 @@ int modify_qp(ibv::Qp* base, ibv::QpAttr* a, int mask) {
     if (!has(ibv::kQpAv | ibv::kQpDestQpn | ibv::kQpRqPsn | ibv::kQpPathMtu | ibv::kQpMinRnrTimer)) return EINVAL;
     qp.dest_qpn = a->dest_qp_num;
     qp.expected_psn = a->rq_psn;
+    qp.flow_label = a->ah_attr.grh.flow_label;
   }
   if (to == ibv::kQpsInit && srd) qp.qkey = a->qkey;
   if (to == ibv::kQpsInit) qp.access = a->qp_access_flags;

@@ -1,4 +1,5 @@
 // Which NICs of two ranks belong together, and what connect() refuses.
+#include <map>
 #include <set>
 #include <stdexcept>
 #include <thread>
@@ -40,6 +41,21 @@ TEST(transport_verbs_greeting_works_between_ranks_with_different_nics) {
     for (u32 i = 1; i <= s.rank; ++i) s.fabric.nics.push_back({"fake" + std::to_string(i), 1, -1});
   });
   contract::random_writes(f, contract::Shape{.num_ranks = 3, .num_lanes = 2}, 200, 2000, 8);
+}
+
+TEST(transport_verbs_greeting_gives_each_queue_pair_to_a_peer_a_port_of_its_own) {
+  fake::Options o;
+  o.num_devices = 2;
+  std::map<u32, u32> ports;
+  const contract::Family f = verbs_test::on_fake(o, [](TransportSettings& s) {
+    s.fabric.nics.push_back({"fake1", 1, s.fabric.nics[0].gid_index});
+    s.fabric.queue_pairs = 2;
+    s.fabric.udp_source_port = 0xc001;
+  });
+  const contract::Group group(f, contract::Shape{.num_ranks = 2, .num_lanes = 3});
+  for (const auto& [number, qp] : fake::Fabric::the().qps_) ++ports[qp->flow_label];
+  CHECK_EQ(ports.size(), 3u * 2 * 2);
+  for (const auto& [port, queue_pairs] : ports) CHECK_EQ(queue_pairs, 2u);  // both ranks count from the same base
 }
 
 // A NIC repeats what was not answered after 4.3 s only: who comes late is greeted again sooner than that.
