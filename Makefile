@@ -26,7 +26,7 @@ NATIVE_DIRS := $(shell find proxy kernels -type d)
 CHECKED_CPP = $(shell find proxy kernels tests bench -type f \( -name "*.h" -o -name "*.cpp" \) 2>/dev/null)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo quick test test-native test-sanitize test-arm test-slow test-compile test-ptx test-rdma test-providers test-integrations test-vllm prove bench docs doctor tour wheel lint format stub clean
+.PHONY: help setup demo quick test test-native test-sanitize test-arm test-slow test-compile test-ptx test-rdma test-providers test-integrations test-vllm serve-demo prove bench docs doctor tour wheel lint format stub clean
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /|/' | awk -F'|' '{printf "  make %-18s %s\n", $$1, $$2}'
@@ -129,6 +129,10 @@ test-integrations: $(VENV)/.stamp-native ## integrators' published wheels on us:
 test-vllm: $(VENV)/.stamp-native ## vLLM's wheel (336 MB) on us
 	$(SAY) "vLLM in an environment of its own"
 	@$(BIN)/python -m tests.integrations vllm $(ARGS)
+
+serve-demo: $(VENV)/.stamp-native ## vLLM's server on CPUs (133 MB), its experts spread over 4 ranks; tokens of one process
+	$(SAY) "serve-demo: one process, 2 ranks and 4 ranks as 2 nodes, and a plain all-gather"
+	@$(BIN)/python -m tests.integrations.serving
 
 test-compile: $(VENV)/.stamp-compile ## compile every kernel for NVIDIA and AMD processors; no device needed
 	$(SAY) "pytest: compile the kernels for sm_80 to sm_120a, gfx942, gfx950"

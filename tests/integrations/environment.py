@@ -30,11 +30,12 @@ def cache_folder() -> Path:
     return Path(os.environ.get("UCCL_EP_CACHE_DIR") or ROOT / "build") / "integrations"
 
 
-def python_of(integrator: Integrator) -> Path:
-    """The Python of the integrator's environment, which is made when there is none yet.
+def python_of(integrator: Integrator, make: bool = True) -> Path:
+    """The Python of the integrator's environment, which is made when there is none yet, unless `make` is False.
 
     Raises:
-        Unavailable: there is no Python for it, or pip could not install it; the message ends with what pip said.
+        Unavailable: there is no Python for it, it is not to be made, or pip could not install it; the message ends with
+            what pip said.
     """
     if integrator.other_python:
         try:
@@ -49,6 +50,8 @@ def python_of(integrator: Integrator) -> Path:
     python = folder / "bin" / "python"
     if python.is_file():
         return python
+    if not make:
+        raise Unavailable(f"it is not installed; `make test-integrations ARGS={integrator.name}` installs it")
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=f".{integrator.name}-") as name:
         made = Path(name) / "environment"

@@ -1,4 +1,4 @@
-"""Runs a driver on four ranks as two nodes, each rank started by `uccl-ep run`: the driver's own code is unchanged."""
+"""Runs a driver on its ranks, two to a node, each started by `uccl-ep run`: the driver's own code is unchanged."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from tests.integrations.environment import ROOT
 from tests.integrations.report import TOLD, Told, read
 from tests.integrations.versions import Integrator
 
-RANKS = 4
 RANKS_PER_NODE = 2
 _POLL_S = 0.05
 _END_S = 5.0  # what is left running when another rank has failed gets this long to end by itself
@@ -37,7 +36,7 @@ def environment_of(rank: int, job: Path, integrator: Integrator) -> dict[str, st
     return inherited | {
         "RANK": str(rank),
         "LOCAL_RANK": str(rank),
-        "WORLD_SIZE": str(RANKS),
+        "WORLD_SIZE": str(integrator.ranks),
         "UCCL_EP_RANKS_PER_NODE": str(RANKS_PER_NODE),
         "UCCL_EP_DEVICE": "cpu",
         "PYTHONPATH": str(ROOT),
@@ -61,7 +60,7 @@ def launch(integrator: Integrator, python: Path) -> Told:
     with tempfile.TemporaryDirectory(prefix="uccl-ep-integration-") as name:
         job = Path(name)
         processes = []
-        for rank in range(RANKS):
+        for rank in range(integrator.ranks):
             with (job / f"rank-{rank}.log").open("w") as log:
                 environment = environment_of(rank, job, integrator)
                 process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=log, stderr=subprocess.STDOUT)

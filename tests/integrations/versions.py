@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 FILE = Path(__file__).with_name("versions.ini")
-_FIELDS = {"package", "version", "python", "driver", "beside", "optional", "limit_s"}
+_FIELDS = {"package", "version", "python", "driver", "beside", "optional", "limit_s", "ranks"}
+_RANKS = 4
 _LIMIT_S = 900  # a guard against ranks that hang, also where others use the cores
 
 
@@ -26,6 +27,7 @@ class Integrator:
     optional: bool
     limit_s: int
     python: str = ""  # the oldest that it installs on, such as "3.12"; "": any
+    ranks: int = _RANKS  # processes that run the driver
 
     @property
     def other_python(self) -> str:
@@ -69,7 +71,7 @@ def integrators(text: str | None = None) -> list[Integrator]:
             raise ValueError(f"versions.ini [{name}]: python is {python!r}; wants a version such as 3.12")
         beside = tuple(section.get("beside", "").split())
         driver, limit = section.get("driver", name), section.getint("limit_s", _LIMIT_S)
-        optional = section.getboolean("optional", False)
+        optional, ranks = section.getboolean("optional", False), section.getint("ranks", _RANKS)
         package, release = section["package"], section["version"]
-        found.append(Integrator(name, package, release, driver, beside, optional, limit, python))
+        found.append(Integrator(name, package, release, driver, beside, optional, limit, python, ranks))
     return found

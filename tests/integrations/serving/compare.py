@@ -1,4 +1,4 @@
-"""The same requests to a server of one process, to one whose ranks exchange rows by a plain all-gather, and to one on us."""
+"""The same requests to a server of one process, to one whose ranks exchange rows by a plain all-gather, and to ours."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class Served:
 
 
 def requests(ranks: int) -> tuple[list[Request], list[Request]]:
-    """Those asked one after another, and those asked together: pieces of the text, of 8 to 107 tokens, over all ranks."""
+    """Those asked one after another, and those asked together: pieces of the text, of 8 to 107 tokens."""
     text = model.TEXT * 2
     every = [Request(text[23 * i : 23 * i + 8 + 9 * i], i % ranks, _TOKENS) for i in range(_ALONE + _TOGETHER)]
     return every[:_ALONE], every[_ALONE:]
@@ -79,16 +79,18 @@ def make_plugins(where: Path) -> Path:
 
 def serve(name: str, plugin: str, ranks: int, python: Path, folder: Path, where: Path, say: Say) -> Served:
     """Starts a server, asks everything, and ends it."""
-    counts, path = where / f"counts-{name}", make_plugins(where / name)
+    own = where / re.sub(r"\W+", "-", name)
+    path, counts = make_plugins(own), own / "counts"
     environment = {
         "PYTHONPATH": f"{ROOT}{os.pathsep}{path}",
         "UCCL_EP_RANKS_PER_NODE": str(max(ranks // NODES, 1)),
         "UCCL_EP_DEVICE": "cpu",
+        "UCCL_EP_TRANSPORT": "tcp",
         "UCCL_EP_EXPLAIN": "1",
         "PLAIN_COUNTS": str(counts),
     }
     served, begin = Served(name, ranks), time.monotonic()
-    with Server(python, folder, ranks, plugin, environment, where / f"{name}.log") as server:
+    with Server(python, folder, ranks, plugin, environment, own / "log") as server:
         served.start_s = time.monotonic() - begin
         say(f"{name}: healthy after {served.start_s:.0f} s")
         one_by_one, at_once = requests(ranks)
@@ -97,7 +99,10 @@ def serve(name: str, plugin: str, ranks: int, python: Path, folder: Path, where:
         served.together, served.seconds = server.ask_all(at_once)
         served.sent = _sent(server, plugin, counts) - before
         served.proof = [line for line in server.lines("uccl_ep.Buffer") if _LOG_LINE.search(line)]
-    say(f"{name}: {len(served.answers)} answers, {served.tokens_per_s:.1f} tokens/s together, {served.sent:,} bytes between nodes")
+    say(
+        f"{name}: {len(served.answers)} answers, {served.tokens_per_s:.1f} tokens/s together, "
+        f"{served.sent:,} bytes between nodes"
+    )
     return served
 
 

@@ -14,7 +14,14 @@ from pathlib import Path
 from tests.integrations.report import TOLD, Row, tell
 from tests.integrations.serving import plain
 from tests.integrations.serving.compare import (
-    NODES, Served, different_tokens, largest_difference, make_model, ranks_named, requests, serve,
+    NODES,
+    Served,
+    different_tokens,
+    largest_difference,
+    make_model,
+    ranks_named,
+    requests,
+    serve,
 )  # fmt: skip
 from uccl_ep.drop_in import vllm_plugin
 
@@ -37,7 +44,11 @@ def compare(python: Path, where: Path) -> tuple[dict[str, Served], list[Row]]:
     for ranks in (2, 4):
         ours, as_nodes = every[f"uccl_ep, {ranks} ranks"], f"{ranks} as {NODES} nodes"
         rows += [
-            row(as_nodes, "server's tokens and one process's: how many differ", different_tokens(ours.answers, one.answers)),
+            row(
+                as_nodes,
+                "server's tokens and one process's: how many differ",
+                different_tokens(ours.answers, one.answers),
+            ),
             row(as_nodes, "ranks whose log does not name us", ranks - len(ranks_named(ours.proof))),
         ]
     ours = every["uccl_ep, 4 ranks"]
@@ -62,8 +73,12 @@ def table(every: dict[str, Served]) -> Iterable[str]:
     one = every["one process"].answers
     cells = [_HEADERS] + [
         (
-            name.partition(",")[0], str(served.ranks), f"{served.start_s:.0f}", f"{served.tokens_per_s:.1f}",
-            f"{served.sent:,}" if served.ranks > 1 else "–", str(different_tokens(served.answers, one)),
+            name.partition(",")[0],
+            str(served.ranks),
+            f"{served.start_s:.0f}",
+            f"{served.tokens_per_s:.1f}",
+            f"{served.sent:,}" if served.ranks > 1 else "–",
+            str(different_tokens(served.answers, one)),
         )  # fmt: skip
         for name, served in every.items()
     ]

@@ -1,8 +1,8 @@
 """What a server would do without us: gather all ranks' rows everywhere, and add up all ranks' sums.
 
-A plugin for vLLM's CPU build, only to be compared with: an all-gather of rows and a reduce-scatter of sums over gloo. Sums are
-made and rounded as Buffer.combine does, so that answers can be compared bit by bit. Each rank keeps the count of the bytes
-that it sends to other nodes in a file beside the one that PLAIN_COUNTS names.
+A plugin for vLLM's CPU build, only to be compared with: an all-gather of rows and a reduce-scatter of sums over gloo.
+Sums are made and rounded as Buffer.combine does, so that answers can be compared bit by bit. Each rank keeps the count
+of the bytes that it sends to other nodes in a file beside the one that PLAIN_COUNTS names.
 """
 
 from __future__ import annotations

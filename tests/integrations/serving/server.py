@@ -63,9 +63,10 @@ class Server:
         self.ranks, self.log, self.port = ranks, log, free_port()
         shared = ["--data-parallel-size", str(ranks), "--enable-expert-parallel"] if ranks > 1 else []
         self._command = [
-            str(python), "-m", "vllm.entrypoints.openai.api_server", "--model", str(model), "--served-model-name", "small",
-            "--dtype", "bfloat16", "--max-model-len", "256", "--max-num-seqs", "8", "--enforce-eager",
-            "--no-enable-prefix-caching", "--host", "127.0.0.1", "--port", str(self.port), *shared,
+            str(python), "-m", "vllm.entrypoints.openai.api_server",
+            "--model", str(model), "--served-model-name", "small", "--dtype", "bfloat16", "--max-model-len", "256",
+            "--max-num-seqs", "8", "--enforce-eager", "--no-enable-prefix-caching",
+            "--host", "127.0.0.1", "--port", str(self.port), *shared,
         ]  # fmt: skip
         inherited = {k: v for k, v in os.environ.items() if not k.startswith(("UCCL_EP_", "PYTHON", "VLLM_"))}
         self._environment = inherited | {
