@@ -66,7 +66,7 @@ class _PeerError(UcclEpError):
         expected, seen: arrivals that were due from the peer, and that had come.
         waited_s: how long the reporting rank waited, in seconds.
         last_seen_s: how long ago the peer was last heard of, in seconds.
-        reason: what the network said of it, in words.
+        reason: why the peer is gone, in words: the network's, or its own.
     """
 
     _verb = "failed"

@@ -80,8 +80,14 @@ class AgreementService(Agreement):
         ends without a goodbye, on the messenger's thread, and must not block."""
         self._board.watch(ranks, on_death)
 
-    def close(self) -> None:
-        """Ends the listener and every wait here: to the others, this rank has gone. Idempotent."""
+    def close(self, error: str = "") -> None:
+        """Ends the listener and every wait here: to the others, this rank has gone. Idempotent.
+
+        Args:
+            error: by which it leaves; they are told.
+        """
+        if error:
+            self._words.report_error(self.generation, error)
         self._board.close()
         with self._changed:
             self._closed = True
@@ -103,10 +109,10 @@ class AgreementService(Agreement):
         generation = whole(message["g"])
         if not 0 <= rank < self.num_ranks or rank == self.rank:
             raise ValueError("no such rank")
-        if message["k"] in ("waits", "alive"):
+        if message["k"] in ("waits", "alive", "leaves"):
             with self._changed:
                 current = rank in self.members and generation == self.generation
-                if rank not in self.members:
+                if rank not in self.members and message["k"] != "leaves":
                     self._answer(rank, self.generation)  # it does not know yet
             self._words.hear(rank, generation, message, current)
             return
@@ -144,6 +150,10 @@ class AgreementService(Agreement):
             reason: for people.
         """
         self._words.report_wait(self.generation, peer, reason)
+
+    def error_of(self, rank: int) -> str:
+        """The error by which a rank has said that it leaves; empty: it has not."""
+        return self._words.error_of(rank)
 
     def wait_reports(self, of: int | None, grace_s: float) -> dict[int, WaitReport]:
         """What the others have reported since the last decision, by rank.

@@ -131,14 +131,14 @@ class Evidence:
         kernel: the last kernel it queued; empty: none.
         expected, seen: arrivals that were due from the peer and that had come, where they were counted.
         last_seen_s: seconds since the peer's last arrival on this node.
-        network: the network's error code, in words.
+        reason: why the peer is gone: the network's error code in words, or what the peer itself has said.
     """
 
     kernel: str = ""
     expected: int | None = None
     seen: int | None = None
     last_seen_s: float | None = None
-    network: str = ""
+    reason: str = ""
 
 
 class LayoutFault(NamedTuple):
@@ -255,7 +255,7 @@ def error_of(
             seen=evidence.seen,
             waited_s=fault["waited_ns"] / 1e9 or None,
             last_seen_s=evidence.last_seen_s,
-            reason=evidence.network or None,
+            reason=evidence.reason or None,
         )
     if kind == FaultKind.WITHDRAWN:
         reason = "it has given up this call itself, before its rows were read where they lie; its own error says why"
@@ -279,8 +279,8 @@ def error_of(
     words = (
         "the network reported an error" if kind == FaultKind.TRANSPORT else "a message came that no correct peer sends"
     )
-    if evidence is not None and evidence.network:
-        words += f" ({evidence.network})"
+    if evidence is not None and evidence.reason:
+        words += f" ({evidence.reason})"
     return TransportError(f"rank {rank}: {words}, from {who} in {phase} (status {code_of(fault)})")
 
 

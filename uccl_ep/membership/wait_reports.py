@@ -5,6 +5,8 @@ later: it began later, or its machine is busy. So a rank that receives a wait re
 its messenger's thread does so, whatever its kernels do. A rank that is alive then gets time to report whom *it* waits
 for. A rank that is stopped or cut off does not answer, and gets no time. Where the reports form a circle, the rank that
 did not answer is named.
+
+A rank that leaves by an error of its own says by which: whoever loses it need not look for its log.
 """
 
 from __future__ import annotations
@@ -49,6 +51,7 @@ class WaitReports:
         self._changed, self._send, self._over = changed, send, over
         self._said: dict[int, WaitReport] = {}  # by others, since the last decision
         self._alive: set[int] = set()  # who has answered since
+        self._left: dict[int, str] = {}  # by which error
 
     def forget(self) -> None:
         """Another group begins. Lock held."""
@@ -61,8 +64,20 @@ class WaitReports:
             if rank != self._rank:
                 self._send(rank, {"k": "waits", "g": generation, "who": peer + 1, "why": reason[:_MAX_REASON]})
 
+    def report_error(self, generation: int, error: str) -> None:
+        """Tells all others by which error this rank leaves."""
+        for rank in range(self._num_ranks):
+            if rank != self._rank:
+                self._send(rank, {"k": "leaves", "g": generation, "why": error[:_MAX_REASON]})
+
+    def error_of(self, rank: int) -> str:
+        """By which error a rank has said that it leaves; empty: it has not."""
+        with self._changed:
+            return self._left.get(rank, "")
+
     def hear(self, rank: int, generation: int, message: Message, current: bool) -> None:
-        """A wait report, or the answer to one. Raises ValueError or KeyError when no correct rank says that.
+        """A wait report, the answer to one, or the error by which a rank leaves. Raises ValueError or KeyError when no
+        correct rank says that.
 
         Args:
             current: it is of this group, from a member.
@@ -73,11 +88,16 @@ class WaitReports:
                     self._alive.add(rank)
                     self._changed.notify_all()
             return
-        who, reason = message["who"], message["why"]
+        reason = message["why"]
+        if not isinstance(reason, str) or len(reason) > _MAX_REASON:
+            raise ValueError("no reason")
+        if message["k"] == "leaves":
+            with self._changed:
+                self._left[rank] = reason
+            return
+        who = message["who"]
         if type(who) is not int or not 0 <= who <= self._num_ranks:
             raise ValueError("no such rank")
-        if not isinstance(reason, str) or len(reason) > _MAX_REASON:
-            raise ValueError("no wait report")
         if not current:
             return
         self._send(rank, {"k": "alive", "g": generation})

@@ -68,10 +68,18 @@ class Diagnosis:
             if fault["kind"] == FaultKind.WITHDRAWN and fault["peer"] != about:
                 fault["kind"] = FaultKind.PEER_LOST  # the peer has given up because it lost that rank
             evidence = self._evidence(fault, last_kernel)
-            self._known = fault, replace(evidence, network=words if fault["peer"] == about else "")
+            words = self._last_words(fault) or (words if fault["peer"] == about else "")
+            self._known = fault, replace(evidence, reason=words)
         if self.agreement_service is not None and self.agreement_service.excluded_by is not None:
             return self.agreement_service.exclusion()  # whatever this rank has lost: all others have lost this rank
         return error_of(self._known[0], self.rank, self.hostnames, self._known[1])
+
+    def _last_words(self, fault: Mapping[str, int]) -> str:
+        """What the lost rank itself has said of why it leaves; empty where it has said nothing."""
+        if fault["kind"] != FaultKind.PEER_LOST or self.agreement_service is None:
+            return ""
+        error = self.agreement_service.error_of(fault["peer"])
+        return error and f"it left by an error of its own ({error.rstrip('.')})"
 
     def _network_words(self, fault: Mapping[str, int]) -> str:
         """The network's own error code in words; empty if the record has none."""

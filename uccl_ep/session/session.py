@@ -46,6 +46,7 @@ from uccl_ep.session.proxy_link import CONNECT_TIMEOUT_S, ProcessProxy, ProxyCon
 from uccl_ep.settings import PREFIX, Settings
 from uccl_ep.system.os_limits import address_space, in_words, make_room
 from uccl_ep.system.ownership import NoCopies
+from uccl_ep.system.tracebacks import last_words
 
 if TYPE_CHECKING:
     import torch
@@ -451,7 +452,7 @@ class Session(NoCopies):
         No kernel may be queued any more. Memory that the caller still has a view of goes with the last view.
         """
         if self._owns_roll_call and self.agreement_service is not None:
-            self.agreement_service.close()
+            self.agreement_service.close(last_words())
         with self._closing:
             if self.closed:
                 return

@@ -166,7 +166,7 @@ def test_faults_of_words_in_memory() -> None:
 def test_faults_the_networks_words_are_part_of_a_loss() -> None:
     evidence = faults.Evidence("throughput_dispatch", 8, 3, 0.5, "retry exceeded: no answer from the peer")
     error = faults.error_of(record(FaultKind.PEER_LOST, seen=12), 0, HOSTS, evidence)
-    assert type(error) is PeerLost and error.reason == evidence.network
+    assert type(error) is PeerLost and error.reason == evidence.reason
     assert "rank 2 (host gamma) lost in dispatch: retry exceeded: no answer from the peer, 3 of 8" in str(error)
 
 

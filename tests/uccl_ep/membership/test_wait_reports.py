@@ -53,6 +53,19 @@ def test_wait_reports_are_answered_whomever_they_are_about() -> None:
     assert one.words.wait(1, 0.0) == {1: WaitReport(2, "dispatch"), 2: WaitReport(0, "dispatch")}  # the first of each
 
 
+def test_wait_reports_of_the_error_by_which_a_rank_leaves() -> None:
+    one = One()
+    one.words.report_error(4, "ValueError: " + "x" * 5000)
+    said = {"k": "leaves", "g": 4, "why": "ValueError: " + "x" * 1988}
+    assert one.sent == [(rank, said) for rank in (1, 2)]
+    one.words.hear(2, 4, {"k": "leaves", "why": "KeyError: 'mine'"}, False)
+    assert (one.words.error_of(2), one.words.error_of(1)) == ("KeyError: 'mine'", "")
+    assert len(one.sent) == 2 and one.words.wait(None, 0.0) == {}  # it is no wait, and nobody answers it
+    for wrong in (7, "x" * 2001):
+        with pytest.raises(ValueError, match="no reason"):
+            one.words.hear(1, 4, {"k": "leaves", "why": wrong}, True)
+
+
 def test_wait_reports_of_another_group_are_forgotten() -> None:
     one = One()
     assert one.words.silent() == {1, 2}

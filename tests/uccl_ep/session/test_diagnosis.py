@@ -105,6 +105,18 @@ def test_diagnosis_words_about_one_rank_are_not_said_of_another(monkeypatch: pyt
     assert isinstance(error, PeerLost) and (error.peer, error.reason) == (3, None)
 
 
+def test_diagnosis_a_rank_that_left_by_an_error_of_its_own_says_by_which(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = world()
+    made.agreement_service = SimpleNamespace(error_of={2: "ValueError: no such file."}.get, excluded_by=None)
+    monkeypatch.setattr(made, "_root", lambda found, waited_for: waited_for)
+    lost = raised(made, fault(kind=FaultKind.PEER_LOST, peer=2))
+    assert isinstance(lost, PeerLost) and "it left by an error of its own (ValueError: no such file)" in str(lost)
+    late = world()
+    late.agreement_service = made.agreement_service
+    monkeypatch.setattr(late, "_root", lambda found, waited_for: waited_for)
+    assert "left by" not in str(raised(late, fault(kind=FaultKind.TIMEOUT, peer=2)))  # it is there, and late
+
+
 def test_diagnosis_says_the_same_of_a_fault_whenever_it_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     """What others' words say of it changes when they go on."""
     made, roots = world(), [3, 2]

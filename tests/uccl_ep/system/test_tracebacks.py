@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from uccl_ep.errors import InvalidArgument
+from uccl_ep.errors import InvalidArgument, PeerLost
 from uccl_ep.system import tracebacks
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -53,9 +53,43 @@ def test_tracebacks_of_others_are_pythons(tmp_path: Path) -> None:
     assert "KeyError: 'mine'" in text and tracebacks.LEFT_OUT not in text
 
 
+def test_tracebacks_last_words_are_of_an_error_that_is_this_ranks_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tracebacks, "_uncaught", None)
+    assert tracebacks.last_words() == ""
+    said = {}
+    for error in (ValueError("two\n  lines"), KeyboardInterrupt(), PeerLost(rank=0, peer=1), SystemExit(1)):
+        try:
+            raise error
+        except BaseException:
+            said[type(error).__name__] = tracebacks.last_words()
+    assert said == {
+        "ValueError": "ValueError: two lines",
+        "KeyboardInterrupt": "KeyboardInterrupt",
+        "PeerLost": "",
+        "SystemExit": "",
+    }
+    monkeypatch.setattr(tracebacks, "_uncaught", InvalidArgument("x" * 1000))
+    assert len(tracebacks.last_words()) == 300 and tracebacks.last_words().startswith("InvalidArgument: x")
+
+
+FAILING = """
+import atexit, sys, uccl_ep
+from uccl_ep.system import tracebacks
+tracebacks.shorten(lambda: False)
+atexit.register(lambda: print("said", tracebacks.last_words()))
+raise KeyError("mine")
+"""
+
+
+def test_tracebacks_last_words_are_of_what_nobody_caught() -> None:
+    done = subprocess.run([sys.executable, "-c", FAILING], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 1 and done.stdout == "said KeyError: 'mine'\n"
+
+
 def test_tracebacks_are_printed_by_the_hook_that_was_there(monkeypatch: pytest.MonkeyPatch) -> None:
     """As torch's, which puts the rank in front of each line."""
     seen: list[BaseException] = []
+    monkeypatch.setattr(tracebacks, "_uncaught", None)
     monkeypatch.setattr(sys, "excepthook", lambda kind, error, trace: seen.append(error))
     for _ in range(2):
         tracebacks.shorten(lambda: False)
