@@ -182,7 +182,7 @@ FAULTS = (
     ),
     Fault(
         "lost-last-row-of-a-stream",
-        "kernels/throughput/dispatch.h",
+        "kernels/throughput/receive.h",
         "      if ((*dealt)++ % team.size == team.member())\n",
         "      if (taken != owed && (*dealt)++ % team.size == team.member())\n",
         ("throughput_dispatch_row_exact_in_every_topology",),
@@ -230,9 +230,9 @@ FAULTS = (
     ),
     Fault(
         "more-rows-than-announced",
-        "kernels/throughput/dispatch.h",
-        "      if (mine->taken++ == mine->owed) break;\n",
-        "      ++mine->taken;\n",
+        "kernels/throughput/receive.h",
+        "      if (taken++ == owed) break;\n",
+        "      ++taken;\n",
         ("throughput_dispatch_refuses_rows_that_were_not_announced",),
         f"{WRONG}|heap-buffer-overflow",
     ),
