@@ -15,7 +15,13 @@ from tests.providers.packages import ROOT, SUITES, Release, Unavailable, from_su
 from tests.providers.table import Row, read_row, render
 from tests.rdma.__main__ import STATUS_NOT_RUN, build
 
-PROVIDERS = ("efa", "mlx5", "bnxt_re", "irdma", "ionic")
+PROVIDERS = ("efa", "mlx5", "bnxt_re", "irdma", "ionic", "libfabric")
+# Of one lane between two ranks: README.md says why no others.
+_LIBFABRIC_CASES = (
+    "provider_random_small_writes_of_two",
+    "provider_random_large_writes",
+    "provider_zero_bytes",
+)
 _LIMIT_S = 300
 
 
@@ -36,9 +42,9 @@ def releases(cache: Path, only_installed: bool) -> tuple[list[Release], list[str
 def run(program: Path, release: Release, provider: str) -> Row:
     """Every test of the program over one driver."""
     if not release.has(provider):
-        return Row(provider, release.name, "not in this release")
+        return Row(provider, release.name, "not in this release" if provider != "libfabric" else "is not downloaded")
     environment = {**os.environ, "UCCL_EP_TEST_PROVIDER": provider}
-    command = [*release.command, str(program)]
+    command = [*release.command, str(program), *(_LIBFABRIC_CASES if provider == "libfabric" else ())]
     try:
         done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=_LIMIT_S)
     except subprocess.TimeoutExpired:

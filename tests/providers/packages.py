@@ -45,7 +45,9 @@ class Release:
     libraries: Path
 
     def has(self, provider: str) -> bool:
-        """Whether this release brings that driver."""
+        """Whether this release brings that driver; libfabric, whose efa provider runs over libefa, lies beside them."""
+        if provider == "libfabric":
+            return (self.libraries / "libfabric.so.1").exists()
         return any((self.libraries / "libibverbs").glob(f"lib{provider}-rdmav*.so"))
 
 

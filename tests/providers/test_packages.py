@@ -19,3 +19,6 @@ def test_a_release_knows_its_drivers(tmp_path: Path) -> None:
     (tmp_path / "libibverbs/libefa-rdmav65.so").touch()
     release = Release("65.0", (), tmp_path)
     assert release.has("efa") and not release.has("mlx5")
+    assert not release.has("libfabric")
+    (tmp_path / "libfabric.so.1").touch()
+    assert release.has("libfabric")

@@ -43,6 +43,11 @@ std::string gid_text(const Gid& g) {
 // What /sys says of a device, as far as libibverbs and the providers read it behind what netlink says.
 void describe(const Device& d, const Identity& id) {
   const fs::path device = fs::path(folder()) / "class/infiniband" / d.name();
+  const fs::path pci = fs::path(folder()) / "devices" / ("0000:00:0" + std::to_string(d.index() + 6) + ".0");
+  fs::create_directories(pci / "driver");  // libfabric wants a name of PCI, a driver and the version
+  fs::create_directories(device);
+  fs::create_directory_symlink(pci, device / "device");
+  put(fs::path(folder()) / "class/infiniband_verbs/abi_version", "6");
   put(device / "ports/1/gids/0", gid_text(d.gid()));
   put(device / "ports/1/gid_attrs/types/0", id.link_layer == ibv::kLinkEthernet ? "RoCE v2" : "IB/RoCE v1");
 }

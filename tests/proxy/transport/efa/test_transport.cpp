@@ -69,26 +69,6 @@ TEST(transport_efa_refuses_a_device_that_cannot_write) {
   } catch (const std::runtime_error& e) { CHECK(std::string(e.what()).find("cannot write") != std::string::npos); }
 }
 
-// Their devices would refuse each other's writes: each says so before one is made.
-TEST(transport_efa_ranks_with_other_features_are_refused) {
-  const contract::Family f = usual();
-  std::vector<std::shared_ptr<Segment>> segments;
-  std::vector<std::unique_ptr<Transport>> t;
-  std::vector<std::string> addresses;
-  for (u32 r = 0; r < 2; ++r) {
-    efa_test::device() = r == 0 ? efa_test::Device{} : efa_test::unsolicited();
-    segments.push_back(Segment::create("features", Shape{}.region_bytes));
-    t.push_back(f.make(contract::settings_for(Shape{}, r, *segments.back())));
-    addresses.push_back(t.back()->local_address());
-  }
-  for (u32 r = 0; r < 2; ++r) {
-    try {
-      t[r]->connect(addresses);
-      CHECK(false);
-    } catch (const std::runtime_error& e) { CHECK(std::string(e.what()).find("receive") != std::string::npos); }
-  }
-}
-
 // An EFA device refuses a write from whom it has no address handle for, and a rank makes its handles in connect().
 TEST(transport_efa_a_late_rank_is_greeted_again) {
   const contract::Family f = usual();

@@ -72,6 +72,9 @@ TEST(libfabric_provider_what_cannot_be_used_is_said) {
   a.domain.mr_key_size = 4;
   a.domain.mr_mode |= fi::kMrRaw;
   CHECK(limits_problem(a.limits()).find("registered") != std::string::npos);
+  Answer slingshot;
+  slingshot.fabric.prov_name = const_cast<char*>("cxi");
+  CHECK(limits_problem(slingshot.limits()).find("FI_REMOTE_CQ_DATA") != std::string::npos);
 }
 
 // Long writes need pieces, and pieces need either order or a word about the first ones.
