@@ -31,21 +31,21 @@ PeerLedger::Peer& PeerLedger::touch(u32 peer) {
 }
 
 void PeerLedger::opened(u32 peer, u64 bytes) {
+  ++in_flight_;
+  in_flight_bytes_ += bytes;
   Peer& p = touch(peer);
   ++p.in_flight;
   p.in_flight_bytes += bytes;
   ++p.writes;
   p.write_bytes += bytes;
-  ++in_flight_;
-  in_flight_bytes_ += bytes;
 }
 
 void PeerLedger::completed(u32 peer, u64 bytes) {
+  --in_flight_;
+  in_flight_bytes_ -= bytes;
   Peer& p = touch(peer);
   --p.in_flight;
   p.in_flight_bytes -= bytes;
-  --in_flight_;
-  in_flight_bytes_ -= bytes;
 }
 
 void PeerLedger::forget(u32 peer) {

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import time
+from typing import Any
+
 import pytest
 
+from tests.uccl_ep.ranks import MIB
+from uccl_ep import Buffer, ThreadGroup, run_ranks
 from uccl_ep.session.proxy_idle import cores_of, may_nap
 from uccl_ep.system.cgroups import Cgroups
 
@@ -40,3 +45,21 @@ def test_cores_are_those_of_all_ranks_and_no_more_than_the_cgroup_allows(monkeyp
     assert cores_of([11, 13], affinity) == 3  # the one that has ended: as this process
     monkeypatch.setattr(Cgroups, "cpu_limit", lambda self: 2.5)
     assert cores_of([11, 12], affinity) == 2
+
+
+@pytest.mark.parametrize("idle", ["spin", "nap"])
+def test_proxy_naps_as_it_is_told(variables: Any, idle: str) -> None:
+    variables(TRANSPORT="tcp", RANKS_PER_NODE=1, PROXY_IDLE=idle)
+
+    def body(group: ThreadGroup) -> bool:
+        buffer = Buffer(group, MIB)
+        buffer.barrier()
+        rest = "naps" if idle == "nap" else "keeps its core"
+        assert (f"a proxy thread without work {rest}", f"UCCL_EP_PROXY_IDLE={idle}") in buffer._session.notes
+        until = time.monotonic() + (0.05 if idle == "spin" else 10.0)
+        while not (naps := buffer._session.regions.read_counters()[0][0]["naps"]) and time.monotonic() < until:
+            time.sleep(0.005)
+        buffer.destroy()
+        return bool(naps)
+
+    assert run_ranks(2, body) == [idle == "nap"] * 2
