@@ -15,11 +15,12 @@ from docs.generate.pages import drawn_files, fill, generated_files  # noqa: E402
 
 
 def on_config(config: Any) -> Any:
-    """Adds a page for each integrator to the section of mkdocs.yml that begins with `integrators/index.md`."""
+    """Adds a page for each integrator to the section of mkdocs.yml that has `integrators/index.md`."""
     for entry in config.nav or []:
         for pages in entry.values():
-            if isinstance(pages, list) and pages[:1] == ["integrators/index.md"]:
-                pages.extend({TITLES[page]: page} if page in TITLES else page for page in integrators())
+            if isinstance(pages, list) and "integrators/index.md" in pages:
+                named = [{TITLES[page]: page} if page in TITLES else page for page in integrators()]
+                pages.extend(entry for entry in named if entry not in pages)
     return config
 
 

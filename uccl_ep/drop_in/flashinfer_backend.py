@@ -34,10 +34,7 @@ def register() -> None:
                 refuse("dtype", params.token_dtype, "torch.bfloat16, which combine adds up")
             super().__init__(bootstrap, params)
             group = bootstrap.process_group or torch.distributed.group.WORLD
-            row_bytes = max(params.hidden_size * 2, params.dispatch_bytes_per_token)
-            configs = Buffer.get_dispatch_config(self.ep_size), Buffer.get_combine_config(self.ep_size)
-            hints = [one.get_nvl_buffer_size_hint(row_bytes, self.ep_size) for one in configs]
-            self.buffer = Buffer(group, max(hints))
+            self.buffer = make_buffer(group, max(params.hidden_size * 2, params.dispatch_bytes_per_token))
             self._handle: Any = None
 
         @classmethod
@@ -60,19 +57,10 @@ def register() -> None:
             if hidden_states.shape[0] > most:
                 refuse("hidden_states", hidden_states, f"of at most {most} rows, as max_tokens_per_rank says")
             ids = topk_ids.long().masked_fill(topk_ids == self.params.invalid_expert_id, -1).contiguous()
-            weights = torch.ones(ids.shape, device=ids.device) if topk_weights is None else topk_weights.float()
-            per_rank, per_node, per_expert, in_rank, _ = self.buffer.get_dispatch_layout(ids, self.params.num_experts)
-            received, local, received_weights, _, self._handle, _ = self.buffer.dispatch(
-                with_scales(hidden_states, hidden_states_scale),
-                num_tokens_per_rank=per_rank,
-                num_tokens_per_rdma_rank=per_node,
-                is_token_in_rank=in_rank,
-                num_tokens_per_expert=per_expert,
-                topk_idx=ids,
-                topk_weights=weights.contiguous(),
-                num_worst_tokens=self.ep_size * most,
+            x, experts = with_scales(hidden_states, hidden_states_scale), self.params.num_experts
+            received, local, received_weights, self._handle = exchange(
+                self.buffer, x, ids, topk_weights, experts, self.ep_size * most
             )
-            assert local is not None
             rows, scales = received if isinstance(received, tuple) else (received, None)
             everywhere = local + self.ep_rank * self.num_local_experts
             if scales is not None and hidden_states_scale is not None:
@@ -93,6 +81,31 @@ def register() -> None:
 
         def destroy(self) -> None:
             self.buffer.destroy()
+
+
+def make_buffer(group: Any, row_bytes: int) -> Buffer:
+    """A Buffer for rows of so many bytes; collective."""
+    configs = Buffer.get_dispatch_config(group.size()), Buffer.get_combine_config(group.size())
+    return Buffer(group, max(one.get_nvl_buffer_size_hint(row_bytes, group.size()) for one in configs))
+
+
+def exchange(
+    buffer: Buffer, x: Any, ids: Tensor, given: Tensor | None, num_experts: int, num_rows: int
+) -> tuple[Any, ...]:
+    """(rows, local ids, weights, handle) of a dispatch that fills `num_rows` rows up with rows without a token."""
+    weights = torch.ones(ids.shape, device=ids.device) if given is None else given.float().contiguous()
+    per_rank, per_node, per_expert, in_rank, _ = buffer.get_dispatch_layout(ids, num_experts)
+    received, local, received_weights, _, handle, _ = buffer.dispatch(
+        x,
+        num_tokens_per_rank=per_rank,
+        num_tokens_per_rdma_rank=per_node,
+        is_token_in_rank=in_rank,
+        num_tokens_per_expert=per_expert,
+        topk_idx=ids,
+        topk_weights=weights,
+        num_worst_tokens=num_rows,
+    )
+    return received, local, received_weights, handle
 
 
 def with_scales(rows: Tensor, scales: Tensor | None) -> Any:

@@ -67,9 +67,8 @@ def manager_class() -> type:
             self.exchange = RowExchange(cpu_group, model.get_hidden_size(), model.get_num_experts())
             buffer = self.exchange.buffer
             _log.info(
-                "Using uccl_ep.Buffer for experts: rank %d of %d, device %s, %d of %d experts here.",
-                buffer.rank, buffer.group_size, buffer.device_reason, model.get_num_experts() // buffer.group_size,
-                model.get_num_experts(),
+                "Using uccl_ep.Buffer for experts: rank %d of %d, %d of %d experts here.",
+                buffer.rank, buffer.group_size, model.get_num_experts() // buffer.group_size, model.get_num_experts(),
             )  # fmt: skip
 
         def dispatch(
