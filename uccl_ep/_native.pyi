@@ -224,12 +224,11 @@ class RowFormat(enum.IntEnum):
 
     NVFP4 = 3
 
-class CombineFormat(enum.IntEnum):
-    BF16 = 0
+    LOGFMT = 4
 
-    LOGFMT = 1
+    MXFP8 = 5
 
-    FP8 = 2
+    NVFP4_ROW = 6
 
 NO_NODE: int = 4294967295
 
@@ -801,6 +800,13 @@ class LowLatencyLayout:
     @staticmethod
     def row_bytes(hidden: int, format: int) -> int: ...
 
+    @staticmethod
+    def row_unit(format: int) -> int:
+        """Rows have a multiple of so many channels."""
+
+    def sums_encoded(self) -> bool:
+        """Sums of a node may be encoded."""
+
 class RowShape:
     def __init__(self, payload_bytes: int = 0, scale_bytes: int = 0, topk: int = 0, has_ids: bool = False, has_weights: bool = False, dtype: int = 0) -> None: ...
 
@@ -1227,7 +1233,7 @@ class LowLatencyCalls:
         `blocks`: 0 = as many as a combine takes that nothing is computed beside.
         """
 
-    def combine_reduce(self, words: uccl_ep.device.protocol.Memory | int | None | None, *, wait_stats: uccl_ep.device.protocol.Memory | int | None | None, registered: uccl_ep.device.protocol.Memory | int | None | None) -> Launch:
+    def combine_reduce(self, sent: Launch, *, wait_stats: uccl_ep.device.protocol.Memory | int | None | None, registered: uccl_ep.device.protocol.Memory | int | None | None) -> Launch:
         """Between the halves of a combine that reduces."""
 
     def combine_recv(self, sent: Launch, *, out: uccl_ep.device.protocol.Memory | int | None | None, topk_idx: uccl_ep.device.protocol.Memory | int | None | None, weights: uccl_ep.device.protocol.Memory | int | None | None, num_tokens: int, topk: int, wait_stats: uccl_ep.device.protocol.Memory | int | None | None, registered: uccl_ep.device.protocol.Memory | int | None | None) -> Launch:

@@ -469,10 +469,10 @@ class Buffer(BranchCalls, NoCopies):
     def low_latency_combine(
         self, x: Tensor, topk_idx: Tensor, topk_weights: Tensor, handle: LowLatencyHandle, use_logfmt: bool = False,
         zero_copy: bool = False, async_finish: bool = False, return_recv_hook: bool = False, out: Tensor | None = None,
-        combine_wait_recv_cost_stats: Tensor | None = None, *, use_fp8: bool = False, use_eager: bool = False,
-        overlap: bool = False, src_signals: Tensor | None = None, src_signal_expect_value: int = 0,
-        packed_recv_count: Tensor | None = None, comp_signal: Tensor | None = None, block_m: int = 64,
-        threshold: int = 0, num_sms: int = 0,
+        combine_wait_recv_cost_stats: Tensor | None = None, *, use_fp8: bool = False, use_mxfp8: bool = False,
+        use_nvfp4: bool = False, use_eager: bool = False, overlap: bool = False, src_signals: Tensor | None = None,
+        src_signal_expect_value: int = 0, packed_recv_count: Tensor | None = None, comp_signal: Tensor | None = None,
+        block_m: int = 64, threshold: int = 0, num_sms: int = 0,
     ) -> tuple[Tensor, Event, Hook | None]:  # fmt: skip
         """Sends expert outputs back and sums them per token, weighted, in fp32 over ascending k, rounded once.
 
@@ -483,8 +483,9 @@ class Buffer(BranchCalls, NoCopies):
             handle: of the dispatch.
             use_logfmt: 10 bits a channel on the wire where the values allow; H a multiple of 512, not with zero_copy.
             use_fp8: rows travel as e4m3 with one float32 scale per 128 channels, as dispatch casts them: 0.52 of bf16's
-                bytes. Values keep 4 significant bits, those below 1/28,000 of their block's largest fewer. H a
-                multiple of 128; not with zero_copy or use_logfmt. Not in DeepEP.
+                bytes. H a multiple of 128; not with zero_copy or another format. Not in DeepEP, nor are the next two.
+            use_mxfp8: the same with an exponent (E8M0) per 32 channels, 0.52; H a multiple of 32.
+            use_nvfp4: e2m1 with an e4m3 scale per 16 channels and a float32 a row, 0.28; H a multiple of 64.
             out: bf16 [T, H] to write into; None makes one.
             combine_wait_recv_cost_stats: int64 [N], nanoseconds waited for each rank are added to it.
             overlap: send rows while others are still being computed; on a CPU a call with return_recv_hook then returns
@@ -507,8 +508,8 @@ class Buffer(BranchCalls, NoCopies):
             overlap, src_signals, src_signal_expect_value, packed_recv_count, comp_signal, block_m, threshold, num_sms
         )  # fmt: skip
         return self._living.low_latency.combine(
-            self._run_hook, x, topk_idx, topk_weights, handle, use_logfmt, zero_copy, async_finish, return_recv_hook,
-            out, combine_wait_recv_cost_stats, use_fp8, beside,
+            self._run_hook, x, topk_idx, topk_weights, handle, (use_logfmt, use_fp8, use_mxfp8, use_nvfp4), zero_copy,
+            async_finish, return_recv_hook, out, combine_wait_recv_cost_stats, beside,
         )  # fmt: skip
 
     @in_turn("get_next_low_latency_combine_buffer")

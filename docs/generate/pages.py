@@ -5,10 +5,12 @@ A page asks for a part with `<!-- generated: NAME -->` on a line of its own; the
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Callable
 from pathlib import Path
 
+from bench import combine_errors
 from bench.device import estimates
 from docs.generate import journey
 from docs.generate.benchmarks import benchmark_tables, pictures
@@ -40,6 +42,11 @@ def _estimates() -> str:
     return estimates.tables(estimates.counted())
 
 
+@functools.cache  # it takes seconds
+def _combine_errors() -> str:
+    return combine_errors.table(combine_errors.measure())
+
+
 PARTS: dict[str, Callable[[], str]] = {
     "settings": settings_table,
     "builds": builds_table,
@@ -49,6 +56,7 @@ PARTS: dict[str, Callable[[], str]] = {
     "refusals": refusal_table,
     "network-words": network_table,
     "benchmarks": benchmark_tables,
+    "combine-errors": _combine_errors,
     "estimates": _estimates,
     "integrators": _integrator_table,
     "memory": memory_table,

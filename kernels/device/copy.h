@@ -77,6 +77,15 @@ DEV void quantize_row_ue8m0(const u16* x, u8* out, u32* packed, u32 hidden) {
 #endif
 }
 
+// bf16 row to MXFP8: e4m3 and an exponent a group of 32 channels. `hidden` is a multiple of 32.
+DEV void quantize_row_mxfp8(const u16* x, u8* out, u8* exponents, u32 hidden) {
+#ifdef UCCL_SIMT_HOST
+  if (lane() == 0) host::quantize_row_mxfp8(x, out, exponents, hidden);
+#else
+  lanes::quantize_row_mxfp8(x, out, exponents, hidden);
+#endif
+}
+
 // The exponents of `groups` power-of-two scales, four a word, first in the low byte; the last word is filled with 0.
 DEV void pack_ue8m0(const float* scale_inv, u32* packed, u32 groups) {
   for (u32 w = lane(); w < (groups + 3) / 4; w += kWarp) {
@@ -104,13 +113,13 @@ DEV void reduce_rows(u16* out, const u16* const* rows, const float* weights, u32
 #endif
 }
 
-// out = bf16(sum of e4m3 * scale_inv * weights[i]), as reduce_rows sums. What `quantize_row` gave lies in a row, and its
-// scales `scales_at` bytes behind the first of these channels. `hidden` is a multiple of 128.
-DEV void reduce_rows_fp8(u16* out, const u8* const* rows, const float* weights, u32 count, u32 hidden, u32 scales_at) {
+// out = bf16(sum of code * scale * weights[i]), as reduce_rows sums: of rows in kFormat.
+template <RowFormat kFormat>
+DEV void reduce_coded_rows(const CodedRows& a) {
 #ifdef UCCL_SIMT_HOST
-  if (lane() == 0) host::reduce_rows_fp8(host::Fp8ReduceArgs{out, rows, weights, count, hidden, scales_at});
+  if (lane() == 0) host::reduce_coded_rows(kFormat, a);
 #else
-  lanes::reduce_rows_fp8(lanes::Fp8ReduceArgs{out, rows, weights, count, hidden, scales_at});
+  lanes::reduce_coded_rows<kFormat>(a);
 #endif
 }
 
@@ -135,9 +144,10 @@ using simt::copy_row_out;
 using simt::copy_row_shared;
 using simt::pack_ue8m0;
 using simt::quantize_row;
+using simt::quantize_row_mxfp8;
 using simt::quantize_row_ue8m0;
+using simt::reduce_coded_rows;
 using simt::reduce_rows;
-using simt::reduce_rows_fp8;
 using simt::reduce_rows_out;
 using simt::RowBias;
 using simt::zero_row;

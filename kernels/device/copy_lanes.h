@@ -1,6 +1,7 @@
 // The row helpers of copy.h in plain SIMT: what GPUs run, and what the host's vector versions are tested against byte
 // by byte. Kernels include copy.h.
 #pragma once
+#include "kernels/device/coded_rows.h"
 #include "kernels/device/fp8.h"
 #include "kernels/device/simt.h"
 
@@ -67,36 +68,45 @@ DEV void for_each_unit(const u16* x, u32 units, Take take) {
   }
 }
 
-// A lane holds 8 channels, 16 neighbouring lanes a scale group: group_max is warp-wide.
-// `emit(group, scale_inv)` is called by the group's first lane.
-template <class Emit>
-DEV void quantize_groups(const u16* x, u8* out, u32 hidden, bool round_scale, Emit emit) {
+// A lane holds 8 channels, kLanes neighbouring lanes a scale group: group_max is warp-wide. `scale_of(amax)` is the
+// group's Fp8Scale; `emit(group, scale_inv)` is called by its first lane.
+template <u32 kLanes, class ScaleOf, class Emit>
+DEV void quantize_groups(const u16* x, u8* out, u32 hidden, ScaleOf scale_of, Emit emit) {
   for_each_unit(x, hidden / 8, [&](u32 unit, bool on, u128 raw) {
     float f[8];
     unpack_bf16(raw, f);
     float amax = 0;
     UCCL_UNROLL
     for (u32 i = 0; i < 8; ++i) amax = fmax_(amax, fabs_(f[i]));
-    const Fp8Scale s = fp8_scale(group_max<16>(amax), round_scale);
+    const Fp8Scale s = scale_of(group_max<kLanes>(amax));
     u64 bytes = 0;
     UCCL_UNROLL
     for (u32 i = 0; i < 4; ++i) bytes |= static_cast<u64>(e4m3x2(f[2 * i] * s.scale, f[2 * i + 1] * s.scale)) << 16 * i;
     if (!on) return;
     reinterpret_cast<u64*>(out)[unit] = bytes;
-    if (unit % 16 == 0) emit(unit / 16, s.scale_inv);
+    if (unit % kLanes == 0) emit(unit / kLanes, s.scale_inv);
   });
 }
 
 DEV void quantize_row(const u16* x, u8* out, float* scale_inv, u32 hidden, bool round_scale) {
-  quantize_groups(x, out, hidden, round_scale, [&](u32 group, float inverse) { scale_inv[group] = inverse; });
+  quantize_groups<kScaleGroup / 8>(
+      x, out, hidden, [=](float amax) { return fp8_scale(amax, round_scale); },
+      [=](u32 group, float inverse) { scale_inv[group] = inverse; });
 }
 
 DEV void quantize_row_ue8m0(const u16* x, u8* out, u32* packed, u32 hidden) {
   u8* const bytes = reinterpret_cast<u8*>(packed);  // little-endian words, as every processor here has them
   const u32 groups = hidden / kScaleGroup;
-  quantize_groups(x, out, hidden, true,
-                  [&](u32 group, float inverse) { bytes[group] = static_cast<u8>(ue8m0(inverse)); });
+  quantize_groups<kScaleGroup / 8>(
+      x, out, hidden, [](float amax) { return fp8_scale(amax, true); },
+      [=](u32 group, float inverse) { bytes[group] = static_cast<u8>(ue8m0(inverse)); });
   if (const u32 i = groups + lane(); i < (groups + 3) / 4 * 4) bytes[i] = 0;
+}
+
+DEV void quantize_row_mxfp8(const u16* x, u8* out, u8* exponents, u32 hidden) {
+  quantize_groups<kMxfp8Group / 8>(
+      x, out, hidden, [](float amax) { return mxfp8_scale(amax); },
+      [=](u32 group, float inverse) { exponents[group] = static_cast<u8>(ue8m0(inverse)); });
 }
 
 struct ReduceArgs {
@@ -142,18 +152,20 @@ DEV void reduce_rows(const ReduceArgs& a) {
   }
 }
 
-// Rows of fp8: e4m3 [hidden], and `scales_at` bytes from there a float for each 128 channels, by which they are
-// multiplied.
-struct Fp8ReduceArgs {
-  u16* out;
-  const u8* const* rows;
-  const float* weights;
-  u32 count;
-  u32 hidden;
-  u32 scales_at;
-};
+// A lane takes 16 channels: the codes, 8 or 16 bytes.
+template <RowFormat kFormat>
+DEV u128 load_codes(const u8* row, u32 unit) {
+  if constexpr (row_code(kFormat).bits == 4) return u128{reinterpret_cast<const u64*>(row)[unit], 0};
+  return ld_nc(reinterpret_cast<const u128*>(row) + unit);
+}
+template <RowFormat kFormat>
+DEV float code_value(u128 codes, u32 i) {
+  if constexpr (row_code(kFormat).bits == 4) return e2m1_to_f(static_cast<u32>(codes.lo >> 4 * i) & 15u);
+  return e4m3_to_f(static_cast<u8>((i < 8 ? codes.lo : codes.hi) >> 8 * (i % 8)));
+}
 
-DEV void reduce_rows_fp8(const Fp8ReduceArgs& a) {
+template <RowFormat kFormat>
+DEV void reduce_coded_rows(const CodedRows& a) {
   for (u32 unit = lane(); unit < a.hidden / 16; unit += kWarp) {
     float acc[16] = {0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0};
     for (u32 first = 0; first < a.count; first += kRowsInFlight) {
@@ -162,19 +174,15 @@ DEV void reduce_rows_fp8(const Fp8ReduceArgs& a) {
       UCCL_UNROLL
       for (u32 j = 0; j < kRowsInFlight; ++j) {
         const bool on = first + j < a.count;
-        codes[j] = on ? ld_nc(reinterpret_cast<const u128*>(a.rows[first + j]) + unit) : u128{0, 0};
-        scales[j] =
-            on ? reinterpret_cast<const float*>(a.rows[first + j] + a.scales_at)[unit * 16 / kScaleGroup] : 0.0f;
+        codes[j] = on ? load_codes<kFormat>(a.rows[first + j], unit) : u128{0, 0};
+        scales[j] = on ? block_scale<kFormat>(a, a.rows[first + j], unit * 16) : 0.0f;
       }
       UCCL_UNROLL
       for (u32 j = 0; j < kRowsInFlight; ++j) {
         if (first + j >= a.count) break;
         const float w = a.weights[first + j];
         UCCL_UNROLL
-        for (u32 i = 0; i < 8; ++i) {
-          acc[i] = fma_(e4m3_to_f(static_cast<u8>(codes[j].lo >> 8 * i)) * scales[j], w, acc[i]);
-          acc[8 + i] = fma_(e4m3_to_f(static_cast<u8>(codes[j].hi >> 8 * i)) * scales[j], w, acc[8 + i]);
-        }
+        for (u32 i = 0; i < 16; ++i) acc[i] = fma_(code_value<kFormat>(codes[j], i) * scales[j], w, acc[i]);
       }
     }
     st_na(reinterpret_cast<u128*>(a.out) + 2 * unit, pack_bf16(acc));

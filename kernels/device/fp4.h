@@ -39,12 +39,26 @@ DEV Nvfp4Scale nvfp4_scale(float amax, float global, float inverse) {
   return Nvfp4Scale{code, stored != 0.f ? 1.f / (stored * inverse) : 0.f};
 }
 
+// The float of a row that has one of its own.
+struct Nvfp4RowScale {
+  float global;  // its scales are multiplied by it: the largest magnitude uses e4m3's whole range
+  float inverse;  // what travels, 1 / global; NaN where the row holds an infinity or a NaN, since e2m1 has neither
+};
+// `most`: bits of its largest magnitude in bf16.
+DEV Nvfp4RowScale nvfp4_row_scale(u32 most) {
+  if (most >= 0x7f80u) return Nvfp4RowScale{1.f, bits_f(0x7fc00000u)};
+  const float global = 448.f * 6.f / fmax_(bf16_to_f(static_cast<u16>(most)), 0x1p-100f);
+  return Nvfp4RowScale{global, 1.f / global};
+}
+
 }  // namespace uccl::simt
 
 namespace uccl {
 using simt::e2m1;
 using simt::e2m1_to_f;
 using simt::kNvfp4Group;
+using simt::nvfp4_row_scale;
 using simt::nvfp4_scale;
+using simt::Nvfp4RowScale;
 using simt::Nvfp4Scale;
 }  // namespace uccl

@@ -1,4 +1,4 @@
-// The NVFP4 row helper, under the rules of copy.h: one warp quantises one bf16 row. On GPUs it is lane code; on a CPU
+// The NVFP4 row helpers, under the rules of copy.h: one warp quantises one bf16 row. On GPUs they are lane code; on a CPU
 // lane 0 does the warp's work a group at a time, in loops of fixed length that compilers vectorise: the same bytes.
 #pragma once
 #include "kernels/device/copy_lanes.h"
@@ -36,6 +36,19 @@ DEV void quantize_row_nvfp4(const Nvfp4RowArgs& a) {
   });
 }
 
+// Every lane gets it.
+DEV u32 largest_magnitude(const u16* x, u32 hidden) {
+  u32 most = 0;
+  for_each_unit(x, hidden / 8, [&](u32, bool, u128 raw) {
+    UCCL_UNROLL
+    for (u32 i = 0; i < 8; ++i) {
+      const u32 magnitude = static_cast<u32>((i < 4 ? raw.lo : raw.hi) >> 16 * (i % 4)) & 0x7fffu;
+      most = magnitude > most ? magnitude : most;
+    }
+  });
+  return static_cast<u32>(warp_max(static_cast<float>(most)));
+}
+
 }  // namespace lanes
 
 #ifdef UCCL_SIMT_HOST
@@ -59,8 +72,26 @@ inline void quantize_row_nvfp4(const Nvfp4RowArgs& a) {
   }
 }
 
+inline u32 largest_magnitude(const u16* x, u32 hidden) {
+  u16 most = 0;
+  for (u32 i = 0; i < hidden; ++i) {
+    const u16 magnitude = static_cast<u16>(x[i] & 0x7fffu);
+    most = magnitude > most ? magnitude : most;
+  }
+  return most;
+}
+
 }  // namespace host
 #endif
+
+// The bits of the largest magnitude of a bf16 row, by which a NaN is the largest of all. On a CPU lane 0 alone gets it.
+DEV u32 largest_magnitude(const u16* x, u32 hidden) {
+#ifdef UCCL_SIMT_HOST
+  return lane() == 0 ? host::largest_magnitude(x, hidden) : 0;
+#else
+  return lanes::largest_magnitude(x, hidden);
+#endif
+}
 
 DEV void quantize_row_nvfp4(const Nvfp4RowArgs& a) {
 #ifdef UCCL_SIMT_HOST
@@ -73,6 +104,7 @@ DEV void quantize_row_nvfp4(const Nvfp4RowArgs& a) {
 }  // namespace uccl::simt
 
 namespace uccl {
+using simt::largest_magnitude;
 using simt::Nvfp4RowArgs;
 using simt::quantize_row_nvfp4;
 }  // namespace uccl

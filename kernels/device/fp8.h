@@ -6,6 +6,7 @@
 namespace uccl::simt {
 
 inline constexpr u32 kScaleGroup = 128;        // channels that share a scale
+inline constexpr u32 kMxfp8Group = 32;         // the same in MXFP8
 inline constexpr float kE4m3Max = 448.f;
 inline constexpr float kE4m3MaxInverse = 1.f / 448.f;  // rounded to float once; amax is multiplied by it
 inline constexpr float kMinAmax = 1e-4f;       // keeps the scale of an all-zero group finite
@@ -53,6 +54,15 @@ DEV Fp8Scale fp8_scale(float amax, bool round_scale) {
   return Fp8Scale{biased >= 254 ? 0.f : bits_f((254 - biased) << 23), bits_f(biased << 23)};
 }
 
+// MXFP8's, always powers of two: the least by which no value saturates, and 2^-126 where `amax` is too small for that. An
+// infinite `amax` has the exponent of NaN, which all values of the group then are.
+DEV Fp8Scale mxfp8_scale(float amax) {
+  const u32 bits = f_bits(amax * kE4m3MaxInverse);
+  const u32 exponent = (bits >> 23) + ((bits & 0x7fffffu) != 0);
+  const u32 biased = exponent == 0 ? 1u : exponent;
+  return Fp8Scale{biased >= 254 ? 0.f : bits_f((254 - biased) << 23), bits_f(biased << 23)};
+}
+
 DEV u32 ue8m0(float scale_inv) { return f_bits(scale_inv) >> 23 & 0xffu; }
 DEV float ue8m0_to_f(u32 byte) { return bits_f(byte << 23); }
 
@@ -63,7 +73,9 @@ using simt::e4m3_to_f;
 using simt::e4m3x2;
 using simt::fp8_scale;
 using simt::Fp8Scale;
+using simt::kMxfp8Group;
 using simt::kScaleGroup;
+using simt::mxfp8_scale;
 using simt::ue8m0;
 using simt::ue8m0_to_f;
 }  // namespace uccl

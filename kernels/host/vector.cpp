@@ -75,7 +75,20 @@ void quantize_row_ue8m0(const u16* x, u8* out, u32* packed, u32 hidden) {
   }
 }
 
+void quantize_row_mxfp8(const u16* x, u8* out, u8* exponents, u32 hidden) {
+  const auto quantize = table().quantize_mxfp8;
+  for (u32 first = 0; first < hidden; first += kMxfp8Group) {
+    float scale_inv;
+    quantize(x + first, out + first, &scale_inv);
+    exponents[first / kMxfp8Group] = static_cast<u8>(ue8m0(scale_inv));
+  }
+}
+
 void reduce_rows(const ReduceArgs& args) { table().reduce(args); }
-void reduce_rows_fp8(const Fp8ReduceArgs& args) { table().reduce_fp8(args); }
+
+void reduce_coded_rows(RowFormat format, const CodedRows& args) {
+  const VectorTable& t = table();
+  (format == RowFormat::kMxfp8 ? t.reduce_mxfp8 : format == RowFormat::kNvfp4Row ? t.reduce_nvfp4 : t.reduce_fp8)(args);
+}
 
 }  // namespace uccl::simt::host

@@ -1,6 +1,7 @@
 // The row helpers of kernels/device/copy.h for a CPU: the same bytes as the lane code, with vector instructions. Which
 // ones is decided once from the CPU; a setter lets tests run every level that the CPU has.
 #pragma once
+#include "kernels/device/coded_rows.h"
 #include "wire/types.h"
 
 namespace uccl::simt::host {
@@ -23,20 +24,11 @@ struct ReduceArgs {
   bool past_caches = false;  // out is not read soon (copy_out.h); 16-byte aligned then
 };
 
-// Rows of fp8: e4m3 [hidden], and `scales_at` bytes from there a float for each 128 channels, by which they are
-// multiplied.
-struct Fp8ReduceArgs {
-  u16* out;
-  const u8* const* rows;
-  const float* weights;
-  u32 count;
-  u32 hidden;  // a multiple of 128
-  u32 scales_at;
-};
-
 void quantize_row(const u16* x, u8* out, float* scale_inv, u32 hidden, bool round_scale);
 void quantize_row_ue8m0(const u16* x, u8* out, u32* packed, u32 hidden);
+void quantize_row_mxfp8(const u16* x, u8* out, u8* exponents, u32 hidden);
 void reduce_rows(const ReduceArgs& args);
-void reduce_rows_fp8(const Fp8ReduceArgs& args);
+// kFp8, kMxfp8 and kNvfp4Row.
+void reduce_coded_rows(RowFormat format, const CodedRows& args);
 
 }  // namespace uccl::simt::host

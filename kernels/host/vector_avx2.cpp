@@ -87,10 +87,7 @@ struct V {
 #include "kernels/host/vector_body.h"
 
 namespace uccl::simt::host {
-const VectorTable* avx2_table() {
-  static constexpr VectorTable kTable{quantize_group, reduce_whole, reduce_fp8};
-  return &kTable;
-}
+const VectorTable* avx2_table() { return &kLevel; }
 }  // namespace uccl::simt::host
 #else
 namespace uccl::simt::host {

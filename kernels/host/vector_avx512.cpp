@@ -88,10 +88,7 @@ struct V {
 #include "kernels/host/vector_body.h"
 
 namespace uccl::simt::host {
-const VectorTable* avx512_table() {
-  static constexpr VectorTable kTable{quantize_group, reduce_whole, reduce_fp8};
-  return &kTable;
-}
+const VectorTable* avx512_table() { return &kLevel; }
 }  // namespace uccl::simt::host
 #else
 namespace uccl::simt::host {

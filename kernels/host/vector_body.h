@@ -13,18 +13,26 @@
 namespace uccl::simt::host {
 namespace {
 
-VECTOR_FN void quantize_group(const u16* x, u8* out, bool round_scale, float* scale_inv) {
-  constexpr u32 kVectors = kScaleGroup / V::kLanes;
+template <u32 kChannels>
+VECTOR_FN void quantize_channels(const u16* x, u8* out, bool round_scale, float* scale_inv) {
+  constexpr u32 kVectors = kChannels / V::kLanes;
   V::F f[kVectors];
   V::F amax = V::zero();
   for (u32 i = 0; i < kVectors; ++i) {
     f[i] = V::load(x + i * V::kLanes);
     amax = V::max(V::abs(f[i]), amax);  // NaN in the first operand is ignored, as fmax_ does
   }
-  const Fp8Scale s = fp8_scale(V::largest(amax), round_scale);
+  const float most = V::largest(amax);
+  const Fp8Scale s = kChannels == kMxfp8Group ? mxfp8_scale(most) : fp8_scale(most, round_scale);
   const V::F scale = V::set(s.scale);
   for (u32 i = 0; i < kVectors; ++i) V::store_e4m3(out + i * V::kLanes, V::mul(f[i], scale));
   *scale_inv = s.scale_inv;
+}
+VECTOR_FN void quantize_group(const u16* x, u8* out, bool round_scale, float* scale_inv) {
+  quantize_channels<kScaleGroup>(x, out, round_scale, scale_inv);
+}
+VECTOR_FN void quantize_mxfp8(const u16* x, u8* out, float* scale_inv) {
+  quantize_channels<kMxfp8Group>(x, out, true, scale_inv);
 }
 
 // A CPU's own prefetching follows each of up to kMaxTopk rows at once, but not across a page: 4 % of a combine on an EPYC.
@@ -66,23 +74,34 @@ VECTOR_FN void reduce_row(const ReduceArgs& a) {
   if constexpr (kPast) V::finish();
 }
 
-// Columns [first, first + 32) of fp8 rows: a quarter of a scale group.
-VECTOR_FN void reduce_fp8_columns(const Fp8ReduceArgs& a, u32 first) {
-  constexpr u32 kVectors = 32 / V::kLanes;
+// Columns [first, first + 32): no more than two blocks of any format.
+template <RowFormat kFormat>
+VECTOR_FN void reduce_coded_columns(const CodedRows& a, u32 first) {
+  constexpr RowCode code = row_code(kFormat);
+  constexpr u32 kVectors = 32 / V::kLanes, kBlocks = code.block() < 32 ? 32 / code.block() : 1;
   V::F acc[kVectors];
   for (u32 i = 0; i < kVectors; ++i) acc[i] = V::zero();
   for (u32 r = 0; r < a.count; ++r) {
-    const u8* const row = a.rows[r] + first;
-    __builtin_prefetch(row + kAheadBytes);
-    const V::F scale = V::set(reinterpret_cast<const float*>(a.rows[r] + a.scales_at)[first / kScaleGroup]);
+    const u8* codes = a.rows[r] + first * code.bits / 8;
+    __builtin_prefetch(codes + kAheadBytes);
+    u8 wide[32];
+    if constexpr (code.bits == 4) {
+      widen_e2m1(codes, wide);
+      codes = wide;
+    }
     const V::F w = V::set(a.weights[r]);
-    for (u32 i = 0; i < kVectors; ++i) acc[i] = V::fma(V::mul(V::load_e4m3(row + i * V::kLanes), scale), w, acc[i]);
+    for (u32 b = 0; b < kBlocks; ++b) {
+      const V::F scale = V::set(block_scale<kFormat>(a, a.rows[r], first + b * code.block()));
+      for (u32 i = b * kVectors / kBlocks; i < (b + 1) * kVectors / kBlocks; ++i)
+        acc[i] = V::fma(V::mul(V::load_e4m3(codes + i * V::kLanes), scale), w, acc[i]);
+    }
   }
   for (u32 i = 0; i < kVectors; ++i) V::put(a.out + first + i * V::kLanes, V::round(acc[i]));
 }
 
-VECTOR_FN void reduce_fp8(const Fp8ReduceArgs& a) {
-  for (u32 c = 0; c < a.hidden; c += 32) reduce_fp8_columns(a, c);
+template <RowFormat kFormat>
+VECTOR_FN void reduce_coded(const CodedRows& a) {
+  for (u32 c = 0; c < a.hidden; c += 32) reduce_coded_columns<kFormat>(a, c);
 }
 
 VECTOR_FN void reduce_whole(const ReduceArgs& a) {
@@ -91,6 +110,13 @@ VECTOR_FN void reduce_whole(const ReduceArgs& a) {
   else
     reduce_row<false>(a);
 }
+
+constexpr VectorTable kLevel{quantize_group,
+                             quantize_mxfp8,
+                             reduce_whole,
+                             reduce_coded<RowFormat::kFp8>,
+                             reduce_coded<RowFormat::kMxfp8>,
+                             reduce_coded<RowFormat::kNvfp4Row>};
 
 }  // namespace
 }  // namespace uccl::simt::host

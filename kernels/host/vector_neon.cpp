@@ -72,10 +72,7 @@ struct V {
 #include "kernels/host/vector_body.h"
 
 namespace uccl::simt::host {
-const VectorTable* neon_table() {
-  static constexpr VectorTable kTable{quantize_group, reduce_whole, reduce_fp8};
-  return &kTable;
-}
+const VectorTable* neon_table() { return &kLevel; }
 }  // namespace uccl::simt::host
 #else
 namespace uccl::simt::host {

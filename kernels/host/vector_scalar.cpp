@@ -8,12 +8,16 @@
 namespace uccl::simt::host {
 namespace {
 
-void quantize_group(const u16* x, u8* out, bool round_scale, float* scale_inv) {
+template <u32 kChannels>
+void quantize_channels(const u16* x, u8* out, bool round_scale, float* scale_inv) {
   float amax = 0;
-  for (u32 i = 0; i < kScaleGroup; ++i) amax = fmax_(amax, fabs_(bf16_to_f(x[i])));
-  const Fp8Scale s = fp8_scale(amax, round_scale);
-  for (u32 i = 0; i < kScaleGroup; ++i) out[i] = static_cast<u8>(e4m3_software(bf16_to_f(x[i]) * s.scale));
+  for (u32 i = 0; i < kChannels; ++i) amax = fmax_(amax, fabs_(bf16_to_f(x[i])));
+  const Fp8Scale s = kChannels == kMxfp8Group ? mxfp8_scale(amax) : fp8_scale(amax, round_scale);
+  for (u32 i = 0; i < kChannels; ++i) out[i] = static_cast<u8>(e4m3_software(bf16_to_f(x[i]) * s.scale));
   *scale_inv = s.scale_inv;
+}
+void quantize_mxfp8(const u16* x, u8* out, float* scale_inv) {
+  quantize_channels<kMxfp8Group>(x, out, true, scale_inv);
 }
 
 u16 reduce_column(const ReduceArgs& a, u32 c) {
@@ -28,18 +32,26 @@ u16 reduce_column(const ReduceArgs& a, u32 c) {
 
 void reduce_whole(const ReduceArgs& a) { reduce_tail(a, 0); }
 
-void reduce_fp8(const Fp8ReduceArgs& a) {
+template <RowFormat kFormat>
+void reduce_coded(const CodedRows& a) {
+  constexpr bool kNibbles = row_code(kFormat).bits == 4;
   for (u32 c = 0; c < a.hidden; ++c) {
     float acc = 0.f;
     for (u32 r = 0; r < a.count; ++r) {
-      const float* const scales = reinterpret_cast<const float*>(a.rows[r] + a.scales_at);
-      acc = fma_(e4m3_to_f(a.rows[r][c]) * scales[c / kScaleGroup], a.weights[r], acc);
+      const u8* const row = a.rows[r];
+      const float code = kNibbles ? e2m1_to_f(row[c / 2] >> 4 * (c % 2) & 15u) : e4m3_to_f(row[c]);
+      acc = fma_(code * block_scale<kFormat>(a, row, c), a.weights[r], acc);
     }
     a.out[c] = f_to_bf16(acc);
   }
 }
 
-constexpr VectorTable kTable{quantize_group, reduce_whole, reduce_fp8};
+constexpr VectorTable kTable{quantize_channels<kScaleGroup>,
+                             quantize_mxfp8,
+                             reduce_whole,
+                             reduce_coded<RowFormat::kFp8>,
+                             reduce_coded<RowFormat::kMxfp8>,
+                             reduce_coded<RowFormat::kNvfp4Row>};
 
 }  // namespace
 

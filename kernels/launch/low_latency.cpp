@@ -95,7 +95,9 @@ Launch<CombineSendArgs> LowLatencyCalls::combine_send(u64* words, const CombineS
   auto l = launch(own, words, 2, grid_of(most_received(), blocks == 0 ? kHostSendBlocks : blocks));
   if (blocks != 0) l.grid.blocks = std::min(l.grid.blocks, blocks);
   CombineSendArgs& a = l.args;
-  const bool plain = static_cast<CombineFormat>(a.format) == CombineFormat::kBf16;
+  const bool plain = static_cast<RowFormat>(a.format) == RowFormat::kBf16;
+  if (reduces && !plain && !call_.layout.sums_encoded())
+    throw std::invalid_argument("LowLatencyCalls: no room for encoded sums");
   a.call.reduces = reduces;
   if (!reduces) {
     a.topk_idx = nullptr;
@@ -111,9 +113,12 @@ Launch<CombineSendArgs> LowLatencyCalls::combine_send(u64* words, const CombineS
   return l;
 }
 
-Launch<CombineReduceArgs> LowLatencyCalls::combine_reduce(u64* words, const CombineReduceArgs& own) const {
-  auto l = launch(own, words, 4, grid_of(most_received(), kHostSendBlocks));
+Launch<CombineReduceArgs> LowLatencyCalls::combine_reduce(const CombineSendArgs& sent,
+                                                          const CombineReduceArgs& own) const {
+  auto l = launch(own, sent.call.epoch, 4, grid_of(most_received(), kHostSendBlocks));
   l.args.call.reduces = 1;
+  l.args.format = sent.format;
+  if (static_cast<RowFormat>(sent.format) != RowFormat::kBf16) l.args.registered = nullptr;  // its rows do not stay
   l.args.num_writes = num_sums_;
   return l;
 }

@@ -41,14 +41,15 @@ class LowLatencyCalls {
   // `own`: outputs, cumulative_stats, wait_stats, and the format of the sending half.
   Launch<DispatchReceiveArgs> dispatch_recv(u64* words, const DispatchReceiveArgs& own) const;
 
+  // Throws std::invalid_argument when sums are to be encoded and there is no room for it.
   // `own`: x, row_stride, zero_copy_offset and x_at, src_info, layout_range, format, signals; own_stay, which counts
   // where rows travel as they are; and with `reduces` num_tokens, topk, topk_idx, weights. `node_reads`: ranks of the
   // node read each other's registered memory. `blocks`: 0 = all that the rank has.
   Launch<CombineSendArgs> combine_send(u64* words, const CombineSendArgs& own, bool reduces, bool node_reads,
                                        u32 blocks = 0) const;
-  // Between the halves of a combine that reduces. `own`: wait_stats, registered.
-  Launch<CombineReduceArgs> combine_reduce(u64* words, const CombineReduceArgs& own) const;
-  // Of the combine that `sent` began. `own`: out, topk_idx, weights, num_tokens, topk, wait_stats, registered.
+  // Of the combine that `sent` began, between its halves where it reduces. `own`: wait_stats, registered.
+  Launch<CombineReduceArgs> combine_reduce(const CombineSendArgs& sent, const CombineReduceArgs& own) const;
+  // Of that combine too. `own`: out, topk_idx, weights, num_tokens, topk, wait_stats, registered.
   Launch<CombineReceiveArgs> combine_recv(const CombineSendArgs& sent, const CombineReceiveArgs& own) const;
 
  private:

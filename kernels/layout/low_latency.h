@@ -6,17 +6,12 @@
 // one row per (token, k) at the token's owner, stored there by load/store or by a write. Where it is reduced in the
 // node first (combine_reduce.h), a landing rank also keeps one per (token, k) of each source that it stands for.
 #pragma once
+#include "kernels/layout/row_formats.h"
 #include "wire/control.h"
 #include "wire/limits.h"
 #include "wire/types.h"
 
 namespace uccl {
-
-enum class RowFormat : u32 { kBf16 = 0, kFp8 = 1, kFp8Ue8m0 = 2, kNvfp4 = 3 };
-// Rows of a combine on their way to the token's owner. kFp8 rows are as dispatch's: e4m3, then their scales.
-enum class CombineFormat : u32 { kBf16 = 0, kLogfmt = 1, kFp8 = 2 };
-inline constexpr u32 kScaleChannels = 128;  // channels that share one scale
-inline constexpr u32 kNvfp4Channels = 16;  // the same in kNvfp4, where a scale is one byte
 
 // Received NVFP4 scales of an expert, as tensor cores read them: u32 [tiles, words][32][4], a tile 128 rows, word w the
 // scales of channels 64 w to 64 w + 63. Row 32 j + i of a tile is at [i][j].
@@ -56,17 +51,19 @@ struct LowLatencyLayout {
   u32 reduces = 0;  // 1: with room for combines that are reduced in the node
   u32 unused = 0;
 
-  static constexpr u64 scale_bytes(u32 hidden, RowFormat f) {
-    const u64 groups = ceil_div(hidden, kScaleChannels);
-    if (f == RowFormat::kNvfp4) return align_up(ceil_div(hidden, kNvfp4Channels), 4);
-    return f == RowFormat::kBf16 ? 0 : f == RowFormat::kFp8 ? groups * 4 : ceil_div(groups, 4) * 4;
+  // Of `channels` channels, in whole words. Scales lie behind the codes.
+  static constexpr u64 scale_bytes(u32 channels, RowFormat f) {
+    const RowCode c = row_code(f);
+    return c.scale_bytes == 0 ? 0 : align_up(((u64{channels} + c.block() - 1) >> c.block_log2) * c.scale_bytes, 4);
   }
-  // A row without its scales, which lie behind it.
-  static constexpr u64 payload_bytes(u32 hidden, RowFormat f) {
-    return f == RowFormat::kBf16 ? 2ull * hidden : f == RowFormat::kNvfp4 ? ceil_div(hidden, 2) : hidden;
+  // A row's codes.
+  static constexpr u64 payload_bytes(u32 channels, RowFormat f) {
+    return ceil_div(u64{channels} * row_code(f).bits, 8);
   }
+  // Where the row's own float is, if it has one.
+  static constexpr u64 tail_at(u32 hidden, RowFormat f) { return payload_bytes(hidden, f) + scale_bytes(hidden, f); }
   static constexpr u64 row_bytes(u32 hidden, RowFormat f) {
-    return align_up(payload_bytes(hidden, f) + scale_bytes(hidden, f), 16);
+    return align_up(tail_at(hidden, f) + row_code(f).tail_bytes, 16);
   }
   static constexpr u64 routing_bytes(u32 tokens, u32 topk) {
     return align_up(sizeof(RoutingHeader) + 2ull * tokens * topk, 16);
@@ -74,10 +71,13 @@ struct LowLatencyLayout {
   static constexpr u64 weights_bytes(u32 tokens, u32 topk) {
     return align_up(sizeof(WeightsHeader) + 6ull * tokens * topk, 16);
   }
-  // A combine row on the wire: bf16 or logfmt, either behind a 16-byte header, or fp8; never longer than this.
+  // A combine row on the wire: bf16 or logfmt, either behind a 16-byte header, or shorter; never longer than this.
   constexpr u64 combine_row_bytes() const { return align_up(16 + 2ull * hidden, 16); }
   // Where the row begins in its slot: bf16 behind the place of logfmt's header, so that a slot has one size.
-  static constexpr u64 row_in_slot(u32 format) { return format == static_cast<u32>(CombineFormat::kBf16) ? 16 : 0; }
+  static constexpr u64 row_in_slot(RowFormat f) { return f == RowFormat::kBf16 ? 16 : 0; }
+
+  // Whether sums of a node may be encoded: a bf16 sum and the encoded one have a slot each.
+  constexpr bool sums_encoded() const { return reduces != 0 && max_topk >= 2; }
 
   constexpr u64 rows_bytes() const { return align_up(max_tokens * row_bytes(hidden, RowFormat::kBf16), 128); }
   constexpr u64 routing_stride() const { return align_up(routing_bytes(max_tokens, max_topk), 128); }

@@ -2,9 +2,8 @@
 // rounding at the end: acc = fma(row, weight, acc) in fp32 (facts B.1). What another node has summed (combine_reduce.h)
 // is one row with weight 1, at its lowest k.
 #pragma once
-#include "kernels/device/copy.h"
+#include "kernels/low_latency/combine_rows.h"
 #include "kernels/low_latency/common.h"
-#include "kernels/low_latency/logfmt.h"
 
 namespace uccl {
 
@@ -16,7 +15,7 @@ struct CombineReceiveArgs {
   const float* weights;  // [num_tokens, topk]
   i64* wait_stats;  // [N] ns, added to, or null
   u32 num_tokens, topk;
-  u32 format;  // CombineFormat
+  u32 format;  // RowFormat
   u32 zero_copy;  // the sending half's rows were read where they lay: they may be overwritten when this one has run
   const u16* own_rows;  // the sending half's x where own_stay; else null
   u64 own_stride;  // elements between its rows
@@ -118,16 +117,16 @@ DEV bool is_summed(const CombineReceiveArgs& a, const i64* ids, u32 k, bool* low
 // One lane: a row of `rank`'s: in the slot, or where the slot says that it stays. Null: the slot says what cannot be.
 DEV const u16* find_row(const CombineReceiveArgs& a, u32 rank, const u8* slot) {
   const TopologyView& topology = a.rank.topology;
-  const CombineFormat format = static_cast<CombineFormat>(a.format);
+  const RowFormat format = static_cast<RowFormat>(a.format);
   if (rank == topology.rank && a.own_rows != nullptr) {
     const u64 at = *reinterpret_cast<const u64*>(slot);
     const u64 most = static_cast<u64>(a.call.num_local_experts) * topology.num_ranks * a.call.layout.max_tokens;
     return at < most ? a.own_rows + at * a.own_stride : nullptr;
   }
-  if (a.registered != nullptr && format == CombineFormat::kBf16 && topology.is_local(rank) && rank != topology.rank)
+  if (a.registered != nullptr && format == RowFormat::kBf16 && topology.is_local(rank) && rank != topology.rank)
     return row_of_mark(topology, a.registered, rank, slot, a.call.layout.hidden);
-  if (format == CombineFormat::kLogfmt && !logfmt_is_whole(slot, a.call.layout.hidden)) return nullptr;
-  return reinterpret_cast<const u16*>(slot + LowLatencyLayout::row_in_slot(a.format));
+  if (format == RowFormat::kLogfmt && !logfmt_is_whole(slot, a.call.layout.hidden)) return nullptr;
+  return reinterpret_cast<const u16*>(slot + LowLatencyLayout::row_in_slot(format));
 }
 
 // One warp: the rows of a token that take part, compacted in ascending k. A repeated expert was sent once. kNoRows: a
@@ -167,60 +166,6 @@ DEV u32 gather_rows(const CombineReceiveArgs& a, const Turn& turn, u32 token, u3
   return simt::ballot(!found) == 0 ? count : kNoRows;
 }
 
-// One warp, whose shares of a unit have kChunk channels each: channels [first, first + size), in whole units.
-template <u32 kChunk>
-DEV void reduce_logfmt(u16* out, const u16* const* rows, const float* weights, u32 count, u32 first, u32 size) {
-  constexpr u32 kUnit = kChunk * simt::kWarp * kLogfmtShares;
-  for (u32 u = first / kUnit; u < (first + size) / kUnit; ++u)
-    for (u32 s = 0; s < kLogfmtShares; ++s) {
-      float acc[kChunk];
-      UCCL_UNROLL
-      for (u32 i = 0; i < kChunk; ++i) acc[i] = 0.0f;
-      for (u32 r = 0; r < count; ++r)
-        logfmt_accumulate<kChunk>(reinterpret_cast<const u8*>(rows[r]), u, logfmt_share(s), weights[r], acc);
-      logfmt_store<kChunk>(out + u * kUnit + logfmt_share(s) * kChunk, acc);
-    }
-}
-
-// How the rows of a token are cut for several warps. A lane has as many loads side by side as there are rows.
-DEV RowCut cut_token(const CombineReceiveArgs& a) {
-  const CombineFormat format = static_cast<CombineFormat>(a.format);
-  const u32 hidden = a.call.layout.hidden, lanes = simt::kWarp == 1 ? 32 : simt::kWarp;
-  const u32 grain =
-      format == CombineFormat::kLogfmt ? logfmt_unit(hidden) : 16 * lanes / (format == CombineFormat::kFp8 ? 1 : 2);
-  return cut_row(a.call, a.num_tokens, grid_warps(), grain);
-}
-
-// Bytes of a row before its channel `first`. A logfmt row is looked at from its beginning.
-DEV u32 bytes_before(const CombineReceiveArgs& a, u32 first) {
-  const CombineFormat format = static_cast<CombineFormat>(a.format);
-  return format == CombineFormat::kBf16 ? 2 * first : format == CombineFormat::kFp8 ? first : 0;
-}
-
-// What gather_rows gave.
-struct GatheredRows {
-  const u16* const* rows;
-  const float* weights;
-  u32 count;
-};
-// One warp: the sum of a token's rows, channels [first, first + size).
-DEV void reduce_token(const CombineReceiveArgs& a, u16* out, const GatheredRows& from, u32 first, u32 size) {
-  const u16* const* const rows = from.rows;
-  const float* const weights = from.weights;
-  const u32 count = from.count;
-  const u32 hidden = a.call.layout.hidden;
-  const CombineFormat format = static_cast<CombineFormat>(a.format);
-  if (format == CombineFormat::kFp8)
-    reduce_rows_fp8(out + first, reinterpret_cast<const u8* const*>(rows), weights, count, size,
-                    hidden - first + first / kScaleChannels * static_cast<u32>(sizeof(float)));
-  else if (format == CombineFormat::kBf16)
-    reduce_rows(out + first, rows, weights, count, size);
-  else if (logfmt_unit(hidden) == 1024)
-    reduce_logfmt<logfmt_chunk(1024)>(out, rows, weights, count, first, size);
-  else
-    reduce_logfmt<logfmt_chunk(512)>(out, rows, weights, count, first, size);
-}
-
 KERNEL KERNEL_BOUNDS(kMaxBlockLanes) low_latency_combine_recv(CombineReceiveArgs a) {
   CombineReceiveShared& shared = simt::smem<CombineReceiveShared>();
   const Turn turn = begin_receive(a.rank, a.call, Phase::kCombine);
@@ -228,16 +173,18 @@ KERNEL KERNEL_BOUNDS(kMaxBlockLanes) low_latency_combine_recv(CombineReceiveArgs
   const u32 hidden = a.call.layout.hidden;
   const u16** rows = shared.rows[simt::warp()];
   float* weights = shared.weights[simt::warp()];
-  const RowCut cut = cut_token(a);
+  // A lane has as many loads side by side as there are rows.
+  const RowFormat format = static_cast<RowFormat>(a.format);
+  const RowCut cut = cut_row(a.call, a.num_tokens, grid_warps(), row_grain(format, hidden));
   for (u32 u = grid_warp(); u < a.num_tokens * cut.pieces; u += grid_warps()) {
     const u32 token = u / cut.pieces, piece = u % cut.pieces;
-    const u32 count = gather_rows(a, turn, token, bytes_before(a, cut.begin(piece)), rows, weights);
+    const RowPart part{format, hidden, cut.begin(piece), cut.size(piece, hidden)};
+    const u32 count = gather_rows(a, turn, token, part.codes_at(), rows, weights);
     if (count == kNoRows) {
       if (simt::lane() == 0) fail_launch(a.call.ticket);
       break;
     }
-    u16* const out = a.out + static_cast<u64>(token) * hidden;
-    reduce_token(a, out, GatheredRows{rows, weights, count}, cut.begin(piece), cut.size(piece, hidden));
+    sum_rows(part, a.out + static_cast<u64>(token) * hidden, GatheredRows{rows, weights, count});
     simt::sync_warp();
   }
   if (last_block(a.call.ticket, &shared.last)) end_receive(a.rank, a.call, Phase::kCombine, turn);

@@ -1,14 +1,16 @@
 // Low-latency combine reduced in the node, between the two halves: the landing rank of a source of another node sums
 // what its node's ranks have stored for each of that source's tokens, in ascending k in fp32 with the source's weights,
-// and sends one bf16 row a token to the slot of the lowest k that the node has of it. The sum replaces the row in that
-// slot here. A slot may say where the row stays in place of holding it (combine_send.h).
+// and sends one row a token to the slot of the lowest k that the node has of it. The sum, in bf16, replaces the row in
+// that slot here. A slot may say where the row stays in place of holding it (combine_send.h).
+//
+// Where rows travel in another format the sum does: a slot of the same token has room for it, since its rows have been
+// read by then. Rows are summed as the expert's rank has them, in bf16.
 //
 // It waits for the sending halves of its node and of the sources it stands for, and for no receiving half; so no rank
 // waits in a circle as long as a rank runs it for every call that it has sent before it waits for anything else.
 #pragma once
-#include "kernels/device/copy.h"
+#include "kernels/low_latency/combine_rows.h"
 #include "kernels/low_latency/common.h"
-#include "kernels/low_latency/logfmt.h"
 
 namespace uccl {
 
@@ -18,6 +20,8 @@ struct CombineReduceArgs {
   u32* num_writes;  // [num_ranks], zero between launches
   i64* wait_stats;  // [N] ns, added to, or null
   const u8* const* registered;  // as row_in_memory's, registered memory of the node's ranks; null: no rows stay there
+  u32 format;  // RowFormat of the sums
+  u32 unused;
 };
 struct CombineReduceShared {
   const u16* rows[kMaxBlockWarps][kMaxTopk];
@@ -137,21 +141,40 @@ DEV TokenRows rows_of_token(const CombineReduceArgs& a, const Turn& turn, const 
   return found;
 }
 
-// One warp: sums a token's rows in place and sends the sum. False: the ring had no room in time.
-DEV bool send_sum(const CombineReduceArgs& a, const Turn& turn, u32 source, u64 slot, const TokenRows& rows,
-                  CombineReduceShared& shared) {
+// Landing slots of a token: where its bf16 sum is made, and another in which the encoded sum goes on its way. With one
+// expert a token no row lies beyond those of all tokens; there is room for two a token at least
+// (LowLatencyLayout::sums_encoded).
+struct SumSlots {
+  u64 sum, encoded;
+};
+DEV SumSlots slots_of_sum(const LowLatencyLayout& layout, const WeightedIds& of, u32 token, u32 lowest) {
+  const u64 first = static_cast<u64>(token) * of.topk;
+  return SumSlots{first + lowest,
+                  of.topk == 1 ? static_cast<u64>(layout.max_tokens) + token : first + (lowest + 1) % of.topk};
+}
+
+// One warp: sums a token's rows and sends the sum. False: the ring had no room in time.
+DEV bool send_sum(const CombineReduceArgs& a, const Turn& turn, u32 source, const SumSlots& slots,
+                  const TokenRows& rows, CombineReduceShared& shared) {
   const LowLatencyLayout& layout = a.call.layout;
+  const RowFormat format = static_cast<RowFormat>(a.format);
+  const u32 hosted = a.rank.topology.landing_slot(source, a.rank.topology.cell);
   Command m;
   m.op = Op::kWrite;
   m.peer = source;
   m.key = epoch_key(Phase::kReduced, turn.number);
-  const u32 hosted = a.rank.topology.landing_slot(source, a.rank.topology.cell);
-  m.local_offset = layout.landing_combine_slot(turn.epoch, hosted, slot) + sizeof(LogfmtHeader);
-  m.remote_offset = layout.combine_slot(turn.epoch, slot) + sizeof(LogfmtHeader);
+  m.local_offset = layout.landing_combine_slot(turn.epoch, hosted, slots.sum) + sizeof(LogfmtHeader);
+  m.remote_offset = layout.combine_slot(turn.epoch, slots.sum) + LowLatencyLayout::row_in_slot(format);
   m.bytes = 2ull * layout.hidden;
-  reduce_rows(reinterpret_cast<u16*>(own_data(a.rank) + m.local_offset), shared.rows[simt::warp()],
-              shared.weights[simt::warp()], rows.count, layout.hidden);
+  u16* const sum = reinterpret_cast<u16*>(own_data(a.rank) + m.local_offset);
+  reduce_rows(sum, shared.rows[simt::warp()], shared.weights[simt::warp()], rows.count, layout.hidden);
   simt::sync_warp();
+  if (format != RowFormat::kBf16) {
+    m.local_offset = layout.landing_combine_slot(turn.epoch, hosted, slots.encoded);
+    u8* const out = own_data(a.rank) + m.local_offset;
+    m.bytes = write_row(RowPart{format, layout.hidden, 0, layout.hidden}, sum, out, 0);
+    simt::sync_warp();
+  }
   bool ok = true;
   if (simt::lane() == 0) {
     ok = push(ring_to(a.rank, source), m, turn.wait) != kNoTicket;
@@ -175,7 +198,7 @@ DEV bool send_sums(const CombineReduceArgs& a, const Turn& turn, CombineReduceSh
       const TokenRows rows = rows_of_token(a, turn, of, slots, t, shared);
       if (!rows.found) return false;
       if (rows.count == 0) continue;
-      if (!send_sum(a, turn, s, static_cast<u64>(t) * of.topk + rows.lowest, rows, shared)) return false;
+      if (!send_sum(a, turn, s, slots_of_sum(a.call.layout, of, t, rows.lowest), rows, shared)) return false;
       ++writes;
     }
     if (simt::lane() == 0 && writes != 0) simt::add_gpu(&a.num_writes[s], writes);

@@ -13,10 +13,8 @@
 // then holds the row's index in place of the row. Nor need rows that a rank of this node reads, as owner or as landing
 // rank, where all ranks of the node map the registered memory that zero-copy rows lie in: their slot then says where.
 #pragma once
-#include "kernels/device/copy.h"
-#include "kernels/device/fp8.h"
+#include "kernels/low_latency/combine_rows.h"
 #include "kernels/low_latency/common.h"
-#include "kernels/low_latency/logfmt.h"
 
 namespace uccl {
 
@@ -29,7 +27,7 @@ struct CombineSendArgs {
   u64* staging_ticket;  // [staging_rows] last use of a staging row: (ring << 56) | (ticket + 1), 0 = never
   u64 zero_copy_offset;  // flat offset of x when it lies in registered memory, else 0
   u32 row_stride;  // elements between rows of x
-  u32 format;  // CombineFormat
+  u32 format;  // RowFormat
   // Rows that are still being computed: those of local expert e from row i * signal_rows on may be read once signal
   // [e, i] has reached signal_value. Null: all rows are there.
   const u32* signals;  // [L, signals_per_expert]
@@ -75,27 +73,8 @@ struct CombineSender {
   bool takes_remote, takes_local;  // rows by whether their owners are of this node
 };
 
-static_assert(LowLatencyLayout::row_in_slot(static_cast<u32>(CombineFormat::kBf16)) == sizeof(LogfmtHeader));
-DEV bool is_encoded(const CombineSendArgs& a) { return static_cast<CombineFormat>(a.format) != CombineFormat::kBf16; }
-
-// One warp: channels [first, first + count) of the row as it travels, written to where it belongs in `out`; returns the
-// whole row's bytes. `total_bytes`: of what lies around it there. A logfmt row is written whole.
-DEV u64 write_combine_row(const CombineSendArgs& a, const u16* row, u8* out, u32 first, u32 count, u64 total_bytes) {
-  const u32 hidden = a.call.layout.hidden;
-  const CombineFormat format = static_cast<CombineFormat>(a.format);
-  u64 bytes = 2ull * hidden;
-  if (format == CombineFormat::kFp8) {
-    bytes = LowLatencyLayout::row_bytes(hidden, RowFormat::kFp8);
-    quantize_row(row + first, out + first, reinterpret_cast<float*>(out + hidden) + first / kScaleChannels, count,
-                 false);
-  } else if (format == CombineFormat::kLogfmt) {
-    bytes = align_up(logfmt_encode(row, out, hidden), 16);
-  } else {
-    copy_row_shared(out + 2ull * first, reinterpret_cast<const u8*>(row + first), 2ull * count, total_bytes);
-  }
-  simt::sync_warp();
-  return bytes;
-}
+DEV RowFormat format_of(const CombineSendArgs& a) { return static_cast<RowFormat>(a.format); }
+DEV bool is_encoded(const CombineSendArgs& a) { return format_of(a) != RowFormat::kBf16; }
 
 // One warp: what the slot of a row for a rank of this node says of it, at `holder`. True: the row stays.
 DEV bool mark_row(const CombineSendArgs& a, u32 holder, u64 at, u64 slot, u32 piece) {
@@ -171,7 +150,7 @@ DEV bool send_row(const CombineSendArgs& a, const Turn& turn, u64 at, u32 piece,
     return true;
   }
   const u64 slot = layout.combine_slot(turn.epoch, number);
-  const u64 target = slot + LowLatencyLayout::row_in_slot(a.format);
+  const u64 target = slot + LowLatencyLayout::row_in_slot(format_of(a));
   const u16* row = a.x + at * a.row_stride;
   if (local && !is_encoded(a) && mark_row(a, owner, at, slot, piece)) return true;
   if (!local && piece != 0) return true;  // what one command sends one warp writes
@@ -183,7 +162,8 @@ DEV bool send_row(const CombineSendArgs& a, const Turn& turn, u64 at, u32 piece,
     u8* const out = local ? data_of(a.rank, owner) + target : own_data(a.rank) + layout.staging(mine);
     const u32 first = local ? sender->cut.begin(piece) : 0;
     const u32 count = local ? sender->cut.size(piece, layout.hidden) : layout.hidden;
-    bytes = write_combine_row(a, row, out, first, count, local ? sender->total_bytes : 0);
+    bytes = write_row(RowPart{format_of(a), layout.hidden, first, count}, row, out, local ? sender->total_bytes : 0);
+    simt::sync_warp();
   }
   if (!local) {
     Command m;
@@ -308,7 +288,7 @@ DEV u32 rows_of_expert(const CombineSendArgs& a, u32 e) {
 DEV RowCut whole_row(const CombineSendArgs& a) { return RowCut{1, a.call.layout.hidden}; }
 // How the rows that this rank stores at others of its node are cut. A logfmt row is encoded from its beginning on.
 DEV RowCut cut_stored_row(const CombineSendArgs& a, u64 rows, u32 warps) {
-  if (static_cast<CombineFormat>(a.format) == CombineFormat::kLogfmt) return whole_row(a);
+  if (format_of(a) == RowFormat::kLogfmt) return whole_row(a);
   return cut_row(a.call, rows, warps, kPieceBytes / sizeof(u16));
 }
 

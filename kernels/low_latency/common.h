@@ -28,7 +28,7 @@ inline constexpr u64 kRowStays = 1ull << 63;
 DEV const u16* row_of_mark(const TopologyView& topology, const u8* const* registered, u32 rank, const u8* slot,
                            u32 hidden) {
   const u64 mark = *reinterpret_cast<const u64*>(slot);
-  if (mark == 0) return reinterpret_cast<const u16*>(slot + LowLatencyLayout::row_in_slot(0));
+  if (mark == 0) return reinterpret_cast<const u16*>(slot + LowLatencyLayout::row_in_slot(RowFormat::kBf16));
   if ((mark & kRowStays) == 0) return nullptr;
   return row_in_memory(registered, topology.local_size, topology.local_of[rank], mark & ~kRowStays, 2ull * hidden);
 }
@@ -72,7 +72,7 @@ struct Turn {
   u64 announcement;  // number of an extra message that tells them, 0 = none is due
 };
 
-// What every rank of a call must have been called with. `format`: RowFormat, or a combine's CombineFormat.
+// What every rank of a call must have been called with. `format`: RowFormat.
 DEV CallIdentity identity_of(const RankContext& c, const LowLatencyCall& call, CallKind kind, u32 format,
                              u32 answered) {
   using S = LowLatencyShape;

@@ -9,8 +9,6 @@
 
 namespace uccl {
 
-static_assert(kScaleChannels == kScaleGroup && kNvfp4Channels == kNvfp4Group);
-
 struct DispatchSendArgs {
   RankContext rank;
   LowLatencyCall call;

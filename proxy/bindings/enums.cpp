@@ -175,15 +175,9 @@ constexpr const char* name(RowFormat v) {
     case RowFormat::kFp8: return "FP8";
     case RowFormat::kFp8Ue8m0: return "FP8_UE8M0";
     case RowFormat::kNvfp4: return "NVFP4";
-  }
-  return nullptr;
-}
-
-constexpr const char* name(CombineFormat v) {
-  switch (v) {
-    case CombineFormat::kBf16: return "BF16";
-    case CombineFormat::kLogfmt: return "LOGFMT";
-    case CombineFormat::kFp8: return "FP8";
+    case RowFormat::kLogfmt: return "LOGFMT";
+    case RowFormat::kMxfp8: return "MXFP8";
+    case RowFormat::kNvfp4Row: return "NVFP4_ROW";
   }
   return nullptr;
 }
@@ -210,7 +204,6 @@ void register_enums(nb::module_& m) {
   export_enum<PartReason>(m, "PartReason");
   export_enum<PeerStat>(m, "PeerStat");
   export_enum<RowFormat>(m, "RowFormat");
-  export_enum<CombineFormat>(m, "CombineFormat");
   m.attr("NO_NODE") = kNoNode;
   m.attr("DEPARTED_LEAVING") = kLeaving;
   m.attr("DEPARTED_LEFT") = kLeft;

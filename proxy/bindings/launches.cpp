@@ -171,11 +171,11 @@ AnyLaunch combine_send(const LowLatencyCalls& calls, Address words, Address x, u
   return calls.combine_send(words.as<u64>(), a, reduces, node_reads, blocks);
 }
 
-AnyLaunch combine_reduce(const LowLatencyCalls& calls, Address words, Address wait_stats, Address registered) {
+AnyLaunch combine_reduce(const LowLatencyCalls& calls, const AnyLaunch& sent, Address wait_stats, Address registered) {
   CombineReduceArgs a{};
   wait_stats.to(a.wait_stats);
   registered.to(a.registered);
-  return calls.combine_reduce(words.as<u64>(), a);
+  return calls.combine_reduce(sent.of<CombineSendArgs>(), a);
 }
 
 AnyLaunch combine_recv(const LowLatencyCalls& calls, const AnyLaunch& sent, Address out, Address topk_idx,
@@ -217,7 +217,7 @@ void register_low_latency(nb::module_& m) {
            nb::arg("weights"), nb::arg("num_tokens"), nb::arg("topk"), nb::arg("signals") = nb::none(),
            nb::arg("signals_per_expert") = 0, nb::arg("signal_rows") = 0, nb::arg("signal_value") = 0,
            nb::arg("blocks") = 0, "`blocks`: 0 = as many as a combine takes that nothing is computed beside.")
-      .def("combine_reduce", combine_reduce, nb::arg("words"), nb::kw_only(), nb::arg("wait_stats"),
+      .def("combine_reduce", combine_reduce, nb::arg("sent"), nb::kw_only(), nb::arg("wait_stats"),
            nb::arg("registered"), "Between the halves of a combine that reduces.")
       .def("combine_recv", combine_recv, nb::arg("sent"), nb::kw_only(), nb::arg("out"), nb::arg("topk_idx"),
            nb::arg("weights"), nb::arg("num_tokens"), nb::arg("topk"), nb::arg("wait_stats"), nb::arg("registered"),

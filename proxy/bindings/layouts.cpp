@@ -76,7 +76,11 @@ void register_low_latency(nb::module_& m) {
       .def_static(
           "row_bytes",
           [](u32 hidden, u32 format) { return LowLatencyLayout::row_bytes(hidden, static_cast<RowFormat>(format)); },
-          nb::arg("hidden"), nb::arg("format"));
+          nb::arg("hidden"), nb::arg("format"))
+      .def_static(
+          "row_unit", [](u32 format) { return row_code(static_cast<RowFormat>(format)).unit; }, nb::arg("format"),
+          "Rows have a multiple of so many channels.")
+      .def("sums_encoded", &LowLatencyLayout::sums_encoded, "Sums of a node may be encoded.");
 }
 
 void register_throughput(nb::module_& m) {

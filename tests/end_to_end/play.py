@@ -91,10 +91,9 @@ def low_latency(buffer: Buffer, step: LowLatencyStep) -> Playing:
         ids,
         weights,
         handle,
-        use_logfmt=step.combine == "logfmt",
-        use_fp8=step.combine == "fp8",
         zero_copy=step.combine == "zero_copy",
         combine_wait_recv_cost_stats=waits,
+        **step.combines,
         **how,
     )
     yield "send"

@@ -24,6 +24,8 @@ LOW_LATENCY_FORMATS = {
     "fp8_round_scale": Fp8Format(round_scale=True),
     "fp8_ue8m0": Fp8Format(round_scale=True, use_ue8m0=True),
 }
+COMBINES = {"plain": 8, "zero_copy": 8, "logfmt": 512, "fp8": 128, "mxfp8": 32, "nvfp4": 64}
+"""Ways of a low-latency combine, and what H is then a multiple of."""
 THROUGHPUT_FORMATS = ("bf16", "float32", "fp8_float_scales", "fp8_int_scales")
 
 
@@ -39,9 +41,14 @@ class LowLatencyStep:
     traffic: str = "mixed"
     format: str = "bf16"
     send: str = "sync"  # sync | async | hook
-    combine: str = "plain"  # plain | zero_copy | logfmt | fp8
+    combine: str = "plain"  # plain | zero_copy | how rows travel: logfmt | fp8 | mxfp8 | nvfp4
     masked: tuple[int, ...] = ()  # ranks that all others mask, and that mask all others
     torn: int = -1  # with enable_shrink: the rank that dies in this round, after it has called dispatch
+
+    @property
+    def combines(self) -> dict[str, bool]:
+        """Combine's keyword for how its rows travel."""
+        return {} if self.combine in ("plain", "zero_copy") else {f"use_{self.combine}": True}
 
 
 @dataclass(frozen=True)
@@ -161,8 +168,8 @@ def _low_latency(step: LowLatencyStep, ranks: int) -> LowLatencyExpected:
     received = reference.low_latency_dispatch(x, case.topk_idx, step.max_tokens, experts, form, masks)
     rows = (step.local_experts, ranks * step.max_tokens, step.hidden)
     outputs = [torch.randn(rows, generator=_random(step, 1, rank)).bfloat16() for rank in range(ranks)]
-    logfmt, fp8 = step.combine == "logfmt", step.combine == "fp8"
-    combined = reference.low_latency_combine(outputs, case.topk_idx, case.topk_weights, received, masks, logfmt, fp8)
+    given = (outputs, case.topk_idx, case.topk_weights, received, masks)
+    combined = reference.low_latency_combine(*given, **step.combines)
     return LowLatencyExpected(case, received, outputs, combined)
 
 

@@ -7,7 +7,14 @@ from collections.abc import Sequence
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 
-from tests.end_to_end.steps import LOW_LATENCY_FORMATS, THROUGHPUT_FORMATS, LowLatencyStep, Step, ThroughputStep
+from tests.end_to_end.steps import (
+    COMBINES,
+    LOW_LATENCY_FORMATS,
+    THROUGHPUT_FORMATS,
+    LowLatencyStep,
+    Step,
+    ThroughputStep,
+)
 from tests.end_to_end.world import World
 from uccl_ep.reference import TRAFFIC
 
@@ -55,9 +62,9 @@ def _topk(draw: st.DrawFn) -> int:
 @st.composite
 def low_latency_steps(draw: st.DrawFn) -> LowLatencyStep:
     """Any low-latency call."""
-    combine = draw(st.sampled_from(["plain", "plain", "zero_copy", "logfmt", "fp8"]))
+    combine = draw(st.sampled_from(["plain", *COMBINES]))
     row_format = draw(st.sampled_from(sorted(LOW_LATENCY_FORMATS)))
-    unit = 512 if combine == "logfmt" else 8 if row_format == "bf16" and combine != "fp8" else 128
+    unit = max(COMBINES[combine], 8 if row_format == "bf16" else 128)
     return LowLatencyStep(
         seed=draw(SEEDS),
         max_tokens=draw(st.sampled_from([1, 5, 12, 40])),

@@ -94,6 +94,8 @@ WAYS: dict[str, tuple[Any, Sums]] = {
     "low latency fp8": (low_latency_buffer, lambda *a: low_latency(*a, fp8=True)),
     "low latency logfmt": (low_latency_buffer, lambda *a: low_latency(*a, use_logfmt=True)),
     "low latency fp8 combine": (low_latency_buffer, lambda *a: low_latency(*a, use_fp8=True)),
+    "low latency mxfp8 combine": (low_latency_buffer, lambda *a: low_latency(*a, use_mxfp8=True)),
+    "low latency nvfp4 combine": (low_latency_buffer, lambda *a: low_latency(*a, use_nvfp4=True)),
     "V2": (elastic_buffer, elastic),
     "V2, summed once": (once_buffer, elastic),
 }

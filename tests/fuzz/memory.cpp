@@ -222,7 +222,7 @@ void memory(Input input) {
   LowLatencyCase low;
   low.seed = input[2] | input[3] * 256u;
   low.num_experts = 2 * world.num_ranks();
-  low.back = (input[1] & 3) == 2 ? CombineFormat::kLogfmt : CombineFormat::kBf16;
+  low.back = (input[1] & 3) == 2 ? RowFormat::kLogfmt : RowFormat::kBf16;
   low.reduces = shape.reduces;
   low.zero_copy = low.in_place = (input[1] & 3) == 1 || shape.reduces;
   ThroughputCase high;

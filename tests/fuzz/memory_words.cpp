@@ -139,7 +139,7 @@ Places combined_words(const World& world, const LowLatencyCase& c, u64 epoch, u3
   for (u64 slot = 0; slot < slots; ++slot) {
     // bf16 rows that are copied do not look at it; where they stay, an offset in range is another row.
     to.add(data + layout.combine_slot(epoch, slot), sizeof(LogfmtHeader),
-           c.back == CombineFormat::kLogfmt ? Proof::kSealed : Proof::kNone);
+           c.back == RowFormat::kLogfmt ? Proof::kSealed : Proof::kNone);
   }
   for (u32 peer = 0; peer < t.num_ranks; ++peer) {
     if (t.is_local(peer)) add_identities(me, Phase::kCombine, peer, to);

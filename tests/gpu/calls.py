@@ -13,6 +13,7 @@ from bench.device.platforms import Platform
 from tests.end_to_end import play
 from tests.end_to_end.play import same
 from tests.end_to_end.steps import (
+    COMBINES,
     LOW_LATENCY_FORMATS,
     THROUGHPUT_FORMATS,
     LowLatencyStep,
@@ -45,7 +46,7 @@ def buffer_for(
 def some_low_latency(seed: int, sends: Sequence[str] = ("sync", "async", "hook")) -> LowLatencyStep:
     """A step that is the same on every rank."""
     r = random.Random(seed)
-    combine = r.choice(("plain", "plain", "zero_copy", "logfmt", "fp8"))
+    combine = r.choice(("plain", *COMBINES))
     return LowLatencyStep(
         seed,
         max_tokens=r.choice((1, 7, 16)),
@@ -129,9 +130,8 @@ def low_latency_parts(buffer: Buffer, platform: Platform, step: LowLatencyStep) 
         ids,
         here.put(due.case.topk_weights[rank]),
         handle,
-        use_logfmt=step.combine == "logfmt",
-        use_fp8=step.combine == "fp8",
         zero_copy=step.combine == "zero_copy",
+        **step.combines,
         **how,
     )
     yield "combining"

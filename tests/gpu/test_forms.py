@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from tests.gpu.places import PLACES, Here, open_place, run
 from tests.uccl_ep.low_latency.test_dispatch_formats import assert_nvfp4, global_scale
 from tests.uccl_ep.ranks import assert_low_latency, case, expert_rows, low_latency, reference_of, same
 from uccl_ep import Buffer, reference
-from uccl_ep.reference import CaseShape, RandomCase, low_latency_combine_by_node
+from uccl_ep.reference import CaseShape, RandomCase, low_latency_combine, low_latency_combine_by_node
 
 ROOT = Path(__file__).resolve().parents[2]
 ROUNDS = 3
@@ -63,14 +64,16 @@ def _outputs(shape: CaseShape) -> list[torch.Tensor]:
 # ---- sums in the node ------------------------------------------------------------------------------------------------
 
 
-def _node_sums(group: Any, platform: Platform, c: RandomCase, due: list[torch.Tensor], hook: bool) -> None:
+def _node_sums(
+    group: Any, platform: Platform, c: RandomCase, due: list[torch.Tensor], hook: bool, use: Mapping[str, bool] = {}
+) -> None:
     with low_latency(group, c.shape, device=platform.device) as buffer:
         rank = Rank(buffer, platform, c)
         for _ in range(ROUNDS):
             got = rank.dispatch(use_fp8=False, return_recv_hook=hook)
             if hook:
                 got[4]()
-            out, _, receive = rank.combine(got, return_recv_hook=hook)
+            out, _, receive = rank.combine(got, return_recv_hook=hook, **use)
             if hook:
                 receive()
             assert same(rank.here.get(out), due[rank.rank])
@@ -83,6 +86,34 @@ def test_gpu_node_sums_are_row_exact(platform: Platform, ranks: int, per_node: i
     c = case(41, "mixed", num_ranks=ranks, num_experts=2 * ranks, num_topk=4, hidden=256, max_tokens=16)
     due = low_latency_combine_by_node(_outputs(c.shape), c.topk_idx, c.topk_weights, reference_of(c), per_node)
     run(platform, NodeWorld(ranks, per_node), _node_sums, c, due, hook)
+
+
+@pytest.mark.parametrize("rows", ["fp8", "mxfp8", "nvfp4"])
+@pytest.mark.parametrize("ranks, per_node", [(4, 2), (5, 2), (3, 1)])
+def test_gpu_node_sums_travel_in_the_calls_format(platform: Platform, ranks: int, per_node: int, rows: str) -> None:
+    c = case(43, "mixed", num_ranks=ranks, num_experts=2 * ranks, num_topk=4, hidden=384, max_tokens=16)
+    given, use = (_outputs(c.shape), c.topk_idx, c.topk_weights, reference_of(c)), {f"use_{rows}": True}
+    due = low_latency_combine_by_node(*given, per_node, **use)
+    run(platform, NodeWorld(ranks, per_node), _node_sums, c, due, False, use)
+
+
+@pytest.mark.parametrize("rows", ["fp8", "mxfp8", "nvfp4"])
+@pytest.mark.parametrize("per_node", [0, 2])
+def test_gpu_combine_rows_in_each_format_are_row_exact(platform: Platform, per_node: int, rows: str) -> None:
+    c = case(45, "mixed", num_ranks=4, num_experts=8, num_topk=4, hidden=1408, max_tokens=9)
+    use = {f"use_{rows}": True}
+    due = low_latency_combine(_outputs(c.shape), c.topk_idx, c.topk_weights, reference_of(c), **use)
+    run(platform, World(4, per_node), _coded_rows, c, due, use)
+
+
+def _coded_rows(
+    group: Any, platform: Platform, c: RandomCase, due: list[torch.Tensor], use: Mapping[str, bool]
+) -> None:
+    with low_latency(group, c.shape, device=platform.device) as buffer:
+        rank = Rank(buffer, platform, c)
+        for _ in range(ROUNDS):
+            out = rank.combine(rank.dispatch(use_fp8=False), **use)[0]
+            assert same(rank.here.get(out), due[rank.rank])
 
 
 # ---- NVFP4 -----------------------------------------------------------------------------------------------------------

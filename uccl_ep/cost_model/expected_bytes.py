@@ -6,11 +6,12 @@ from dataclasses import dataclass
 
 from uccl_ep import _native
 from uccl_ep._native import EXPECT_BYTES, IDENTITY_BYTES, LowLatencyLayout
+from uccl_ep.cost_model import wire
 from uccl_ep.errors import one_of, refuse
 from uccl_ep.group.topology import Topology
 
 MODES = ("low_latency", "throughput")
-FORMATS: dict[str, _native.RowFormat] = {form.name.lower(): form for form in _native.RowFormat}
+FORMATS = {name.replace("-", "_"): form for name, form in wire.FORMATS.items()}
 _SCALE_CHANNELS = 128
 _BF16_BYTES = 2
 

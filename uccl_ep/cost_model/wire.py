@@ -5,11 +5,18 @@ from __future__ import annotations
 from uccl_ep import _native
 from uccl_ep.errors import one_of, refuse
 
-FORMATS = {form.name.lower().replace("_", "-"): form for form in _native.RowFormat}
+_Format = _native.RowFormat
+FORMATS = {"bf16": _Format.BF16, "fp8": _Format.FP8, "fp8-ue8m0": _Format.FP8_UE8M0, "nvfp4": _Format.NVFP4}
 """Of low-latency dispatch rows."""
 
-COMBINE_FORMATS = {form.name.lower(): form for form in _native.CombineFormat}
-"""Of low-latency combine rows."""
+COMBINE_FORMATS = {
+    "bf16": _Format.BF16,
+    "logfmt": _Format.LOGFMT,
+    "fp8": _Format.FP8,
+    "mxfp8": _Format.MXFP8,
+    "nvfp4": _Format.NVFP4_ROW,
+}
+"""Of low-latency combine rows; all but bf16 are asked for by a keyword, use_ and the name."""
 
 
 def row_bytes(hidden: int, row_format: str) -> int:
@@ -38,7 +45,7 @@ def combine_row_bytes(hidden: int, combine_format: str) -> int:
         refuse("combine_format", combine_format, one_of(COMBINE_FORMATS))
     if combine_format == "logfmt":
         return _native.logfmt_least_bytes(hidden)
-    return row_bytes(hidden, combine_format)
+    return _native.LowLatencyLayout.row_bytes(hidden, COMBINE_FORMATS[combine_format])
 
 
 def geometry(unit_bytes: int, wanted: int, one_row: int) -> _native.StreamGeometry:

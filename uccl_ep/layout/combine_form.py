@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from uccl_ep.group.topology import Topology
-from uccl_ep.layout.combine_formats import CombineFormat, keyword_of
+from uccl_ep.layout.combine_formats import RowFormat, name_of
 from uccl_ep.settings import Settings
 
 FORMS = ("direct", "node", "auto")
@@ -51,14 +51,16 @@ def room_for_sums(settings: Settings, topology: Topology) -> CombineForm:
     return CombineForm(True, f"{_SETTING}={settings.low_latency_combine}")
 
 
-def form_of_call(buffers: CombineForm, rows: CombineFormat) -> CombineForm:
+def form_of_call(buffers: CombineForm, rows: RowFormat, most: int) -> CombineForm:
     """The form of one call of a Buffer whose calls have the form `buffers` unless something speaks against it.
 
     Args:
         rows: how they travel.
+        most: experts of a token that memory is laid out for.
     """
-    if buffers.reduces and rows is not CombineFormat.BF16:
-        return replace(buffers, reduces=False, reason=f"{keyword_of(rows)}: an encoded row cannot be added to")
+    if buffers.reduces and rows is not RowFormat.BF16 and most < 2:
+        reason = f"UCCL_EP_LOW_LATENCY_TOPK={most}: a sum in {name_of(rows)} needs the place of a second row"
+        return replace(buffers, reduces=False, reason=reason)
     return buffers
 
 

@@ -15,7 +15,7 @@ from uccl_ep.device.kept_until_run import kept_until_run, locals_of
 from uccl_ep.device.protocol import Device, EventHandle
 from uccl_ep.errors import Described, InvalidArgument, NotSupported, refuse
 from uccl_ep.events import EventOverlap
-from uccl_ep.layout.combine_formats import CombineFormat, combine_format
+from uccl_ep.layout.combine_formats import KEYWORDS, RowFormat, combine_format
 from uccl_ep.low_latency.dispatch_formats import BF16, FP8, FP8_UE8M0, NVFP4, NVFP4_UNIT, Format, global_scale_of
 from uccl_ep.low_latency.handle import Handle as LowLatencyHandle
 from uccl_ep.low_latency.handle import check_handle, planes_of, unchanged
@@ -73,7 +73,7 @@ class LowLatencyCalls:
         self._log = log_of(session)
         # Arguments that were looked at before, by their sizes, types and devices.
         self._dispatches: dict[Any, Format] = {}
-        self._combines: dict[Any, CombineFormat] = {}
+        self._combines: dict[Any, RowFormat] = {}
 
     @kept_until_run
     def dispatch(
@@ -202,23 +202,26 @@ class LowLatencyCalls:
         topk_idx: Tensor,
         topk_weights: Tensor,
         handle: LowLatencyHandle,
-        use_logfmt: bool,
+        asked: tuple[bool, ...],
         zero_copy: bool,
         async_finish: bool,
         return_recv_hook: bool,
         out: Tensor | None,
         combine_wait_recv_cost_stats: Tensor | None,
-        use_fp8: bool,
         overlap: OverlapArguments | None,
     ) -> tuple[Tensor, EventOverlap[EventHandle], Callable[[], None] | None]:
-        """Sends experts' rows back, and sums those that come now, after the event or in the hook."""
+        """Sends experts' rows back, and sums those that come now, after the event or in the hook.
+
+        `asked`: for formats of rows, in the order of KEYWORDS.
+        """
         self._check(async_finish, return_recv_hook)
         life, key, beside = self._low_latency.life, None, None
         made = unchanged(handle, life)
         if (
             made is not None
             and type(x) is type(topk_idx) is type(topk_weights) is Tensor
-            and type(use_logfmt) is type(zero_copy) is type(use_fp8) is bool
+            and type(zero_copy) is bool
+            and set(map(type, asked)) == {bool}
             and overlap is None
             and x.is_contiguous()
             and topk_idx.is_contiguous()
@@ -228,7 +231,7 @@ class LowLatencyCalls:
                 *(x.shape, x.dtype, x.layout, x.device),
                 *(topk_idx.shape, topk_idx.dtype, topk_idx.layout, topk_idx.device),
                 *(topk_weights.shape, topk_weights.dtype, topk_weights.layout, topk_weights.device),
-                *(made.sizes, use_logfmt, zero_copy, use_fp8),
+                *(made.sizes, asked, zero_copy),
             )
         if key in self._combines and made is not None:
             form, planes = self._combines[key], made.planes
@@ -241,7 +244,7 @@ class LowLatencyCalls:
         else:
             known = self._checked_combine(
                 (x, topk_idx, topk_weights, out, combine_wait_recv_cost_stats), handle,
-                (use_logfmt, zero_copy, use_fp8), overlap,
+                asked, zero_copy, overlap,
             )  # fmt: skip
             (max_tokens, hidden, num_experts), ids, form, planes, beside = known
             if key is not None:
@@ -268,14 +271,19 @@ class LowLatencyCalls:
         return out, event, hook
 
     def _checked_combine(
-        self, tensors: tuple[Any, ...], handle: Any, flags: tuple[Any, ...], overlap: OverlapArguments | None
-    ) -> tuple[tuple[int, int, int], Tensor, CombineFormat, int, Overlap | None]:
+        self,
+        tensors: tuple[Any, ...],
+        handle: Any,
+        asked: tuple[Any, ...],
+        zero_copy: Any,
+        overlap: OverlapArguments | None,
+    ) -> tuple[tuple[int, int, int], Tensor, RowFormat, int, Overlap | None]:
         """((M, H, E), topk_idx as int64, format, planes, overlap) of arguments that were not looked at before."""
         x, topk_idx, topk_weights, out, waits = tensors
-        use_logfmt, zero_copy, use_fp8 = flags
-        zero_copy, use_logfmt = checks.check_bool("zero_copy", zero_copy), checks.check_bool("use_logfmt", use_logfmt)
+        zero_copy = checks.check_bool("zero_copy", zero_copy)
+        flags = [checks.check_bool(keyword, given) for keyword, given in zip(KEYWORDS, asked, strict=True)]
         max_tokens, hidden, num_experts = check_handle(handle, self._num_ranks, self._low_latency.life)
-        form = combine_format(use_logfmt, checks.check_bool("use_fp8", use_fp8), zero_copy, hidden)
+        form = combine_format(flags, zero_copy, hidden)
         expected = (num_experts // self._num_ranks, self._num_ranks * max_tokens, hidden)
         self._check_devices(
             x=x,

@@ -7,13 +7,13 @@ from typing import Any
 
 import torch
 
-from uccl_ep._native import RowFormat
+from uccl_ep._native import LowLatencyLayout, RowFormat
 from uccl_ep.errors import Described, refuse
 
 Tensor = torch.Tensor
 
-BF16, FP8, FP8_UE8M0, NVFP4 = RowFormat
-NVFP4_UNIT = 64  # channels whose NVFP4 scales fill a word
+BF16, FP8, FP8_UE8M0, NVFP4 = RowFormat.BF16, RowFormat.FP8, RowFormat.FP8_UE8M0, RowFormat.NVFP4
+NVFP4_UNIT = LowLatencyLayout.row_unit(NVFP4)  # channels whose NVFP4 scales fill a word
 TILE_ROWS = 128  # rows whose NVFP4 scales lie together
 
 

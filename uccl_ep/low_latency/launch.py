@@ -10,7 +10,7 @@ import torch
 from uccl_ep import _native
 from uccl_ep.device.protocol import Device
 from uccl_ep.errors import NotSupported, refuse
-from uccl_ep.layout.combine_formats import CombineFormat
+from uccl_ep.layout.combine_formats import RowFormat
 from uccl_ep.low_latency.dispatch_formats import Format, ReceivedRows
 from uccl_ep.low_latency.epochs import Epochs
 from uccl_ep.low_latency.handle import Handle, make_handle
@@ -250,7 +250,7 @@ class LowLatency:
         handle: Handle,
         planes: int,
         out: Tensor | None,
-        form: CombineFormat,
+        form: RowFormat,
         zero_copy: bool,
         wait_stats: Tensor | None,
         overlap: Overlap | None = None,
@@ -296,7 +296,7 @@ class LowLatency:
         )  # fmt: skip
         device.launch(sent)
         if reduces:
-            sums = self._launches.combine_reduce(words, wait_stats=wait_stats, registered=readable)
+            sums = self._launches.combine_reduce(sent, wait_stats=wait_stats, registered=readable)
             self._sums.owe(sums, (words, wait_stats))
 
         def receive() -> None:

@@ -10,7 +10,7 @@ from uccl_ep import _native
 from uccl_ep.device.protocol import Device
 from uccl_ep.errors import refuse
 from uccl_ep.layout.combine_form import CombineForm, by_model, form_of_call, room_for_sums
-from uccl_ep.layout.combine_formats import CombineFormat
+from uccl_ep.layout.combine_formats import RowFormat
 from uccl_ep.layout.plan import low_latency_layout
 from uccl_ep.session.session import Session
 
@@ -58,9 +58,9 @@ class Sums:
             self._session.show((f"combine {form.name}", "; ".join((form.reason, *form.over))))
         self._form = self._session.combine_form = form
 
-    def reduces(self, rows: CombineFormat) -> bool:
+    def reduces(self, rows: RowFormat) -> bool:
         """Whether the next call, whose rows travel like this, is reduced in the node."""
-        return self._form.reduces and form_of_call(self._form, rows).reduces
+        return self._form.reduces and form_of_call(self._form, rows, self._session.settings.low_latency_topk).reduces
 
     def refuse_topk(self, topk: int, most: int) -> NoReturn:
         """Raises InvalidArgument: tokens name more experts than memory is laid out for."""

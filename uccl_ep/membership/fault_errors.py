@@ -8,7 +8,6 @@ from typing import NamedTuple
 
 from uccl_ep._native import (
     CallKind,
-    CombineFormat,
     DetailKind,
     FaultKind,
     LayoutPart,
@@ -51,6 +50,10 @@ _CALLS: dict[int, str] = {
     CallKind.COMBINE: "combine",
 }
 _FORMS = {0: "direct", 1: "node"}
+_FORMATS: dict[int, str] = {int(form): form.name.lower() for form in RowFormat} | {
+    RowFormat.FP8_UE8M0: "fp8 with ue8m0",
+    RowFormat.NVFP4_ROW: "nvfp4",  # of a combine; kernels tell it from a dispatch's
+}
 # The words for a field that ranks disagree in, and names of its values where numbers would not say them.
 _FIELDS: dict[int, tuple[str, Mapping[int, str]]] = {
     MismatchField.CHANNELS: ("number of channels (Config.num_sms // 2)", {}),
@@ -63,9 +66,9 @@ _FIELDS: dict[int, tuple[str, Mapping[int, str]]] = {
     MismatchField.RECEIVED_ROWS: ("rows received against num_worst_tokens", {}),
     MismatchField.MAX_TOKENS: ("most tokens of a rank (num_max_dispatch_tokens_per_rank)", {}),
     MismatchField.HIDDEN: ("hidden size", {}),
-    MismatchField.ROW_FORMAT: ("row format (use_fp8, use_ue8m0, use_nvfp4, use_logfmt)", {}),
+    MismatchField.ROW_FORMAT: ("row format (use_fp8, use_ue8m0, use_nvfp4, use_mxfp8, use_logfmt)", _FORMATS),
     MismatchField.COMBINE_FORM: (
-        "form of combine (UCCL_EP_LOW_LATENCY_COMBINE, or a row format that has no sums in the node)",
+        "form of combine (UCCL_EP_LOW_LATENCY_COMBINE)",
         _FORMS,
     ),
     MismatchField.CALL: ("call", _CALLS),
@@ -73,14 +76,6 @@ _FIELDS: dict[int, tuple[str, Mapping[int, str]]] = {
     MismatchField.TAG: ("tag of the step (Buffer.set_call_tag)", {}),
     MismatchField.DTYPE: ("dtype of x", dict(enumerate(_DTYPES))),
 }
-# A dispatch and a combine have different formats of rows.
-_DISPATCH_FORMATS: dict[int, str] = {
-    RowFormat.BF16: "bf16",
-    RowFormat.FP8: "fp8",
-    RowFormat.FP8_UE8M0: "fp8 with ue8m0",
-    RowFormat.NVFP4: "nvfp4",
-}
-_COMBINE_FORMATS: dict[int, str] = {form: form.name.lower() for form in CombineFormat}
 # What of a dispatch's layout is wrong: the argument, and the words, by {place}, {given} and {right} (of the first: the
 # rank).
 _LAYOUT_PARTS: dict[int, tuple[str, str]] = {
@@ -198,8 +193,6 @@ def _difference(fault: Mapping[str, int]) -> tuple[str, str, str]:
     """(what, this rank's value, the peer's) of a mismatch."""
     field = fault["detail"]
     what, names = _FIELDS.get(field, (f"field {field}", {}))
-    if field == MismatchField.ROW_FORMAT:
-        names = _DISPATCH_FORMATS if fault["phase"] == WaitPhase.DISPATCH_RECEIVE else _COMBINE_FORMATS
     here, there = (names.get(value, str(value)) for value in (fault["expected"], fault["seen"]))
     return what, here, there
 

@@ -30,6 +30,7 @@ from uccl_ep.reference.formats import LogfmtRows as LogfmtRows
 from uccl_ep.reference.formats import as_received as as_received
 from uccl_ep.reference.formats import calc_diff as calc_diff
 from uccl_ep.reference.formats import cast_fp8 as cast_fp8
+from uccl_ep.reference.formats import cast_mxfp8 as cast_mxfp8
 from uccl_ep.reference.formats import cast_nvfp4 as cast_nvfp4
 from uccl_ep.reference.formats import column_major as column_major
 from uccl_ep.reference.formats import dequantise as dequantise
@@ -39,6 +40,9 @@ from uccl_ep.reference.formats import fused_multiply_add as fused_multiply_add
 from uccl_ep.reference.formats import hash_tensor as hash_tensor
 from uccl_ep.reference.formats import logfmt_decode as logfmt_decode
 from uccl_ep.reference.formats import logfmt_encode as logfmt_encode
+from uccl_ep.reference.formats import mxfp8_values as mxfp8_values
+from uccl_ep.reference.formats import nvfp4_row_scale as nvfp4_row_scale
+from uccl_ep.reference.formats import nvfp4_values as nvfp4_values
 from uccl_ep.reference.formats import swizzle_nvfp4 as swizzle_nvfp4
 from uccl_ep.reference.formats import unswizzle_nvfp4 as unswizzle_nvfp4
 from uccl_ep.reference.sums import low_latency_combine_by_node as low_latency_combine_by_node

@@ -347,8 +347,7 @@ def low_latency_combine(
     topk_weights: Sequence[Tensor],
     received: Sequence[LowLatencyReceived],
     masked: Masks = None,
-    use_logfmt: bool = False,
-    use_fp8: bool = False,
+    **use: bool,
 ) -> list[Tensor]:
     """Low-latency combine of all ranks: bf16 [T, H] each.
 
@@ -361,7 +360,7 @@ def low_latency_combine(
         topk_idx, masked: as in dispatch.
         topk_weights: f32 [T, K] per rank.
         received: what dispatch returned, in any row order that DeepEP's contract allows.
-        use_logfmt: rows travel in logfmt-10. use_fp8: they do as e4m3 with a scale per 128 channels.
+        use: how rows travel; see as_received.
 
     Raises:
         InvalidArgument: a token names an expert that it was not sent to.
@@ -383,7 +382,7 @@ def low_latency_combine(
             for rank in range(num_ranks):
                 here = expert // local == rank
                 rows[here] = x[rank][expert[here] % local, slot[here]]
-            values = as_received(rows, use_logfmt, use_fp8)
+            values = as_received(rows, **use)
             acc[token] = fused_multiply_add(values, weights[token, k].unsqueeze(1).expand_as(values), acc[token])
         result.append(acc.bfloat16())
     return result

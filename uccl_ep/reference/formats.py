@@ -1,10 +1,11 @@
-"""Number formats of the oracle: float8 with per-128-channel scales, NVFP4, logfmt-10, and two ways to compare tensors.
+"""Number formats of the oracle: float8 with scales, MXFP8, NVFP4, logfmt-10, and two ways to compare tensors.
 
 Exact arithmetic in plain torch on the CPU; Rules: DeepEP V1's documented numerics.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -15,6 +16,7 @@ from uccl_ep.errors import refuse
 BLOCK = 128  # channels that share one scale, or one logfmt range
 FP8_MAX = 448.0  # largest finite float8_e4m3fn
 AMAX_FLOOR = 1e-4  # a block of zeros still gets a scale
+MXFP8_BLOCK = 32  # channels that share one MXFP8 exponent
 NVFP4_BLOCK = 16  # channels that share one NVFP4 scale
 E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)  # NVFP4 magnitudes by code; bit 3 is the sign
 LOGFMT_CODES = 512  # magnitudes of 9 bits; with the sign, 10 bits a value
@@ -89,7 +91,7 @@ def cast_nvfp4(x: Tensor, global_scale: Tensor | float) -> tuple[Tensor, Tensor]
 
     Args:
         x: bf16 or f32 [..., H], H a multiple of 16.
-        global_scale: g, finite and above 0.
+        global_scale: g, finite and above 0; a tensor of the shape of x without H has one for each row.
 
     Returns:
         uint8 [..., H/2], the first channel of a byte in its low half, and scales float8_e4m3fn [..., H/16].
@@ -101,7 +103,7 @@ def cast_nvfp4(x: Tensor, global_scale: Tensor | float) -> tuple[Tensor, Tensor]
         refuse("hidden", x.shape[-1], f"a multiple of {NVFP4_BLOCK}")
     blocks = torch.unflatten(x.float(), -1, (-1, NVFP4_BLOCK))
     amax = blocks.abs().nan_to_num(0, posinf=torch.inf).amax(-1, keepdim=True)
-    g, one = torch.as_tensor(global_scale, dtype=torch.float32).flatten()[0].expand_as(amax), torch.ones_like(amax)
+    g, one = _global_scale(global_scale, blocks).expand_as(amax), torch.ones_like(amax)
     scale = (g * (amax * torch.full_like(amax, 1.0 / E2M1[-1]))).clamp_max(FP8_MAX).to(torch.float8_e4m3fn)
     stored = scale.float()
     multiplier = torch.where(stored == 0, 0.0, one / (stored * (one / g)))
@@ -115,13 +117,33 @@ def cast_nvfp4(x: Tensor, global_scale: Tensor | float) -> tuple[Tensor, Tensor]
     return pairs[..., 0] | pairs[..., 1] << 4, scale.squeeze(-1)
 
 
-def dequantise_nvfp4(q: Tensor, scales: Tensor, global_scale: Tensor | float) -> Tensor:
-    """bf16 [..., H] from uint8 [..., H/2] and e4m3 scales [..., H/16] (see unswizzle_nvfp4)."""
+def _global_scale(given: Tensor | float, blocks: Tensor) -> Tensor:
+    """One for all blocks, or f32 [..., 1, 1] where `given` has one for each row."""
+    g = torch.as_tensor(given, dtype=torch.float32)
+    return g[..., None, None] if g.dim() and g.shape == blocks.shape[:-2] else g.flatten()[0]
+
+
+def nvfp4_values(q: Tensor, scales: Tensor, global_scale: Tensor | float) -> Tensor:
+    """f32 [..., H] from uint8 [..., H/2] and e4m3 scales [..., H/16] (see unswizzle_nvfp4); g as cast_nvfp4's."""
     codes = torch.stack([q & 15, q >> 4], -1).flatten(-2).long()
     values = torch.tensor([*E2M1, *(-v for v in E2M1)])[codes]
     blocks = torch.unflatten(values, -1, (-1, NVFP4_BLOCK))
-    inverse = 1.0 / torch.as_tensor(global_scale, dtype=torch.float32).flatten()[0]
-    return (blocks * (scales.float() * inverse).unsqueeze(-1)).flatten(-2).bfloat16()
+    g = _global_scale(global_scale, blocks)
+    return (blocks * (scales.float().unsqueeze(-1) * (torch.ones_like(g) / g))).flatten(-2)
+
+
+def dequantise_nvfp4(q: Tensor, scales: Tensor, global_scale: Tensor | float) -> Tensor:
+    """The same, rounded to bf16."""
+    return nvfp4_values(q, scales, global_scale).bfloat16()
+
+
+def nvfp4_row_scale(x: Tensor) -> Tensor:
+    """f32 [...]: the g of each row of bf16 [..., H] in a combine: float32(2688 / max |x|), at most 2688 * 2**100; NaN
+    where a row holds an infinity or NaN, whose values all become NaN."""
+    amax = x.float().abs().amax(-1)
+    return torch.where(
+        amax.isfinite(), torch.full_like(amax, FP8_MAX * E2M1[-1]) / amax.clamp_min(2.0**-100), torch.nan
+    )
 
 
 def swizzle_nvfp4(scales: Tensor) -> Tensor:
@@ -198,11 +220,63 @@ def logfmt_decode(rows: LogfmtRows) -> Tensor:
     return torch.where(rows.encoded.repeat_interleave(unit, -1), value, rows.plain.float())
 
 
-def as_received(rows: Tensor, use_logfmt: bool, use_fp8: bool) -> Tensor:
-    """f32 [..., H]: what bf16 rows of a low-latency combine are when they have travelled."""
-    if use_logfmt:
-        return logfmt_decode(logfmt_encode(rows))
-    return fp8_values(*cast_fp8(rows)) if use_fp8 else rows.float()
+def cast_mxfp8(x: Tensor) -> tuple[Tensor, Tensor]:
+    """Quantise to float8 with an exponent per 32 channels (OCP MXFP8), to the bit as the low-latency kernels must.
+
+    Per block: scale_inv = 2**e is the least power of two with e >= -126 that is not below max |x| * float32(1 / 448),
+    so that nothing saturates; q = e4m3(x * 2**-e). NaN does not count in the maximum and stays NaN; a block that holds
+    an infinity becomes NaN.
+
+    Args:
+        x: bf16 or f32 [..., H], H a multiple of 32.
+
+    Returns:
+        q float8_e4m3fn [..., H], and e + 127 as uint8 [..., H/32]; 255 stands for NaN.
+
+    Raises:
+        InvalidArgument: H is not a multiple of 32.
+    """
+    if x.shape[-1] % MXFP8_BLOCK:
+        refuse("hidden", x.shape[-1], f"a multiple of {MXFP8_BLOCK}")
+    blocks = torch.unflatten(x.float(), -1, (-1, MXFP8_BLOCK))
+    amax = blocks.abs().nan_to_num(0, posinf=torch.inf).amax(-1, keepdim=True)
+    bits = (amax * torch.full_like(amax, 1.0 / FP8_MAX)).view(torch.int32)
+    exponent = ((bits >> 23) + ((bits & 0x7FFFFF) != 0).int()).clamp_min(1)
+    scale = torch.where(exponent == 255, 0.0, ((254 - exponent) << 23).view(torch.float32))
+    return (blocks * scale).to(torch.float8_e4m3fn).flatten(-2), exponent.squeeze(-1).to(torch.uint8)
+
+
+def mxfp8_values(q: Tensor, exponents: Tensor) -> Tensor:
+    """f32 [..., H] from float8 [..., H] and uint8 [..., H/32]."""
+    blocks = torch.unflatten(q.float(), -1, (-1, MXFP8_BLOCK))
+    return (blocks * (exponents.int() << 23).view(torch.float32).unsqueeze(-1)).flatten(-2)
+
+
+_ROWS: dict[str, Callable[[Tensor], Tensor]] = {
+    "use_logfmt": lambda rows: logfmt_decode(logfmt_encode(rows)),
+    "use_fp8": lambda rows: fp8_values(*cast_fp8(rows)),
+    "use_mxfp8": lambda rows: mxfp8_values(*cast_mxfp8(rows)),
+    "use_nvfp4": lambda rows: _nvfp4_rows(rows, nvfp4_row_scale(rows)),
+}
+
+
+def _nvfp4_rows(rows: Tensor, scale: Tensor) -> Tensor:
+    return nvfp4_values(*cast_nvfp4(rows, scale.nan_to_num(1.0)), scale)
+
+
+def as_received(rows: Tensor, **use: bool) -> Tensor:
+    """f32 [..., H]: what bf16 rows of a low-latency combine are when they have travelled.
+
+    Args:
+        use: at most one True of use_logfmt, use_fp8, use_mxfp8, use_nvfp4, as Buffer.low_latency_combine's.
+
+    Raises:
+        InvalidArgument: several are True, or another name.
+    """
+    wanted = [name for name, asked in use.items() if asked or name not in _ROWS]
+    if len(wanted) > 1 or not _ROWS.keys() >= set(wanted):
+        refuse("use", sorted(wanted), f"one of {', '.join(_ROWS)}")
+    return _ROWS[wanted[0]](rows) if wanted else rows.float()
 
 
 def _logfmt_range(amin: Tensor, amax: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from uccl_ep.reference.calls import LowLatencyReceived, node_ranges, slots_of
-from uccl_ep.reference.formats import fused_multiply_add
+from uccl_ep.reference.formats import as_received, fused_multiply_add
 
 
 def low_latency_combine_by_node(
@@ -17,16 +17,19 @@ def low_latency_combine_by_node(
     topk_weights: Sequence[Tensor],
     received: Sequence[LowLatencyReceived],
     ranks_per_node: int | Sequence[int] | None,
+    **use: bool,
 ) -> list[Tensor]:
     """bf16 [T, H] per rank, as UCCL_EP_LOW_LATENCY_COMBINE=node gives it.
 
     Each node but a token's own sums its rows of the token in f32 over ascending k, as fma(row, weight, sum) from 0, and
-    rounds to bf16. The owner goes through k in ascending order: rows of its own node as fma(row, weight, sum), of
-    another node its rounded sum, at the lowest k that is there. It rounds once more.
+    rounds to bf16, then to the format in which rows travel, if there is one. The owner goes through k in ascending
+    order: rows of its own node as fma(row, weight, sum), of another node its rounded sum, at the lowest k that is
+    there. It rounds once more.
 
     Args:
         x, topk_idx, topk_weights, received: see reference.low_latency_combine.
         ranks_per_node: see reference.node_ranges.
+        use: how sums and the rows of the token's own node travel; see as_received.
     """
     nodes = node_ranges(len(x), ranks_per_node)
     result = []
@@ -42,15 +45,17 @@ def low_latency_combine_by_node(
                 weight = weights[here, k].unsqueeze(1).expand_as(row[here])
                 partial[n][here] = fused_multiply_add(row[here], weight, partial[n][here])
                 lowest[n] = torch.where(here & (lowest[n] < 0), k, lowest[n])
+        sums = [as_received(each.bfloat16(), **use) for each in partial]
         for k, (valid, owner, row) in enumerate(rows):
             for n, node in enumerate(nodes):
                 if source not in node:
                     first = lowest[n] == k
-                    total[first] += partial[n][first].bfloat16().float()
+                    total[first] += sums[n][first]
                     continue
                 here = valid & (owner >= node.start) & (owner < node.stop)
                 weight = weights[here, k].unsqueeze(1).expand_as(row[here])
-                total[here] = fused_multiply_add(row[here], weight, total[here])
+                values = as_received(row[here].bfloat16(), **use)
+                total[here] = fused_multiply_add(values, weight, total[here])
         result.append(total.bfloat16())
     return result
 

@@ -170,6 +170,18 @@ def _node_sums(platform: FakePlatform, tokens: int = 16) -> None:
     run(platform, NodeWorld(4, 2), node_sums, c, due, False)
 
 
+def _coded_sums(rows: str) -> Body:
+    """Node sums in a format: the kernels of combine then have every line of it, in both directions."""
+
+    def body(platform: FakePlatform) -> None:
+        c = case(46, "mixed", num_ranks=4, num_experts=8, num_topk=4, hidden=384, max_tokens=6)
+        given = ([expert_rows(rank, c.shape) for rank in range(4)], c.topk_idx, c.topk_weights, reference_of(c))
+        use = {f"use_{rows}": True}
+        run(platform, NodeWorld(4, 2), node_sums, c, low_latency_combine_by_node(*given, 2, **use), False, use)
+
+    return body
+
+
 SCENARIOS: dict[str, Body] = {
     "low latency, 1 node of 3": rounds_of(Ranks(3), low_latency_rounds(format="fp8")),
     "low latency, 2 nodes of 2": rounds_of(Ranks(4, 2), low_latency_rounds(send="hook")),
@@ -177,6 +189,8 @@ SCENARIOS: dict[str, Body] = {
     "low latency, only dispatches": lambda platform: run(platform, Ranks(3), _only_dispatches),
     "low latency, only dispatches, 2 nodes": lambda platform: run(platform, Ranks(2, 1), _only_dispatches),
     "low latency, sums in the node": _node_sums,
+    "low latency, sums in the node in MXFP8": _coded_sums("mxfp8"),
+    "low latency, sums in the node in NVFP4": _coded_sums("nvfp4"),
     "low latency, two calls in flight": lambda platform: run(platform, Ranks(3), _two_in_flight),
     "low latency, two calls in flight, 2 nodes": lambda platform: run(platform, Ranks(2, 1), _two_in_flight),
     "low latency, many blocks": rounds_of(Ranks(2), low_latency_rounds(30, 2, hidden=128)),

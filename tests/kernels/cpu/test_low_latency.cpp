@@ -37,7 +37,7 @@ void narrow_rounds(const WorldShape& shape, const LowLatencyCase& c, u64 rounds)
 
 TEST(cpu_low_latency_gives_the_same_rows_at_one_lane) {
   for (const auto& node_of : std::vector<std::vector<u32>>{{0}, {0, 0, 0}, {0, 0, 1, 1}})
-    for (const CombineFormat back : {CombineFormat::kBf16, CombineFormat::kLogfmt, CombineFormat::kFp8}) {
+    for (const RowFormat back : kCombineFormats) {
       WorldShape shape;
       shape.node_of = node_of;
       shape.max_tokens = 13;
@@ -46,7 +46,7 @@ TEST(cpu_low_latency_gives_the_same_rows_at_one_lane) {
       LowLatencyCase c;
       c.num_experts = 40 * shape.num_ranks();  // more than a search has neighbours
       c.back = back;
-      c.format = back == CombineFormat::kLogfmt ? RowFormat::kFp8 : RowFormat::kBf16;
+      c.format = back == RowFormat::kLogfmt ? RowFormat::kFp8 : RowFormat::kBf16;
       c.shape = LaunchShape{2, 3, 1, 7};
       narrow_rounds(shape, c, 8);
     }
@@ -57,11 +57,14 @@ TEST(cpu_low_latency_reduces_in_the_node_at_one_lane) {
   shape.node_of = {0, 0, 1, 1};
   shape.max_tokens = 13;
   shape.max_topk = 8;
-  shape.hidden = 128;
+  shape.hidden = 512;
   shape.reduces = true;
   LowLatencyCase c;
   c.reduces = true;
-  narrow_rounds(shape, c, 8);
+  for (const RowFormat back : kCombineFormats) {
+    c.back = back;
+    narrow_rounds(shape, c, 5);
+  }
 }
 
 TEST(cpu_low_latency_combines_more_than_a_cache_has_room_for) {  // rows that are stored past the caches (copy_row_out)

@@ -142,43 +142,41 @@ TEST(copy_reduce_is_the_same_in_lanes_at_every_vector_level_and_by_hand) {
   }
 }
 
-TEST(copy_reduce_of_fp8_rows_is_the_same_in_lanes_at_every_vector_level_and_by_hand) {
-  Random random(17);
-  for (int round = 0; round < 40; ++round) {
-    const u32 hidden = 128 * (1 + below(random, round < 30 ? 5 : 60)), count = below(random, 10);
-    std::vector<Row<float>> rows(count, Row<float>(hidden / 4 + hidden / 128));  // e4m3, then scales
-    std::vector<const u8*> pointers;
-    std::vector<float> weights;
-    for (Row<float>& row : rows) {
-      u8* const codes = reinterpret_cast<u8*>(row.data());
-      if (round % 2) {
-        for (u32 i = 0; i < hidden; ++i) codes[i] = static_cast<u8>(random());  // NaN and subnormals among them
-        for (u32 g = 0; g < hidden / 128; ++g)
-          row[hidden / 4 + g] = std::uniform_real_distribution<float>(0, 2)(random);
-      } else {
-        Row<u16> x(hidden);
-        for (u32 i = 0; i < hidden; ++i) x[i] = plain_bf16(random);
-        on_warp([&] { quantize_row(x.data(), codes, row.data() + hidden / 4, hidden, false); });
-      }
-      pointers.push_back(codes);
-      weights.push_back(std::uniform_real_distribution<float>(0.f, 1.f)(random));
-    }
-    Row<u16> by_hand(hidden), by_lanes(hidden);
-    for (u32 c = 0; c < hidden; ++c) {
-      float acc = 0.f;
-      for (u32 r = 0; r < count; ++r) {
-        const float value = e4m3_to_f(pointers[r][c]) * rows[r][hidden / 4 + c / 128];
-        acc = std::fma(value, weights[r], acc);
-      }
-      by_hand[c] = f_to_bf16(acc);
-    }
-    on_warp([&] { lanes::reduce_rows_fp8({by_lanes.data(), pointers.data(), weights.data(), count, hidden, hidden}); });
-    CHECK(by_lanes == by_hand);
+TEST(copy_quantises_to_mxfp8_the_same_in_lanes_and_at_every_vector_level) {
+  Random random(23);
+  for (u32 round = 0; round < 60; ++round) {
+    const u32 hidden = 32 * (1 + below(random, round < 50 ? 9 : 230));
+    Row<u16> x(hidden);
+    for (u32 i = 0; i < hidden; ++i) x[i] = round % 2 ? any_bf16(random) : plain_bf16(random);
+    if (round % 3 == 0) std::memset(x.data(), 0, 64);  // a group of zeros
+    Row<u8> codes(hidden), exponents(hidden / 32);
+    on_warp([&] { lanes::quantize_row_mxfp8(x.data(), codes.data(), exponents.data(), hidden); });
     at_every_level([&] {
-      Row<u16> by_vector(hidden);
-      on_warp([&] { reduce_rows_fp8(by_vector.data(), pointers.data(), weights.data(), count, hidden, hidden); });
-      CHECK(by_vector == by_hand);
+      Row<u8> same_codes(hidden), same_exponents(hidden / 32);
+      on_warp([&] { quantize_row_mxfp8(x.data(), same_codes.data(), same_exponents.data(), hidden); });
+      CHECK(codes == same_codes);
+      CHECK(exponents == same_exponents);
     });
+  }
+}
+
+// Blocks that are told apart by their scale alone: the largest value of each is just held, or just not by the exponent
+// below. Zero, the smallest, the largest and infinite ones among them.
+TEST(copy_mxfp8_has_the_least_exponent_that_holds_a_block) {
+  const std::pair<float, int> cases[] = {
+      {448.f, 127},   {450.f, 128},     {224.f, 126},     {1.f, 119},        {0.f, 1},
+      {0x1p-126f, 1}, {0x1.8p-118f, 1}, {0x1.8p-117f, 2}, {0x1.8p127f, 246}, {bits_f(0x7f800000u), 255}};
+  for (const auto& [largest, exponent] : cases) {
+    Row<u16> x(32);
+    for (u32 i = 0; i < 32; ++i) x[i] = i == 5 ? f_to_bf16(largest) : 0;
+    Row<u8> codes(32), exponents(1);
+    on_warp([&] { quantize_row_mxfp8(x.data(), codes.data(), exponents.data(), 32); });
+    CHECK_EQ(static_cast<int>(exponents[0]), exponent);
+    const float back = e4m3_to_f(codes[5]) * ue8m0_to_f(exponents[0]);
+    if (exponent == 255)
+      CHECK(back != back);
+    else
+      CHECK(std::fabs(back - largest) <= largest / 16);
   }
 }
 

@@ -63,6 +63,31 @@ TEST(fp4_row_follows_the_recipe) {
   }
 }
 
+TEST(fp4_row_has_a_float_of_its_own) {
+  Random random(24);
+  for (u32 round = 0; round < 40; ++round) {
+    const u32 hidden = 16 * (1 + below(random, 200));
+    Row<u16> x(hidden);
+    float amax = 0;
+    for (u32 i = 0; i < hidden; ++i) x[i] = plain_bf16(random), amax = std::max(amax, std::fabs(bf16_to_f(x[i])));
+    const auto find = [&] {
+      u32 by_lanes[kWarp] = {}, by_host = 0;
+      on_warp([&] {
+        by_lanes[lane()] = lanes::largest_magnitude(x.data(), hidden);
+        const u32 most = largest_magnitude(x.data(), hidden);
+        if (lane() == 0) by_host = most;
+      });
+      for (const u32 most : by_lanes) CHECK_EQ(most, by_host);
+      return by_host;
+    };
+    CHECK_EQ(bf16_to_f(static_cast<u16>(find())), amax);
+    CHECK_EQ(nvfp4_row_scale(find()).global, 2688.f / amax);
+    x[below(random, hidden)] = round % 2 ? 0xff80 : 0x7fc1;  // an infinity or a NaN: there is no number for the row
+    CHECK(std::isnan(nvfp4_row_scale(find()).inverse));
+  }
+  CHECK(std::isfinite(nvfp4_row_scale(0).global) && nvfp4_row_scale(0).inverse > 0);
+}
+
 TEST(fp4_row_of_nothing_writes_nothing) {
   Row<u16> x(16);
   Nvfp4Out out(0);

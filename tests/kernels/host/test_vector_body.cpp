@@ -56,10 +56,9 @@ V::F V::load_e4m3(const u8* p) { return {e4m3_to_f(p[0]), e4m3_to_f(p[1])}; }
 }  // namespace
 
 TEST(vector_body_over_two_floats_equals_scalar) {
-  const VectorTable table{quantize_group, reduce_whole, reduce_fp8};
-  compare_quantize(table, 26);
-  compare_reduce(table, 27);
-  for (u64 seed = 28; seed < 40; ++seed) compare_reduce_fp8(table, seed);
+  compare_quantize(kLevel, 26);
+  compare_reduce(kLevel, 27);
+  for (u64 seed = 28; seed < 40; ++seed) compare_reduce_coded(kLevel, seed);
   CHECK_EQ(put_past_and_not_finished, 0u);
 }
 

@@ -52,7 +52,7 @@ TEST(vector_scalar_reduces_fp8_rows_scaled_before_the_weight) {
   const u8* rows[] = {codes, codes};
   const float weights[] = {1.f / 3.f, 0.25f};
   std::vector<u16> out(hidden);
-  scalar_table()->reduce_fp8({out.data(), rows, weights, 2, hidden, hidden});
+  scalar_table()->reduce_fp8({out.data(), rows, weights, 2, hidden, hidden, 0});
   for (u32 c = 0; c < hidden; ++c) {
     const float value = kValues[c % 4] * (c < 128 ? 0.75f : 3.f);
     CHECK_EQ(out[c], f_to_bf16(std::fma(value, weights[1], value * weights[0])));

@@ -19,6 +19,11 @@ inline void compare_quantize(const VectorTable& table, u64 seed) {
     scalar_table()->quantize_group(x, expect, round % 3 == 0, &expect_scale_inv);
     CHECK(std::memcmp(bytes, expect, sizeof bytes) == 0);
     CHECK_EQ(f_bits(scale_inv), f_bits(expect_scale_inv));
+    bytes[32] = expect[32] = 0x5a;
+    table.quantize_mxfp8(x, bytes, &scale_inv);
+    scalar_table()->quantize_mxfp8(x, expect, &expect_scale_inv);
+    CHECK(std::memcmp(bytes, expect, 33) == 0);
+    CHECK_EQ(f_bits(scale_inv), f_bits(expect_scale_inv));
   }
 }
 
@@ -52,26 +57,40 @@ inline void compare_reduce(const VectorTable& table, u64 seed) {
   }
 }
 
-// All codes of e4m3, NaN among them.
-inline void compare_reduce_fp8(const VectorTable& table, u64 seed) {
+// Bytes at random: all codes, NaN among codes and scales. Where scales are floats, they and a row's own are small.
+inline void compare_reduce_coded(const VectorTable& table, RowFormat format, u64 seed) {
   Random random(seed);
-  for (u32 hidden = 128; hidden <= 512; hidden += 128) {
-    const u32 count = below(random, 6), row_bytes = hidden + hidden / 128 * 4;
+  const RowCode code = row_code(format);
+  for (u32 hidden = code.unit; hidden <= 4 * code.unit; hidden += code.unit) {
+    const u32 codes = hidden * code.bits / 8,
+              scales = static_cast<u32>(align_up(hidden / code.block(), 4)) * code.scale_bytes;
+    const u32 count = below(random, 6), row_bytes = codes + scales + 4;
     std::vector<std::vector<float>> rows(count, std::vector<float>(row_bytes / 4));  // for their alignment
     std::vector<const u8*> pointers;
     std::vector<float> weights;
     for (auto& row : rows) {
-      u8* const codes = reinterpret_cast<u8*>(row.data());
-      for (u32 i = 0; i < hidden; ++i) codes[i] = static_cast<u8>(hidden == 128 ? 2 * i + count : random());
-      for (u32 g = 0; g < hidden / 128; ++g) row[hidden / 4 + g] = std::uniform_real_distribution<float>(0, 3)(random);
-      pointers.push_back(codes);
+      u8* const bytes = reinterpret_cast<u8*>(row.data());
+      for (u32 i = 0; i < codes + scales; ++i)
+        bytes[i] = static_cast<u8>(hidden == code.unit ? 2 * i + count : random());
+      for (u32 g = 0; code.scale_bytes == 4 && g < scales / 4; ++g)
+        row[codes / 4 + g] = std::uniform_real_distribution<float>(0, 3)(random);
+      row[(codes + scales) / 4] = std::uniform_real_distribution<float>(0, 3)(random);
+      pointers.push_back(bytes);
       weights.push_back(std::uniform_real_distribution<float>(-1.f, 1.f)(random));
     }
     std::vector<u16> out(hidden + 40, 0xaaaa), expect(hidden + 40, 0xaaaa);
-    table.reduce_fp8(Fp8ReduceArgs{out.data(), pointers.data(), weights.data(), count, hidden, hidden});
-    scalar_table()->reduce_fp8(Fp8ReduceArgs{expect.data(), pointers.data(), weights.data(), count, hidden, hidden});
+    const auto sum = [&](const VectorTable& t, std::vector<u16>* to) {
+      const CodedRows args{to->data(), pointers.data(), weights.data(), count, hidden, codes, codes + scales};
+      (format == RowFormat::kFp8 ? t.reduce_fp8 : format == RowFormat::kMxfp8 ? t.reduce_mxfp8 : t.reduce_nvfp4)(args);
+    };
+    sum(table, &out);
+    sum(*scalar_table(), &expect);
     CHECK(out == expect);
   }
+}
+inline void compare_reduce_coded(const VectorTable& table, u64 seed) {
+  for (const RowFormat format : {RowFormat::kFp8, RowFormat::kMxfp8, RowFormat::kNvfp4Row})
+    compare_reduce_coded(table, format, seed);
 }
 
 // For levels that this CPU may not have: then it must be refused, and there is nothing to compare.
@@ -85,7 +104,7 @@ inline void compare_level(VectorLevel level, const VectorTable* table, u64 seed)
   CHECK(table != nullptr);
   compare_quantize(*table, seed);
   compare_reduce(*table, seed);
-  for (u64 i = 0; i < 20; ++i) compare_reduce_fp8(*table, seed + i);
+  for (u64 i = 0; i < 20; ++i) compare_reduce_coded(*table, seed + i);
 }
 
 }  // namespace uccl::simt::host

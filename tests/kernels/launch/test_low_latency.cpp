@@ -41,7 +41,7 @@ TEST(launch_low_latency_kernels_count_in_words_of_their_own) {
   const auto send = calls.dispatch_send(f.words, {}), back = calls.dispatch_send(f.words, {});
   const auto take = calls.dispatch_recv(f.words, {});
   const auto combine = calls.combine_send(f.words, {}, true, false);
-  const auto sums = calls.combine_reduce(f.words, {});
+  const auto sums = calls.combine_reduce(combine.args, {});
   const auto reduce = calls.combine_recv(combine.args, {});
   CHECK_EQ(send.args.call.ticket, back.args.call.ticket);
   std::vector<Span> spans{{&calls.state(), LowLatencyState::bytes(Fixture::kRanks)},
@@ -107,7 +107,7 @@ TEST(launch_low_latency_shapes_follow_the_device_and_the_call) {
   CHECK_EQ(gpu.dispatch_recv(f.words, {}).grid.blocks, 132u);
   CHECK_EQ(sent.grid.blocks, 132u);
   CHECK_EQ(gpu.combine_send(f.words, {}, false, false, 3).grid.blocks, 3u);  // the others compute the rows
-  CHECK_EQ(gpu.combine_reduce(f.words, {}).grid.blocks, 132u);
+  CHECK_EQ(gpu.combine_reduce(sent.args, {}).grid.blocks, 132u);
   const auto l = gpu.combine_recv(sent.args, take);
   CHECK_EQ(l.grid.blocks, 1u);
   CHECK_EQ(l.grid.warps, 16u);
@@ -124,7 +124,7 @@ TEST(launch_low_latency_rows_stay_only_as_they_are_and_in_registered_memory) {
   const LowLatencyCalls calls = f.calls();
   CombineSendArgs own{};
   own.own_stay = 1;
-  own.format = static_cast<u32>(CombineFormat::kBf16);
+  own.format = static_cast<u32>(RowFormat::kBf16);
   CHECK_EQ(node_rows(calls.combine_send(f.words, own, false, false)), kCopied);
   CHECK_EQ(node_rows(calls.combine_send(f.words, own, false, true)), kMarked);
   own.zero_copy_offset = 4096;
@@ -132,10 +132,34 @@ TEST(launch_low_latency_rows_stay_only_as_they_are_and_in_registered_memory) {
   own.own_stay = 0;
   CHECK_EQ(node_rows(calls.combine_send(f.words, own, false, true)), kMarked);
   own.own_stay = 1;
-  own.format = static_cast<u32>(CombineFormat::kLogfmt);
+  own.format = static_cast<u32>(RowFormat::kLogfmt);
   const auto small = calls.combine_send(f.words, own, false, true);
   CHECK_EQ(node_rows(small), kCopied);
   CHECK_EQ(small.args.own_stay, 0u);
+}
+
+// They are not read where they lie, and a bf16 sum and the encoded one have a slot each.
+TEST(launch_low_latency_encoded_sums_take_room_and_leave_no_rows) {
+  Fixture f;
+  CombineSendArgs own{};
+  own.format = static_cast<u32>(RowFormat::kFp8);
+  const u8* memories[1] = {};
+  CombineReduceArgs reduce{};
+  reduce.registered = memories;
+  const auto sums = [&] {
+    return f.calls().combine_reduce(f.calls().combine_send(f.words, own, true, true).args, reduce);
+  };
+  CHECK_THROWS(std::invalid_argument, sums());
+  f.layout.reduces = 1;
+  f.layout.max_topk = 1;
+  CHECK_THROWS(std::invalid_argument, sums());
+  f.layout.max_topk = 2;
+  CHECK_EQ(sums().args.format, own.format);
+  CHECK(sums().args.registered == nullptr);
+  own.format = static_cast<u32>(RowFormat::kBf16);
+  f.layout.max_topk = 1;
+  CHECK(sums().args.registered == memories);
+  CHECK_EQ(sums().args.call.epoch, f.words);
 }
 
 TEST(launch_low_latency_receiving_half_follows_the_sending_one) {
@@ -147,7 +171,7 @@ TEST(launch_low_latency_receiving_half_follows_the_sending_one) {
   own.row_stride = 520;
   own.own_stay = 1;
   own.zero_copy_offset = 128;
-  own.format = static_cast<u32>(CombineFormat::kBf16);
+  own.format = static_cast<u32>(RowFormat::kBf16);
   const auto sent = calls.combine_send(f.words, own, true, false, 3);
   CHECK_EQ(sent.grid.blocks, 3u);
   CombineReceiveArgs take{};

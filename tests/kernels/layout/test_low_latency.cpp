@@ -70,7 +70,8 @@ TEST(layout_low_latency_row_sizes) {
   CHECK_EQ(LowLatencyLayout::row_bytes(7168, RowFormat::kNvfp4), 3584u + 448);  // half a byte a channel, 1 for 16
   CHECK_EQ(LowLatencyLayout::row_bytes(8, RowFormat::kBf16), 16u);
   for (u32 hidden = 128; hidden <= 4096; hidden += 128)
-    for (const RowFormat f : {RowFormat::kFp8, RowFormat::kFp8Ue8m0, RowFormat::kNvfp4})
+    for (const RowFormat f :
+         {RowFormat::kFp8, RowFormat::kFp8Ue8m0, RowFormat::kNvfp4, RowFormat::kMxfp8, RowFormat::kNvfp4Row})
       CHECK(LowLatencyLayout::row_bytes(hidden, f) <= LowLatencyLayout::row_bytes(hidden, RowFormat::kBf16));
 }
 

@@ -111,18 +111,18 @@ void LowLatencyRank::combine_send(const Received& from, const u16* x, const Toke
   if (a.node_rows == static_cast<u32>(NodeRows::kStay) && mix(case_.seed ^ num_combines_ << 16 ^ rank_) % 4 == 0)
     a.node_rows = static_cast<u32>(NodeRows::kCopiedAndMarked);  // ranks need not agree
   combines_open_.push_back({a, words});
-  if (case_.reduces) reductions_open_.push_back(words);
+  if (case_.reduces) reductions_open_.push_back({a, words});
   recording.launch(low_latency_combine_send, a, case_.shape, words);
 }
 
 const u8* const* LowLatencyRank::registered() const { return case_.in_place ? world_.memories(rank_) : nullptr; }
 
 void LowLatencyRank::combine_reduce() {
-  const auto words = close_call(&reductions_open_, false);
+  const auto [sent, words] = close_call(&reductions_open_, false);
   CombineReduceArgs a{};
   a.wait_stats = wait_stats.data();
   a.registered = registered();
-  recording.launch(low_latency_combine_reduce, calls().combine_reduce(words->data(), a).args, case_.shape, words);
+  recording.launch(low_latency_combine_reduce, calls().combine_reduce(sent, a).args, case_.shape, words);
 }
 
 void LowLatencyRank::combine_recv(const TokenInput& input, Poisoned<u16>* out) {

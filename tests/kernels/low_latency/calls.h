@@ -10,12 +10,16 @@
 
 namespace uccl::testing {
 
+// How rows of combine may travel.
+inline constexpr RowFormat kCombineFormats[] = {RowFormat::kBf16, RowFormat::kLogfmt, RowFormat::kFp8,
+                                                RowFormat::kMxfp8, RowFormat::kNvfp4Row};
+
 struct LowLatencyCase {
   u64 seed = 1;
   u32 num_experts = 8;
   RowFormat format = RowFormat::kBf16;
   bool round_scale = false, zero_copy = false;
-  CombineFormat back = CombineFormat::kBf16;  // how rows of combine travel
+  RowFormat back = RowFormat::kBf16;  // how rows of combine travel
   bool reduces = false;  // in the node; the world's shape has room for it
   bool in_place = false;  // zero-copy rows are read where they are by their node; the world has room for three sets
   bool own_stay = true;  // rows of a rank's own tokens are read where they are, unless encoded
@@ -87,8 +91,8 @@ class LowLatencyRank {
   u32 rank_;
   LowLatencyCase case_;
   // Those that have no receiving half yet.
-  std::deque<Words> dispatches_open_, reductions_open_;
-  std::deque<Sent> combines_open_;
+  std::deque<Words> dispatches_open_;
+  std::deque<Sent> combines_open_, reductions_open_;
   u64 num_combines_ = 0;
   Poisoned<u64> workspace_;
 };

@@ -197,17 +197,58 @@ std::vector<float> fp8_round_trip(const std::vector<u16>& row) {
   return values;
 }
 
+float e4m3_round_trip(float v) { return e4m3_to_f(static_cast<u8>(simt::e4m3_software(v))); }
+
+float largest_of(const std::vector<u16>& row, u64 first, u64 count) {
+  float amax = 0;
+  for (u64 i = first; i < first + count; ++i) amax = std::max(amax, std::fabs(bf16_value(row[i])));
+  return amax;
+}
+
+// As MXFP8, by a loop over powers of two in place of a float's bits.
+std::vector<float> mxfp8_round_trip(const std::vector<u16>& row) {
+  std::vector<float> values(row.size());
+  for (u64 first = 0; first < row.size(); first += 32) {
+    const float amax = largest_of(row, first, 32) * (1.f / 448.f);
+    float scale = 0x1p-126f;
+    while (scale < amax) scale *= 2;
+    for (u64 i = first; i < first + 32; ++i) values[i] = e4m3_round_trip(bf16_value(row[i]) / scale) * scale;
+  }
+  return values;
+}
+
+// As NVFP4 with a float of the row's own.
+std::vector<float> nvfp4_round_trip(const std::vector<u16>& row) {
+  const float global = 2688.f / std::max(largest_of(row, 0, row.size()), 0x1p-100f), inverse = 1.f / global;
+  std::vector<float> values(row.size());
+  for (u64 first = 0; first < row.size(); first += 16) {
+    const float code = e4m3_round_trip(global * (largest_of(row, first, 16) * (1.f / 6.f)));
+    const float scale = code * inverse, multiplier = code == 0 ? 0.f : 1.f / scale;
+    for (u64 i = first; i < first + 16; ++i)
+      values[i] = simt::e2m1_to_f(simt::e2m1(bf16_value(row[i]) * multiplier)) * scale;
+  }
+  return values;
+}
+
+// What a row becomes on its way.
+std::vector<float> round_trip(RowFormat format, const std::vector<u16>& row) {
+  if (format == RowFormat::kLogfmt) return logfmt_round_trip(row);
+  if (format == RowFormat::kFp8) return fp8_round_trip(row);
+  if (format == RowFormat::kMxfp8) return mxfp8_round_trip(row);
+  if (format == RowFormat::kNvfp4Row) return nvfp4_round_trip(row);
+  std::vector<float> values(row.size());
+  for (u64 i = 0; i < row.size(); ++i) values[i] = bf16_value(row[i]);
+  return values;
+}
+
 // sum += weight * row, of one selection in a source's input.
-void add_row(const World& world, const LowLatencyCase& c, u64 round, const TokenInput& in, const Selection& s,
-             std::vector<float>* sum) {
+void add_row(const World& world, const LowLatencyCase& c, RowFormat format, u64 round, const TokenInput& in,
+             const Selection& s, std::vector<float>* sum) {
   const u32 hidden = world.shape().hidden;
   const u64 at = u64{s.token} * in.topk + s.k;
   const std::vector<u16> row =
       row_of(hidden, combine_key(c, round, static_cast<u32>(in.topk_idx[at]), s.source, s.token));
-  std::vector<float> values(hidden);
-  for (u32 h = 0; h < hidden; ++h) values[h] = bf16_value(row[h]);
-  if (c.back == CombineFormat::kLogfmt) values = logfmt_round_trip(row);
-  if (c.back == CombineFormat::kFp8) values = fp8_round_trip(row);
+  const std::vector<float> values = round_trip(format, row);
   for (u32 h = 0; h < hidden; ++h) (*sum)[h] = std::fma(values[h], in.weights[at], (*sum)[h]);
 }
 
@@ -223,7 +264,7 @@ void check_combined(const World& world, const LowLatencyCase& c, u64 round, u32 
       if (!valid(c, e) || masked.count(static_cast<u32>(e) / experts)) continue;
       const u32 node = world.shape().node_of[static_cast<u32>(e) / experts];
       if (!c.reduces || node == world.shape().node_of[me]) {
-        add_row(world, c, round, in, {me, t, k}, &sum);
+        add_row(world, c, c.back, round, in, {me, t, k}, &sum);
         continue;
       }
       if (!summed.insert(node).second) continue;
@@ -231,9 +272,12 @@ void check_combined(const World& world, const LowLatencyCase& c, u64 round, u32 
       for (u32 i = k; i < in.topk; ++i) {
         const i64 other = in.topk_idx[t * in.topk + i];
         if (valid(c, other) && world.shape().node_of[static_cast<u32>(other) / experts] == node)
-          add_row(world, c, round, in, {me, t, i}, &partial);
+          add_row(world, c, RowFormat::kBf16, round, in, {me, t, i}, &partial);
       }
-      for (u32 h = 0; h < hidden; ++h) sum[h] += bf16_value(simt::f_to_bf16(partial[h]));
+      std::vector<u16> rounded(hidden);
+      for (u32 h = 0; h < hidden; ++h) rounded[h] = simt::f_to_bf16(partial[h]);
+      const std::vector<float> values = round_trip(c.back, rounded);
+      for (u32 h = 0; h < hidden; ++h) sum[h] += values[h];
     }
     for (u32 h = 0; h < hidden; ++h)
       if (got[u64{t} * hidden + h] != simt::f_to_bf16(sum[h]))

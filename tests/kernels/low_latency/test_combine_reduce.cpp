@@ -91,6 +91,32 @@ TEST(low_latency_combine_reduce_sums_over_many_rounds) {
     }
 }
 
+// In every format, rows of a length that it and no other one of them has.
+TEST(low_latency_combine_reduce_encodes_sums) {
+  u64 seed = 320;
+  for (const auto& [back, hidden] : {std::pair{RowFormat::kLogfmt, 1536u},
+                                     {RowFormat::kFp8, 384u},
+                                     {RowFormat::kMxfp8, 288u},
+                                     {RowFormat::kNvfp4Row, 320u}})
+    for (const Nodes& nodes : {Nodes{0, 0, 1, 1}, Nodes{0, 1, 0, 1, 1}, Nodes{0, 1, 2}}) {
+      WorldShape shape = shape_of(nodes, ++seed);
+      shape.hidden = hidden;
+      LowLatencyCase c = case_of(shape, seed);
+      c.back = back;
+      low_latency_rounds(shape, c, 9);
+    }
+}
+
+// The least that it takes: a token of one expert has its encoded sum beyond the rows of all tokens.
+TEST(low_latency_combine_reduce_encodes_sums_where_tokens_have_one_or_two_experts) {
+  WorldShape shape = shape_of({0, 0, 1, 1}, 2);
+  shape.hidden = 128;
+  shape.max_topk = 2;
+  LowLatencyCase c = case_of(shape, 11);
+  c.back = RowFormat::kFp8;
+  low_latency_rounds(shape, c, 14);
+}
+
 TEST(low_latency_combine_reduce_takes_32_experts_a_token) {
   WorldShape shape = shape_of({0, 0, 1, 1}, 1);
   shape.max_topk = kMaxTopk;
@@ -111,7 +137,7 @@ TEST(low_latency_combine_reduce_and_direct_calls_take_turns) {
       LowLatencyRank rank(world, me, c);
       for (u64 round = 0; round < 20; ++round) {
         c.reduces = mix(seed + round) % 3 != 0;  // some direct calls in a row, and some reduced ones
-        c.back = static_cast<CombineFormat>(c.reduces ? 0 : round % 3);
+        c.back = kCombineFormats[mix(seed * 7 + round) % 5];
         rank.which() = c;
         low_latency_round(world, rank, c, round, me);
       }

@@ -1,5 +1,6 @@
 // Low-latency combine, sending half: staging that is smaller than the grid, zero copy, logfmt on the wire, rows that
 // leave while others are still being computed, and nothing published or read after a failure.
+#include <map>
 #include <thread>
 
 #include "kernels/low_latency/calls.h"
@@ -137,11 +138,11 @@ TEST(low_latency_combine_send_overlaps_with_what_computes_its_rows) {
 }
 
 TEST(low_latency_combine_send_overlaps_in_every_form_of_rows) {
-  for (const CombineFormat back : {CombineFormat::kBf16, CombineFormat::kLogfmt, CombineFormat::kFp8}) {
+  for (const RowFormat back : kCombineFormats) {
     WorldShape shape = shape_of({0, 1, 1}, 512);
     LowLatencyCase c;
     c.num_experts = 6;
-    c.zero_copy = back == CombineFormat::kBf16;
+    c.zero_copy = back == RowFormat::kBf16;
     c.back = back;
     c.shape.grid = 2;
     shape.zero_copy_bytes = 2 * align_up(6ull * shape.max_tokens * (512 + 16) * 2, 128);
@@ -278,8 +279,8 @@ TEST(low_latency_combine_send_rows_that_stay) {
 }
 
 TEST(low_latency_combine_send_encoded_rows_are_shorter) {
-  u64 written[3] = {0, 0, 0};
-  for (const CombineFormat back : {CombineFormat::kBf16, CombineFormat::kLogfmt, CombineFormat::kFp8}) {
+  std::map<RowFormat, u64> written;
+  for (const RowFormat back : kCombineFormats) {
     WorldShape shape = shape_of({0, 1, 1}, 1024);
     LowLatencyCase c;
     c.num_experts = 6;
@@ -289,21 +290,26 @@ TEST(low_latency_combine_send_encoded_rows_are_shorter) {
       LowLatencyRank rank(world, me, c);
       for (u64 round = 0; round < 5; ++round) low_latency_round(world, rank, c, round, me);
     });
-    written[static_cast<u32>(back)] = bytes_written(world);
+    written[back] = bytes_written(world);
   }
-  CHECK(written[1] < written[0] && written[2] < written[1]);
+  const RowFormat shorter[] = {RowFormat::kBf16, RowFormat::kLogfmt, RowFormat::kMxfp8, RowFormat::kNvfp4Row};
+  for (u32 i = 1; i < 4; ++i) CHECK(written[shorter[i]] < written[shorter[i - 1]]);
+  CHECK(written[RowFormat::kFp8] == written[RowFormat::kMxfp8]);  // a float for 128 channels, a byte for 32
 }
 
-TEST(low_latency_combine_send_fp8_rows_over_many_rounds) {
+TEST(low_latency_combine_send_coded_rows_over_many_rounds) {
   u64 seed = 60;
-  for (const u32 hidden : {128u, 384u, 1152u})
+  const std::pair<RowFormat, u32> lengths[] = {
+      {RowFormat::kFp8, 128},   {RowFormat::kFp8, 384},    {RowFormat::kFp8, 1152},    {RowFormat::kMxfp8, 32},
+      {RowFormat::kMxfp8, 416}, {RowFormat::kMxfp8, 1120}, {RowFormat::kNvfp4Row, 64}, {RowFormat::kNvfp4Row, 1216}};
+  for (const auto& [back, hidden] : lengths)
     for (const auto& nodes : {std::vector<u32>{0, 0, 0}, {0, 1, 2}, {0, 0, 1}, {0, 0, 1, 1, 1}}) {
       WorldShape shape = shape_of(nodes, hidden);
       shape.shuffle_seed = ++seed;
       LowLatencyCase c;
       c.seed = seed;
       c.num_experts = 2 * shape.num_ranks();
-      c.back = CombineFormat::kFp8;
+      c.back = back;
       c.shape.grid = 1 + static_cast<u32>(seed % 3);
       low_latency_rounds(shape, c, 6);
     }
@@ -314,7 +320,7 @@ TEST(low_latency_combine_send_logfmt_units_of_512) {
   shape.shuffle_seed = 9;
   LowLatencyCase c;
   c.num_experts = 4;
-  c.back = CombineFormat::kLogfmt;
+  c.back = RowFormat::kLogfmt;
   c.shape.grid = 2;
   low_latency_rounds(shape, c, 4);
 }

@@ -20,7 +20,7 @@ NOT_ADDRESSES = {"shape": _native.RowShape, "geometry": _native.StreamGeometry}
 def makers() -> tuple[_native.LowLatencyCalls, _native.ThroughputCalls]:
     rank, _ = context()
     layout = _native.LowLatencyLayout()
-    layout.hidden = 512
+    layout.hidden, layout.reduces, layout.max_topk = 512, 1, 2
     low_latency = _native.LowLatencyCalls(rank, layout, 4, MEMORY, _native.DeviceShape.of_host())
     return low_latency, _native.ThroughputCalls(rank, _native.ThroughputLayout(), MEMORY, _native.DeviceShape.of_host())
 
@@ -76,13 +76,13 @@ def test_launches_every_argument_of_a_call_is_in_the_arguments_of_its_kernel(kin
 
 def test_launches_take_a_tensor_an_address_or_none() -> None:
     low_latency, _ = makers()
-    by_tensor = low_latency.combine_reduce(MEMORY, wait_stats=MEMORY[3:], registered=None)
-    by_address = low_latency.combine_reduce(MEMORY.data_ptr(), wait_stats=MEMORY.data_ptr() + 24, registered=0)
+    by_tensor = low_latency.combine_reduce(sent(), wait_stats=MEMORY[3:], registered=None)
+    by_address = low_latency.combine_reduce(sent(), wait_stats=MEMORY.data_ptr() + 24, registered=0)
     assert by_tensor.args == by_address.args
     wrong: list[Any] = ["x", 1.5, -1, 1 << 64, object()]
     for value in wrong:
         with pytest.raises(TypeError, match="incompatible function arguments"):
-            low_latency.combine_reduce(MEMORY, wait_stats=value, registered=None)
+            low_latency.combine_reduce(sent(), wait_stats=value, registered=None)
 
 
 def test_launches_receiving_half_wants_its_sending_half() -> None:

@@ -25,9 +25,11 @@ def test_wire_combine_rows() -> None:
     layout = _native.LowLatencyLayout()
     layout.hidden = 7168
     sizes = [wire.combine_row_bytes(7168, form) for form in wire.COMBINE_FORMATS]
-    assert sizes == [14336, 9200, 7168 + 56 * 4] and max(sizes) < layout.combine_row_bytes()
+    assert (
+        sizes == [14336, 9200, 7168 + 56 * 4, 7168 + 224, 3584 + 448 + 16] and max(sizes) < layout.combine_row_bytes()
+    )
     assert wire.combine_row_bytes(512, "logfmt") == 16 + 4 * 4 + 640  # one unit of 512 channels
-    with pytest.raises(InvalidArgument, match="combine_format must be bf16, logfmt or fp8; got "):
+    with pytest.raises(InvalidArgument, match="combine_format must be bf16, logfmt, fp8, mxfp8 or nvfp4; got "):
         wire.combine_row_bytes(7168, "fp4")
 
 

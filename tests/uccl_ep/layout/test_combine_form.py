@@ -8,7 +8,7 @@ import pytest
 
 from uccl_ep.group.topology import split_into_nodes
 from uccl_ep.layout.combine_form import FORMS, CombineForm, by_model, form_of_call, room_for_sums
-from uccl_ep.layout.combine_formats import CombineFormat
+from uccl_ep.layout.combine_formats import RowFormat
 from uccl_ep.settings import Settings, describe
 
 NODES = split_into_nodes(["host"] * 4, 2, 64)
@@ -31,14 +31,15 @@ def test_combine_form_room_is_made_where_rows_can_be_summed() -> None:
         assert not apart.reduces and "enable_shrink" in apart.reason
 
 
-def test_combine_form_of_a_call_with_encoded_rows_is_direct() -> None:
+def test_combine_form_of_a_call_with_encoded_rows_needs_a_second_row() -> None:
     node, direct = CombineForm(True, "asked for"), CombineForm(False, "asked for")
-    assert form_of_call(node, CombineFormat.BF16) == node
-    assert form_of_call(direct, CombineFormat.BF16) == direct
-    for rows, keyword in ((CombineFormat.LOGFMT, "use_logfmt"), (CombineFormat.FP8, "use_fp8")):
-        form = form_of_call(node, rows)
-        assert not form.reduces and keyword in form.reason
-        assert form_of_call(direct, rows) == direct
+    assert form_of_call(node, RowFormat.BF16, 1) == node
+    assert form_of_call(direct, RowFormat.BF16, 1) == direct
+    for rows, name in ((RowFormat.LOGFMT, "logfmt"), (RowFormat.FP8, "fp8"), (RowFormat.NVFP4_ROW, "nvfp4")):
+        assert form_of_call(node, rows, 2) == node
+        form = form_of_call(node, rows, 1)
+        assert not form.reduces and name in form.reason and "UCCL_EP_LOW_LATENCY_TOPK=1" in form.reason
+        assert form_of_call(direct, rows, 1) == form_of_call(direct, rows, 2) == direct
 
 
 @pytest.mark.parametrize("family, expected", [("verbs", True), ("efa", True), ("tcp", True)])

@@ -32,9 +32,9 @@ def rows_of(c: RandomCase) -> list[Tensor]:
     return [expert_rows(rank, c.shape) for rank in range(c.shape.num_ranks)]
 
 
-def sums_of(c: RandomCase, per_node: int) -> list[Tensor]:
+def sums_of(c: RandomCase, per_node: int, **use: bool) -> list[Tensor]:
     nodes = per_node or None
-    return low_latency_combine_by_node(rows_of(c), c.topk_idx, c.topk_weights, reference_of(c), nodes)
+    return low_latency_combine_by_node(rows_of(c), c.topk_idx, c.topk_weights, reference_of(c), nodes, **use)
 
 
 def dispatch(buffer: Buffer, c: RandomCase, **options: Any) -> tuple[Any, ...]:
@@ -87,13 +87,48 @@ def test_low_latency_sums_differ_from_direct_ones_where_a_node_has_several_rows(
     assert all(same(got, due) for got, due in zip(run_ranks(4, body), direct, strict=True))
 
 
+@pytest.mark.parametrize("ranks, per_node, transport, workers", WORLDS)
+def test_low_latency_sums_travel_in_the_calls_format(
+    variables: Any, ranks: int, per_node: int, transport: str, workers: int
+) -> None:
+    """Each format in turn; the first and the last columns of top-k are few and many."""
+    variables(RANKS_PER_NODE=per_node, TRANSPORT=transport, PROXY_THREADS=workers, SHUFFLE_SEED=7, **NODE)
+    shape = {"num_ranks": ranks, "num_experts": 3 * ranks, "hidden": 512, "max_tokens": 7}
+    ways = ["use_fp8", "use_mxfp8", "use_nvfp4", "use_logfmt", "zero_copy"]
+    cases = [case(270 + turn, kind, num_topk=1 + turn % 5, **shape) for turn, kind in enumerate(TRAFFIC * 2)]
+
+    def body(group: ThreadGroup) -> list[Tensor]:
+        with low_latency(group, cases[0].shape) as buffer:
+            return [
+                combine(buffer, c, dispatch(buffer, c)[2], **{ways[turn % 4 + turn % 3 // 2]: True})[0]
+                for turn, c in enumerate(cases)
+            ]
+
+    results = run_ranks(ranks, body)
+    for turn, c in enumerate(cases):
+        way = ways[turn % 4 + turn % 3 // 2]
+        due = sums_of(c, per_node, **({} if way == "zero_copy" else {way: True}))
+        assert all(same(results[rank][turn], due[rank]) for rank in range(ranks)), (turn, c.traffic, way)
+
+
+def test_low_latency_sums_of_encoded_rows_go_directly_where_tokens_have_one_expert(variables: Any) -> None:
+    variables(RANKS_PER_NODE=2, TRANSPORT="loopback", LOW_LATENCY_TOPK=1, **NODE)
+    c = case(232, "mixed", num_ranks=4, num_topk=1, hidden=128)
+    due = reference.low_latency_combine(rows_of(c), c.topk_idx, c.topk_weights, reference_of(c), use_fp8=True)
+
+    def body(group: ThreadGroup) -> Tensor:
+        with low_latency(group, c.shape) as buffer:
+            return combine(buffer, c, dispatch(buffer, c)[2], use_fp8=True)[0]
+
+    assert all(same(got, wanted) for got, wanted in zip(run_ranks(4, body), due, strict=True))
+
+
 @pytest.mark.parametrize("per_node", [1, 2])
 def test_low_latency_sums_in_any_sequence_of_calls(variables: Any, per_node: int) -> None:
-    """Dispatches, combines and calls with logfmt, which are direct, in turns of random length."""
+    """Dispatches, combines and calls whose sums are encoded, in turns of random length."""
     variables(RANKS_PER_NODE=per_node, TRANSPORT="loopback", TIMEOUT_S=20, **NODE)
     c = case(233, "uniform", num_ranks=4, num_experts=8, num_topk=4, hidden=512, max_tokens=8)
-    wanted, by_node = reference_of(c), sums_of(c, per_node)
-    encoded = reference.low_latency_combine(rows_of(c), c.topk_idx, c.topk_weights, wanted, use_logfmt=True)
+    wanted, by_node, encoded = reference_of(c), sums_of(c, per_node), sums_of(c, per_node, use_logfmt=True)
     pattern = random.Random(9)
     steps = [pattern.choice(["dispatch", "node", "node", "logfmt"]) for _ in range(60)]
 

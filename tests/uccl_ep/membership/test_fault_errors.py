@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from uccl_ep import PeerLost, PeerTimeout, SettingsMismatch, TransportError, UcclEpError
-from uccl_ep._native import DetailKind, FaultKind, LayoutPart, MismatchField, WaitPhase
+from uccl_ep._native import DetailKind, FaultKind, LayoutPart, MismatchField, RowFormat, WaitPhase
 from uccl_ep.membership import fault_errors as faults
 
 HOSTS = ["alpha", "beta", "gamma"]
@@ -82,7 +82,7 @@ FIELDS = {  # a word of what users read, and values that have names
     MismatchField.RECEIVED_ROWS: ("num_worst_tokens", ()),
     MismatchField.MAX_TOKENS: ("num_max_dispatch_tokens_per_rank", ()),
     MismatchField.HIDDEN: ("hidden size", ()),
-    MismatchField.ROW_FORMAT: ("row format", ("bf16", "logfmt")),
+    MismatchField.ROW_FORMAT: ("row format", ("bf16", "fp8")),
     MismatchField.COMBINE_FORM: ("form of combine", ("direct", "node")),
     MismatchField.CALL: ("call", ("no call", "low_latency_dispatch")),
     MismatchField.ORIGIN: ("dispatch that the handle is of", ()),
@@ -108,10 +108,11 @@ def test_faults_mismatch_names_the_quantity_and_both_values(field: MismatchField
         assert f"is {here} here and {there} there" in str(error)
 
 
-def test_faults_row_formats_of_a_dispatch() -> None:
+@pytest.mark.parametrize("there, name", [(RowFormat.NVFP4, "nvfp4"), (RowFormat.NVFP4_ROW, "nvfp4"), (15, "15")])
+def test_faults_row_formats_have_callers_names(there: int, name: str) -> None:
     what = disagreement(MismatchField.ROW_FORMAT)
-    fault = record(FaultKind.MISMATCH, phase=WaitPhase.DISPATCH_RECEIVE, **what, expected=1, seen=3)
-    assert "is fp8 here and nvfp4 there" in str(faults.error_of(fault, 1, HOSTS))
+    fault = record(FaultKind.MISMATCH, phase=WaitPhase.DISPATCH_RECEIVE, **what, expected=1, seen=there)
+    assert f"is fp8 here and {name} there" in str(faults.error_of(fault, 1, HOSTS))
 
 
 def test_faults_dtypes_have_numbers_of_their_own() -> None:

@@ -14,8 +14,10 @@ from torch import Tensor
 from uccl_ep.errors import InvalidArgument
 from uccl_ep.reference import (
     E2M1,
+    as_received,
     calc_diff,
     cast_fp8,
+    cast_mxfp8,
     cast_nvfp4,
     column_major,
     dequantise,
@@ -24,6 +26,8 @@ from uccl_ep.reference import (
     hash_tensor,
     logfmt_decode,
     logfmt_encode,
+    mxfp8_values,
+    nvfp4_row_scale,
     swizzle_nvfp4,
     unswizzle_nvfp4,
 )
@@ -321,6 +325,60 @@ def test_nvfp4_of_special_values() -> None:
     with pytest.raises(InvalidArgument, match="multiple of 16"):
         cast_nvfp4(torch.zeros(1, 24), 1.0)
     assert cast_nvfp4(torch.zeros(0, 32), 1.0)[0].shape == (0, 16)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_nvfp4_rows_have_a_scale_each(seed: int) -> None:
+    x = random_rows(seed, 5, 128).bfloat16()
+    g = nvfp4_row_scale(x)
+    together, alone = cast_nvfp4(x, g), [cast_nvfp4(x[i : i + 1], g[i]) for i in range(5)]
+    assert torch.equal(together[0], torch.cat([a[0] for a in alone]))
+    assert torch.equal(together[1].view(torch.uint8), torch.cat([a[1].view(torch.uint8) for a in alone]))
+    values = as_received(x, use_nvfp4=True)
+    assert torch.equal(values.bfloat16(), torch.cat([dequantise_nvfp4(*a, g[i]) for i, a in enumerate(alone)]))
+    assert torch.equal(together[1].float().amax(-1), torch.full((5,), 448.0))  # all of e4m3's range is used
+
+
+def test_nvfp4_rows_without_a_number_are_nan() -> None:
+    x = torch.ones(4, 64).bfloat16()
+    x[1, 5], x[2, 7], x[3] = torch.inf, torch.nan, 0.0
+    values = as_received(x, use_nvfp4=True)
+    assert torch.equal(values[0], torch.ones(64)) and values[1:3].isnan().all() and torch.equal(values[3], x[3].float())
+
+
+def test_mxfp8_by_hand() -> None:
+    x = torch.zeros(1, 5 * 32)
+    x[0, 0], x[0, 1] = 448.0, -1.0  # held without an exponent
+    x[0, 32] = 450.0  # half of it is 225, between 224 and 240
+    x[0, 64] = 2.0**-140  # subnormal in float32, zero in e4m3 at the least scale
+    x[0, 96], x[0, 97] = torch.inf, 1.0
+    x[0, 128], x[0, 129] = torch.nan, 1.0
+    q, exponents = cast_mxfp8(x)
+    assert q.dtype == torch.float8_e4m3fn and exponents.tolist() == [[127, 128, 1, 255, 119]]
+    values = mxfp8_values(q, exponents)[0]
+    assert values[:2].tolist() == [448.0, -1.0] and values[32] == 448.0 and values[64] == 0
+    assert values[96:128].isnan().all() and values[128].isnan() and values[129] == 1
+    with pytest.raises(InvalidArgument, match="multiple of 32"):
+        cast_mxfp8(torch.zeros(1, 48))
+    assert cast_mxfp8(torch.zeros(0, 32))[0].shape == (0, 32)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_mxfp8_is_the_least_power_of_two_that_holds_a_block(seed: int) -> None:
+    x = random_rows(seed, 6, 96) * 10.0 ** (3 * seed - 5)
+    q, exponents = cast_mxfp8(x)
+    blocks, scales = x.float().unflatten(-1, (-1, 32)), torch.exp2(exponents.float() - 127)
+    assert torch.equal(q.float().unflatten(-1, (-1, 32)), (blocks / scales[..., None]).to(torch.float8_e4m3fn).float())
+    reach = blocks.abs().amax(-1) / scales
+    assert (reach <= 448.0 * (1 + 1e-6)).all() and (reach > 224.0 * (1 - 1e-6)).all()
+
+
+def test_rows_travel_one_way() -> None:
+    rows = torch.randn(2, 512).bfloat16()
+    assert torch.equal(as_received(rows), rows.float()) and torch.equal(as_received(rows, use_fp8=False), rows.float())
+    for use in ({"use_fp8": True, "use_nvfp4": True}, {"use_fp4": True}, {"use_fp4": False}):
+        with pytest.raises(InvalidArgument, match="one of use_logfmt, use_fp8, use_mxfp8, use_nvfp4"):
+            as_received(rows, **use)
 
 
 @pytest.mark.parametrize("rows", [1, 31, 128, 129, 300])

@@ -34,6 +34,15 @@ def test_reference_sums_by_hand() -> None:
     by_node = low_latency_combine_by_node(rows, all_ids, all_weights, received, 2)[0]
     assert direct[0, 0] == torch.tensor(1 + 3 / 256).bfloat16() == 1 + 4 / 256
     assert by_node[0, 0] == 1 + 2 / 256  # the other node's 1 + 1/256 was rounded to 1
+    # As FP8 a row of one value is that value to a rounding of its scale; rows that are summed are not cast before.
+    values = [0.0, 0.0, 1.0, 1 / 4]
+    rows = [torch.full((1, 4, 128), value).bfloat16() for value in values]
+    rows[2][0, 0, 0], rows[3][0, 0, 0] = 448.0, -448.0  # alone each would have a scale of 1, and 1/4 and 1 be exact
+    received = low_latency_dispatch(
+        [torch.ones(1, 128).bfloat16()] + [torch.empty(0, 128).bfloat16()] * 3, all_ids, 1, 4
+    )
+    by_node = low_latency_combine_by_node(rows, all_ids, all_weights, received, 2, use_fp8=True)[0]
+    assert by_node[0, 0] == 0 and torch.equal(by_node[0, 1:], torch.full((127,), 1.25).bfloat16())
 
 
 @settings(max_examples=25, deadline=None)

@@ -260,8 +260,10 @@ void Machine::run(Lane& lane) {
       case Op::k_ctaid: to = lane.block->number; break;
       case Op::k_nctaid: to = launch.request.grid; break;
       case Op::k_timer: to = nanoseconds(); break;
+      case Op::k_add16: to = (a(i) + b(i)) & 0xffff; break;
       case Op::k_add32: to = (a(i) + b(i)) & kWord; break;
       case Op::k_add64: to = a(i) + b(i); break;
+      case Op::k_sub16: to = (a(i) - b(i)) & 0xffff; break;
       case Op::k_sub32: to = (a(i) - b(i)) & kWord; break;
       case Op::k_sub64: to = a(i) - b(i); break;
       case Op::k_mullo32: to = (a(i) * b(i)) & kWord; break;

@@ -16,7 +16,8 @@ namespace ptx {
   X(mov)                                                                                                              \
   X(tid)                                                                                                              \
   X(ntid)                                                                                                             \
-  X(ctaid) X(nctaid) X(timer) X(add32) X(add64) X(sub32) X(sub64) X(mullo32) X(mullo64) X(mulwide) X(madlo32)         \
+  X(add16) X(sub16) X(sub32) X(sub64)                                                                                 \
+  X(ctaid) X(nctaid) X(timer) X(add32) X(add64) X(mullo32) X(mullo64) X(mulwide) X(madlo32)                           \
       X(madlo64) X(minu) X(maxu) X(mins32) X(maxs32) X(divu) X(remu) X(andb) X(orb) X(xorb) X(shl32) X(shl64) X(shr)  \
           X(shrs32) X(shflw) X(popc) X(brev) X(clz) X(bfind) X(bfi32) X(bfi64) X(pack16) X(pack32) X(unpack16)        \
               X(unpack32) X(sext8) X(sext16) X(sext32) X(sel) X(eq) X(ne) X(ltu) X(leu) X(gtu) X(geu) X(lts) X(les)   \

@@ -56,8 +56,7 @@ def count_bytes(
     combine_format: Annotated[
         str,
         typer.Option(
-            help="Rows of our low-latency combine: bf16, logfmt or fp8. The last two go directly; by node they are "
-            "counted too, but not built.",
+            help="Rows of our low-latency combine, in both forms: bf16, logfmt, fp8, mxfp8 or nvfp4.",
             rich_help_panel=_COUNTED,
         ),
     ] = "bf16",
