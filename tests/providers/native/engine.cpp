@@ -37,7 +37,7 @@ std::mutex& mutex() {
 }
 
 std::vector<std::unique_ptr<Device>>& devices() {
-  static std::vector<std::unique_ptr<Device>> d;
+  static auto& d = *new std::vector<std::unique_ptr<Device>>;
   return d;
 }
 

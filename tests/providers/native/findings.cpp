@@ -16,7 +16,7 @@ struct Kept {
   std::map<Rule, unsigned> counts;
 };
 Kept& kept() {
-  static Kept k;
+  static Kept& k = *new Kept;
   return k;
 }
 

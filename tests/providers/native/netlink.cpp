@@ -20,7 +20,7 @@ struct Socket {
 std::mutex sockets_mutex;
 
 std::map<int, Socket>& sockets() {
-  static std::map<int, Socket> s;
+  static auto& s = *new std::map<int, Socket>;
   return s;
 }
 

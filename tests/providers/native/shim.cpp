@@ -27,8 +27,9 @@ using namespace box;
 
 constexpr char kFolder[] = "/dev/infiniband/uverbs";
 
+// Never destroyed, like the devices: libfabric closes its own behind the program's end.
 std::map<int, Context>& files() {
-  static std::map<int, Context> f;
+  static auto& f = *new std::map<int, Context>;
   return f;
 }
 std::mutex& files_mutex() {
