@@ -30,7 +30,7 @@ from uccl_ep.session.session import Session
 from uccl_ep.session.stats import collect_stats
 from uccl_ep.survival.life import Life, Terms
 from uccl_ep.survival.recovery import Recovery, RecoveryReport
-from uccl_ep.system import ownership
+from uccl_ep.system import ownership, process_end
 from uccl_ep.system.ownership import NoCopies, Owner, in_turn, refuse_elsewhere
 from uccl_ep.throughput.bounded import bounded
 from uccl_ep.throughput.calls import unpack_bias
@@ -46,8 +46,7 @@ class Buffer(BranchCalls, NoCopies):
         group: torch ProcessGroup of any backend (only rank, size and all_gather_object are used), a ThreadGroup, or
             None with `comm`.
         num_nvl_bytes: bytes for throughput rings, per rank; see Config.get_nvl_buffer_size_hint.
-        num_rdma_bytes: with low_latency_mode the low-latency rows (get_low_latency_rdma_size_hint); without it, more
-            memory for throughput rings.
+        num_rdma_bytes: for low-latency rows (get_low_latency_rdma_size_hint); without low_latency_mode more for rings.
         low_latency_mode: allow low_latency_dispatch and low_latency_combine.
         explicitly_destroy: destroy() will be called; a reminder is printed when it was not.
         enable_shrink: a peer that does not come within the deadline, or ends, is masked instead of failing the call, in
@@ -117,7 +116,7 @@ class Buffer(BranchCalls, NoCopies):
         self.recoveries: list[RecoveryReport] = []  # one for each recover() that succeeded, oldest first
         self._life = Life(adapted, terms)
         self.runtime = self._life.session
-        ownership.end_with_process(self)
+        process_end.end_with_process(self)
 
     # ---- life --------------------------------------------------------------------------------------------------
 

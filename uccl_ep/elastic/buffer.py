@@ -21,7 +21,7 @@ from uccl_ep.errors import InvalidArgument, refuse
 from uccl_ep.events import EventOverlap
 from uccl_ep.group.group import as_group
 from uccl_ep.refused import EXPERIMENTAL, refusal
-from uccl_ep.system import ownership
+from uccl_ep.system import process_end
 from uccl_ep.system.ownership import NoCopies, Owner, in_turn
 
 Tensor = torch.Tensor
@@ -118,7 +118,7 @@ class ElasticBuffer(IntoCalls, NoCopies):
         self.num_scaleout_ranks, self.num_scaleup_ranks = 1, self.num_ranks
         self.scaleout_rank_idx, self.scaleup_rank_idx = 0, self.rank_idx
         self.nccl_comm_handle = None
-        ownership.end_with_process(self)
+        process_end.end_with_process(self)
 
     # ---- life --------------------------------------------------------------------------------------------------
 

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import atexit
 import functools
 import os
-import sys
 import threading
-import weakref
 from collections.abc import Callable
 from threading import get_ident
 from typing import Any, NoReturn, TypeVar, cast
@@ -37,26 +34,6 @@ def refuse_elsewhere(pid: int) -> None:
             f"this Buffer belongs to process {pid}, and this is process {here}, a child of its fork(): nothing was "
             f"done. Call it in process {pid}, or make a Buffer of this process's own after the fork."
         )
-
-
-_forgotten: weakref.WeakSet[Any] = weakref.WeakSet()
-
-
-def end_with_process(buffer: object) -> None:
-    """Calls a Buffer's `__del__` when the process ends, if nobody has destroyed it by then: before Python stops the
-    threads that have to help with its goodbye. Python itself would call it only afterwards."""
-    _forgotten.add(buffer)
-
-
-def _end_all() -> None:
-    for buffer in list(_forgotten):
-        try:
-            buffer.__del__()
-        except Exception:  # of a call that a daemon thread is still in, or of a GPU: the others have their turn
-            sys.excepthook(*sys.exc_info())
-
-
-atexit.register(_end_all)
 
 
 class NoCopies:
