@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.planted.faults import FAULTS
-from tests.planted.plant import plant_all
+from tests.planted.plant import ROOT, plant_all
 
 # The words of the issue; every one has at least one fault in the list.
 WANTED = (
@@ -25,6 +25,11 @@ def test_planted_list_has_every_kind() -> None:
     names = [fault.name for fault in FAULTS]
     assert len(set(names)) == len(names)
     assert set(WANTED) <= set(names)
+
+
+def test_planted_faults_have_their_place() -> None:
+    lost = [f"{f.name}: {n} times in {f.file}" for f in FAULTS if (n := (ROOT / f.file).read_text().count(f.text)) != 1]
+    assert not lost, lost
 
 
 @pytest.mark.slow
