@@ -127,8 +127,8 @@ class Messenger:
     def close(self) -> None:
         """Sends what is queued, if that takes no longer than a moment; closes every socket.
 
-        Idempotent; not from a callback. In a child of fork() it does nothing: the thread is the parent's. Nor when Python
-        has stopped its threads, as it does when the process ends: the system closes the sockets then.
+        Idempotent; not from a callback. In a child of fork() it does nothing: the thread is the parent's. Nor when
+        Python has stopped its threads, as it does when the process ends: the system closes the sockets then.
         """
         with self._lock:
             if self._closing or self._pid != ownership.here:

@@ -46,8 +46,8 @@ def shorten(explain: Callable[[], bool]) -> None:
 
 
 def last_words() -> str:
-    """The error by which this rank leaves, on one line: one that is under way, or that nobody has caught. Empty where there
-    is none, and where the error only says that another rank is gone."""
+    """The error by which this rank leaves, on one line: one that is under way, or that nobody has caught. Empty where
+    there is none, and where the error only says that another rank is gone."""
     error = sys.exc_info()[1] or _uncaught
     if not isinstance(error, (Exception, KeyboardInterrupt)) or isinstance(
         error, (PeerLost, PeerTimeout, TransportError)
