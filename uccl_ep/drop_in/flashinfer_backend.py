@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from uccl_ep.buffer import Buffer
+from uccl_ep.drop_in.row_exchange import make_buffer, send_rows
 from uccl_ep.errors import Described, NotSupported, refuse
 
 NAME = "uccl_ep"
@@ -58,8 +58,9 @@ def register() -> None:
                 refuse("hidden_states", hidden_states, f"of at most {most} rows, as max_tokens_per_rank says")
             ids = topk_ids.long().masked_fill(topk_ids == self.params.invalid_expert_id, -1).contiguous()
             x, experts = with_scales(hidden_states, hidden_states_scale), self.params.num_experts
-            received, local, received_weights, self._handle = exchange(
-                self.buffer, x, ids, topk_weights, experts, self.ep_size * most
+            weights = torch.ones(ids.shape, device=ids.device) if topk_weights is None else topk_weights
+            received, local, received_weights, self._handle = send_rows(
+                self.buffer, x, ids, weights, experts, self.ep_size * most
             )
             rows, scales = received if isinstance(received, tuple) else (received, None)
             everywhere = local + self.ep_rank * self.num_local_experts
@@ -81,31 +82,6 @@ def register() -> None:
 
         def destroy(self) -> None:
             self.buffer.destroy()
-
-
-def make_buffer(group: Any, row_bytes: int) -> Buffer:
-    """A Buffer for rows of so many bytes; collective."""
-    configs = Buffer.get_dispatch_config(group.size()), Buffer.get_combine_config(group.size())
-    return Buffer(group, max(one.get_nvl_buffer_size_hint(row_bytes, group.size()) for one in configs))
-
-
-def exchange(
-    buffer: Buffer, x: Any, ids: Tensor, given: Tensor | None, num_experts: int, num_rows: int
-) -> tuple[Any, ...]:
-    """(rows, local ids, weights, handle) of a dispatch that fills `num_rows` rows up with rows without a token."""
-    weights = torch.ones(ids.shape, device=ids.device) if given is None else given.float().contiguous()
-    per_rank, per_node, per_expert, in_rank, _ = buffer.get_dispatch_layout(ids, num_experts)
-    received, local, received_weights, _, handle, _ = buffer.dispatch(
-        x,
-        num_tokens_per_rank=per_rank,
-        num_tokens_per_rdma_rank=per_node,
-        is_token_in_rank=in_rank,
-        num_tokens_per_expert=per_expert,
-        topk_idx=ids,
-        topk_weights=weights,
-        num_worst_tokens=num_rows,
-    )
-    return received, local, received_weights, handle
 
 
 def with_scales(rows: Tensor, scales: Tensor | None) -> Any:

@@ -31,8 +31,7 @@ class RowExchange:
         if num_experts % ranks:
             refuse("num_experts", num_experts, f"a multiple of the {ranks} ranks that share the experts")
         self.num_experts = num_experts
-        configs = [Buffer.get_dispatch_config(ranks), Buffer.get_combine_config(ranks)]
-        self.buffer = Buffer(group, max(config.get_nvl_buffer_size_hint(hidden * 2, ranks) for config in configs))
+        self.buffer = make_buffer(group, hidden * 2)
         self._handle: ThroughputHandle | None = None
         self._received = 0
 
@@ -48,17 +47,9 @@ class RowExchange:
             more: a rank that received nothing gets one row of zeros, because kernels need not take none either.
         """
         ids = topk_ids.long().contiguous()
-        per_rank, per_node, per_expert, in_rank, _ = self.buffer.get_dispatch_layout(ids, self.num_experts)
-        received, local, weights, _, self._handle, _ = self.buffer.dispatch(
-            rows.contiguous(),
-            num_tokens_per_rank=per_rank,
-            num_tokens_per_rdma_rank=per_node,
-            is_token_in_rank=in_rank,
-            num_tokens_per_expert=per_expert,
-            topk_idx=ids,
-            topk_weights=topk_weights.float().contiguous(),
+        received, local, weights, self._handle = send_rows(
+            self.buffer, rows.contiguous(), ids, topk_weights, self.num_experts
         )
-        assert local is not None and weights is not None  # as topk_idx was given
         self._received = received.shape[0]
         if not self._received:
             received, weights = received.new_zeros(1, rows.shape[1]), weights.new_zeros(1, ids.shape[1])
@@ -79,3 +70,36 @@ class RowExchange:
         if handle is None:
             refuse("combine", Described("one without a dispatch"), "called once after each dispatch")
         return self.buffer.combine(results[: self._received].contiguous(), handle, out=out)[0]
+
+
+def make_buffer(group: Any, row_bytes: int) -> Buffer:
+    """A Buffer for rows of so many bytes; collective."""
+    configs = Buffer.get_dispatch_config(group.size()), Buffer.get_combine_config(group.size())
+    return Buffer(group, max(one.get_nvl_buffer_size_hint(row_bytes, group.size()) for one in configs))
+
+
+def send_rows(
+    buffer: Buffer, x: Any, ids: Tensor, weights: Tensor, num_experts: int, num_worst_tokens: int = 0
+) -> tuple[Any, Tensor, Tensor, ThroughputHandle]:
+    """A layout and a dispatch; collective.
+
+    Args:
+        x: bf16 [T, H], or what else Buffer.dispatch takes. ids: contiguous int64 [T, K]. weights: [T, K] of any dtype.
+        num_worst_tokens: as Buffer.dispatch has it.
+
+    Returns:
+        (rows, local ids [n, K], weights float32 [n, K], the handle for combine).
+    """
+    per_rank, per_node, per_expert, in_rank, _ = buffer.get_dispatch_layout(ids, num_experts)
+    received, local, received_weights, _, handle, _ = buffer.dispatch(
+        x,
+        num_tokens_per_rank=per_rank,
+        num_tokens_per_rdma_rank=per_node,
+        is_token_in_rank=in_rank,
+        num_tokens_per_expert=per_expert,
+        topk_idx=ids,
+        topk_weights=weights.float().contiguous(),
+        num_worst_tokens=num_worst_tokens,
+    )
+    assert local is not None and received_weights is not None and handle is not None  # as topk_idx was given
+    return received, local, received_weights, handle

@@ -77,8 +77,7 @@ class ThroughputCalls:
     ) -> None:
         self._session, self._device, self._throughput = session, device, throughput
         self._default_config = default_config
-        self._num_ranks = self.num_ranks = session.num_ranks
-        self.rank = session.rank
+        self.rank, self.num_ranks = session.rank, session.num_ranks
 
     @kept_until_run
     def get_dispatch_layout(
@@ -92,8 +91,8 @@ class ThroughputCalls:
         """Queues the kernel that counts where tokens go."""
         with self._begin(previous_event, async_finish, allocate_on_comm_stream, topk_idx=topk_idx):
             num_experts = checks.check_int("num_experts", num_experts, 1, (1 << 63) - 1)
-            if num_experts % self._num_ranks or num_experts > _native.MAX_EXPERTS:
-                allowed = f"a multiple of the {self._num_ranks} ranks, up to {_native.MAX_EXPERTS}"
+            if num_experts % self.num_ranks or num_experts > _native.MAX_EXPERTS:
+                allowed = f"a multiple of the {self.num_ranks} ranks, up to {_native.MAX_EXPERTS}"
                 refuse("num_experts", num_experts, allowed)
             ids = checks.row_ids("topk_idx", topk_idx, self._looked_at(num_experts, previous_event))
             results = self._throughput.layout(ids, num_experts)
@@ -134,7 +133,7 @@ class ThroughputCalls:
         with self._begin(previous_event, async_finish, allocate_on_comm_stream, **inputs):
             rows = _rows_of(x)
             given = self._checked_layout(rows, *layout)
-            most = self._num_ranks * _native.MAX_TOKENS_PER_RANK
+            most = self.num_ranks * _native.MAX_TOKENS_PER_RANK
             num_worst_tokens = checks.check_int("num_worst_tokens", num_worst_tokens, 0, most)
             expert_alignment = checks.check_int("expert_alignment", expert_alignment, 1, _MAX_ALIGNMENT)
             if not isinstance(config, Config | None):
@@ -145,7 +144,7 @@ class ThroughputCalls:
                 self._device.check_host_wait()
 
             shape = _row_shape(rows, 0 if ids is None else ids.shape[1])
-            num_sms = (config or self._default_config(self._num_ranks)).num_sms
+            num_sms = (config or self._default_config(self.num_ranks)).num_sms
             options = CountOptions(num_sms, expert_alignment, num_worst_tokens)
             routing, compared = self._throughput.exchange_counts(shape, rows, given._replace(ids=ids), options)
             counts: list[int] = []
@@ -164,7 +163,7 @@ class ThroughputCalls:
         rows = _rows_of(x)
         given = self._checked_layout(rows, *layout)
         num_experts = given.per_expert.numel()
-        checks.check_int("num_worst_tokens", num_worst_tokens, 1, self._num_ranks * _native.MAX_TOKENS_PER_RANK)
+        checks.check_int("num_worst_tokens", num_worst_tokens, 1, self.num_ranks * _native.MAX_TOKENS_PER_RANK)
         self._checked_topk(rows, *topk, num_worst_tokens, self._looked_at(num_experts, None))
         return num_experts
 
@@ -211,7 +210,7 @@ class ThroughputCalls:
         in_rank: Tensor | None,
         per_expert: Tensor | None,
     ) -> Layout:
-        tokens, ranks, nodes = rows.x.shape[0], self._num_ranks, self._session.topology.num_nodes
+        tokens, ranks, nodes = rows.x.shape[0], self.num_ranks, self._session.topology.num_nodes
         if per_rank is None or in_rank is None or per_expert is None:
             refuse(
                 "num_tokens_per_rank, is_token_in_rank and num_tokens_per_expert",
