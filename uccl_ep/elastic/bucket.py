@@ -17,6 +17,7 @@ from uccl_ep.elastic.bucket_group import BucketContext
 from uccl_ep.errors import Described, InvalidArgument, refuse
 from uccl_ep.events import EventOverlap
 from uccl_ep.sizes import round_up
+from uccl_ep.system import process_end
 from uccl_ep.system.ownership import Owner, in_turn
 
 Tensor = torch.Tensor
@@ -127,6 +128,7 @@ class BucketBuffer(BufferBase):
             refuse("group", group, "at least one group")
         self.contexts = [BucketContext(item, device) for item in self.groups]
         self._region.make(self.contexts[0].buffer._device.where)
+        process_end.end_with_process(self)
 
     contexts: list[BucketContext] | None  # one for each group; None after destroy()
 

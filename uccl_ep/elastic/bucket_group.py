@@ -20,7 +20,7 @@ class BucketContext:
 
     def __init__(self, group: Any, device: str | None) -> None:
         self.group = group
-        self.buffer = Buffer(group, _RING_BYTES, explicitly_destroy=True, device=device)
+        self.buffer = Buffer(group, _RING_BYTES, device=device)
         self.rank, self.num_ranks = self.buffer.rank, self.buffer.group_size
         self._carrier = Carrier(self.buffer)
 

@@ -35,7 +35,7 @@ class _ElasticRows(Buffer):
 
     def __init__(self, group: Any, num_bytes: int, hidden: int, device: str | None) -> None:
         self._alike = {"hidden": hidden}
-        super().__init__(group, num_bytes, explicitly_destroy=True, device=device)
+        super().__init__(group, num_bytes, device=device)
 
 
 class ElasticBuffer(IntoCalls, NoCopies):

@@ -13,7 +13,7 @@ from uccl_ep.system import process_end
 
 FORGETFUL = """
 import threading, weakref
-from uccl_ep import Buffer, ElasticBuffer, ThreadGroup
+from uccl_ep import BucketBuffer, Buffer, ElasticBuffer, EPBuffer, ThreadGroup
 
 class Kept:  # in a cycle with what it keeps, as a module's globals are: only the end of the process ends it
     pass
@@ -24,10 +24,12 @@ kept.buffers = []
 def rank(group):
     kept.buffers.append(Buffer(group, 1 << 20))
     kept.buffers.append(ElasticBuffer(group, num_max_tokens_per_rank=4, hidden=128, num_topk=2))
+    kept.buffers.append(EPBuffer(group, num_max_tokens_per_rank=4, hidden=128, num_topk=2))
+    kept.buffers.append(BucketBuffer(group, 2 << 20))
 threads = [threading.Thread(target=rank, args=(group,)) for group in ThreadGroup.create(2)]
 for thread in threads: thread.start()
 for thread in threads: thread.join()
-assert len(kept.buffers) == 4
+assert len(kept.buffers) == 8
 """
 
 
@@ -37,6 +39,7 @@ def test_process_end_a_program_that_destroys_nothing_ends(ending: str) -> None:
     done = subprocess.run([sys.executable, "-c", FORGETFUL + ending], capture_output=True, text=True, timeout=100)
     said = [line for line in done.stderr.splitlines() if "Error" in line]
     assert done.returncode == (1 if ending else 0), done.stderr
+    assert "never destroyed" not in done.stderr  # nobody said that he would
     assert said == (["ValueError: of the program"] if "Value" in ending else []), done.stderr
 
 
