@@ -59,9 +59,8 @@ def register() -> None:
             ids = topk_ids.long().masked_fill(topk_ids == self.params.invalid_expert_id, -1).contiguous()
             x, experts = with_scales(hidden_states, hidden_states_scale), self.params.num_experts
             weights = torch.ones(ids.shape, device=ids.device) if topk_weights is None else topk_weights
-            received, local, received_weights, self._handle = send_rows(
-                self.buffer, x, ids, weights, experts, self.ep_size * most
-            )
+            sent = send_rows(self.buffer, x, ids, weights, experts, self.ep_size * most)
+            received, local, received_weights, self._handle = sent
             rows, scales = received if isinstance(received, tuple) else (received, None)
             everywhere = local + self.ep_rank * self.num_local_experts
             if scales is not None and hidden_states_scale is not None:

@@ -195,12 +195,12 @@ def test_recover_of_too_few_is_refused_unless_they_allow_it() -> None:
                 return
             for _ in range(2):
                 with pytest.raises(NoQuorum, match="rank.s. 0, 3 cannot be reached, and may go on") as caught:
-                    buffer.recover(timeout_s=0.7)
+                    buffer.recover(timeout_s=1.5)
                 assert (caught.value.missing, caught.value.needed) == ((0, 3), 3)
                 assert buffer.recoveries == []
                 with pytest.raises(PeerLost):
                     play(buffer, step("t", 1), 0)
-            assert buffer.recover(timeout_s=0.7, allow_minority=True) == [1, 2]
+            assert buffer.recover(timeout_s=1.5, allow_minority=True) == [1, 2]
             for number in range(40, 43):
                 play(buffer, replace(step("t", number), masked=(0, 3)), 0)
             buffer.barrier()
