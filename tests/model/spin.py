@@ -51,7 +51,7 @@ def check(file: str, defines: tuple[str, ...], folder: Path, fair: bool = False,
     _run(["spin", "-a", *(f"-D{d}" for d in defines), str(FOLDER / file)], folder, _GENERATE_LIMIT_S)
     search = ["-DNFAIR=6"] if fair else ["-DSAFETY", "-DNOCLAIM"]
     _run(
-        ["gcc", "-O2", "-w", *search, "-DCOLLAPSE", "-DVECTORSZ=4096", f"-DMEMLIM={_MEMORY_MB}", "-o", "pan", "pan.c"],
+        ["gcc", "-O2", "-w", *search, "-DVECTORSZ=4096", f"-DMEMLIM={_MEMORY_MB}", "-o", "pan", "pan.c"],
         folder,
         _GENERATE_LIMIT_S,
     )
