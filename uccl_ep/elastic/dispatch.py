@@ -328,7 +328,7 @@ class ElasticDispatch:
         if options.into is not None:
             expanded = options.into.x.shape[0]
             needed = rows.amax() + 1 if rows.numel() else rows.new_zeros(())
-            overflow = needed > expanded
+            overflow = needed > expanded if overflow is None else overflow | (needed > expanded)
             if options.cpu_sync and bool(overflow):
                 hint = "This rank's call has ended all the same: dispatch again, with more rows, on all ranks."
                 refuse("recv_x_out", Described(f"{expanded} rows"), f"of {int(needed)} rows or more here", hint)

@@ -187,7 +187,7 @@ def test_dispatch_bounded_receive_is_refused_where_it_means_nothing(variables: A
             ({"handle": handle, "max_recv_tokens_per_rank": 4}, "max_recv_tokens_per_rank"),
         ):
             assert_refused(lambda a=bad: buffer.dispatch(c.x[0], **a), [words])
-        with pytest.raises(SettingsMismatch, match="num_worst_tokens"):  # the trap
+        with pytest.raises(SettingsMismatch, match="max_recv_tokens_per_rank"):  # the trap
             buffer.dispatch(c.x[0], **options, max_recv_tokens_per_rank=1)
 
     on_ranks(1, body)
