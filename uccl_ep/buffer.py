@@ -18,7 +18,7 @@ from uccl_ep import checks
 from uccl_ep.call_types import Event, Hook, combine_call, dispatch_call, low_latency_dispatch_call
 from uccl_ep.config import Config, combine_config, dispatch_config
 from uccl_ep.device.protocol import Device, EventHandle
-from uccl_ep.errors import InvalidArgument, NotSupported, refuse
+from uccl_ep.errors import InvalidArgument, NotSupported, named, refuse
 from uccl_ep.events import EventOverlap
 from uccl_ep.group.group import as_group
 from uccl_ep.layout.plan import MemoryBill, low_latency_size_hint
@@ -30,7 +30,7 @@ from uccl_ep.session.session import Session
 from uccl_ep.session.stats import collect_stats
 from uccl_ep.survival.life import Life, Terms
 from uccl_ep.survival.recovery import Recovery, RecoveryReport
-from uccl_ep.system import ownership, process_end
+from uccl_ep.system import process_end
 from uccl_ep.system.ownership import NoCopies, Owner, in_turn, refuse_elsewhere
 from uccl_ep.throughput.bounded import bounded
 from uccl_ep.throughput.calls import unpack_bias
@@ -80,6 +80,7 @@ class Buffer(BranchCalls, NoCopies):
     num_sms: ClassVar[int] = 20
     _alike: Mapping[str, Any] = MappingProxyType({})  # what its ranks must have alike besides its own arguments
 
+    @named
     def __init__(
         self,
         group: Any = None,
@@ -103,8 +104,7 @@ class Buffer(BranchCalls, NoCopies):
         self._owner = Owner()
         checks.check_unused_int("num_qps_per_rank", num_qps_per_rank, 1, 1 << 16)
         cls, budgets = type(self), (num_nvl_bytes, num_rdma_bytes)
-        modes = low_latency_mode, enable_shrink
-        terms = Terms.checked(device, budgets, *modes, self._alike, lambda ranks: cls.get_dispatch_config(ranks))
+        terms = Terms.checked(device, budgets, low_latency_mode, enable_shrink, self._alike, cls.get_dispatch_config)
         self.low_latency_mode, self.enable_shrink = terms.low_latency_mode, terms.enable_shrink
         self.device_reason = terms.choice.reason
         self.group = group if group is not None else comm
@@ -147,8 +147,7 @@ class Buffer(BranchCalls, NoCopies):
 
     @property
     def _living(self) -> Life:
-        if self._owner.pid != ownership.here:
-            refuse_elsewhere(self._owner.pid)
+        refuse_elsewhere(self._owner.pid)
         if self.runtime is None:
             raise InvalidArgument("this Buffer has been destroyed")
         if self.runtime.closed:

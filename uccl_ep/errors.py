@@ -8,9 +8,11 @@ libraries report first.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any, NoReturn
+import functools
+from collections.abc import Callable, Iterable
+from typing import Any, NoReturn, TypeVar, cast
 
+_Function = TypeVar("_Function", bound=Callable[..., Any])
 _MAX_VALUE_CHARS = 200  # a tensor or a long list as an argument must not bury the sentence around it
 
 
@@ -173,6 +175,32 @@ def refuse(argument: str, value: object, allowed: str, hint: str = "") -> NoRetu
     if hint:
         message += f" {hint}"
     raise InvalidArgument(message, argument=argument, value=value, allowed=allowed, hint=hint)
+
+
+def named(function: _Function) -> _Function:
+    """Decorates a public function or method: what is refused in it names it, a constructor by its class.
+
+    Where one calls another, the outer name stays: that is what the user has called.
+    """
+    name = function.__name__
+    if name == "__init__":
+        name = function.__qualname__.split(".")[-2]
+
+    @functools.wraps(function)
+    def naming(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return function(*args, **kwargs)
+        except InvalidArgument as error:
+            name_call(error, name)
+            raise
+
+    return cast(_Function, naming)
+
+
+def name_call(error: InvalidArgument, name: str) -> None:
+    """A refusal leaves the call `name`. What `refuse` did not raise is a sentence of its own, and stays as it is."""
+    if error.argument or error.call:
+        error.call = name
 
 
 def one_of(names: Iterable[object]) -> str:

@@ -24,7 +24,7 @@ NEEDED = ("mkdocs", "material", "mkdocstrings")
 def test_docs_site_builds_without_a_warning(tmp_path: Path) -> None:
     absent = [name for name in NEEDED if importlib.util.find_spec(name) is None]
     if absent and os.environ.get("UCCL_EP_REQUIRE_TOOLS") != "1":
-        pytest.skip(f"NOT RUN: not installed: {', '.join(absent)} (pip install 'uccl-ep[docs]')")
+        pytest.skip(f"NOT RUN: not installed: {', '.join(absent)} (make .venv/.stamp-docs)")
     site = tmp_path / "site"
     done = subprocess.run(
         [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(site)],

@@ -5,12 +5,13 @@ from __future__ import annotations
 import copy
 import pickle
 import traceback
+from collections.abc import Callable
 
 import numpy as np
 import pytest
 import torch
 
-from uccl_ep import Buffer, ThreadGroup
+from uccl_ep import BucketBuffer, Buffer, ElasticBuffer, EPBuffer, HybridEPBuffer, ThreadGroup
 from uccl_ep.errors import (
     Described,
     InvalidArgument,
@@ -143,6 +144,31 @@ def test_an_error_of_a_call_names_the_call_once(method: str, x: int, message: st
     for again in (pickle.loads(pickle.dumps(error)), copy.copy(error)):
         assert str(again) == message and again.call == error.call
     assert called.outer(5) == 5
+
+
+@pytest.mark.parametrize(
+    "call, message",
+    [
+        (lambda g: ElasticBuffer(g, num_bytes=5), "ElasticBuffer: num_bytes must be"),
+        (lambda g: ElasticBuffer(None, 2 << 20), "ElasticBuffer: group must be"),  # found by the Buffer inside
+        (lambda g: HybridEPBuffer(g, 30, 8, 4), "HybridEPBuffer: hidden_dim must be"),
+        (lambda g: HybridEPBuffer(g, 256, 0, 4), "HybridEPBuffer: max_num_of_tokens_per_rank must be"),
+        (lambda g: EPBuffer(g, lb_allocation_plan_or_num_bytes=5), "EPBuffer: lb_allocation_plan_or_num_bytes must be"),
+        (lambda g: EPBuffer(g, hidden=31), "EPBuffer: hidden must be"),
+        (lambda g: BucketBuffer(g, 0), "BucketBuffer: allocation_plan_or_num_bytes must be"),
+        (lambda g: Buffer(g, 5), "Buffer: num_nvl_bytes must be"),
+        (
+            lambda g: ElasticBuffer.get_buffer_size_hint(g, 0, 3),
+            "get_buffer_size_hint: num_max_tokens_per_rank must be",
+        ),
+    ],
+)
+def test_an_error_names_the_constructor_or_helper_that_the_user_called(
+    call: Callable[[ThreadGroup], object], message: str
+) -> None:
+    with pytest.raises(InvalidArgument) as caught:
+        call(ThreadGroup.create(1)[0])
+    assert str(caught.value).startswith(message), caught.value
 
 
 def test_an_error_of_a_buffers_call_names_it() -> None:

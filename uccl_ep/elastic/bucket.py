@@ -14,7 +14,7 @@ from uccl_ep.config import DEFAULT_NUM_SMS
 from uccl_ep.device.protocol import EventHandle
 from uccl_ep.elastic.base import BufferAllocator, BufferBase, Region, get_num_rdma_alignment
 from uccl_ep.elastic.bucket_group import BucketContext
-from uccl_ep.errors import Described, InvalidArgument, refuse
+from uccl_ep.errors import Described, InvalidArgument, named, refuse
 from uccl_ep.events import EventOverlap
 from uccl_ep.sizes import round_up
 from uccl_ep.system import process_end
@@ -55,6 +55,7 @@ class BucketSession:
     def __exit__(self, *_: object) -> None:
         self.buffer._session = None
 
+    @named
     def allocate(
         self, shapes: Sequence[int] | Sequence[Sequence[int]], dtype: torch.dtype = torch.float32, group: Any = None
     ) -> Any:
@@ -106,6 +107,7 @@ class BucketBuffer(BufferBase):
         InvalidArgument, SettingsMismatch, UcclEpError: as Buffer.
     """
 
+    @named
     def __init__(
         self,
         group: Any,
@@ -171,6 +173,7 @@ class BucketBuffer(BufferBase):
             raise InvalidArgument("this BucketBuffer has been destroyed")
         return self.contexts
 
+    @named
     def get_context_idx(self, group: Any) -> int:
         """The place of a group among the buffer's; None means the only one.
 
@@ -181,6 +184,7 @@ class BucketBuffer(BufferBase):
             refuse("group", group, f"one of the {len(self.groups)} groups that the BucketBuffer was made with")
         return 0 if group is None else self.groups.index(group)
 
+    @named
     def get_theoretical_num_sms(self, op: str, group: Any = None) -> int:
         """The SMs of "all_gather", "reduce_scatter" or "all_reduce" when none are named.
 

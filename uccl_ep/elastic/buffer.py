@@ -17,7 +17,7 @@ from uccl_ep.elastic.combine import ElasticCombine
 from uccl_ep.elastic.dispatch import Call, ElasticDispatch, Results
 from uccl_ep.elastic.handle import EPHandle
 from uccl_ep.elastic.into import IntoCalls
-from uccl_ep.errors import InvalidArgument, refuse
+from uccl_ep.errors import InvalidArgument, named, refuse
 from uccl_ep.events import EventOverlap
 from uccl_ep.group.group import as_group
 from uccl_ep.refused import EXPERIMENTAL, refusal
@@ -64,6 +64,7 @@ class ElasticBuffer(IntoCalls, NoCopies):
         InvalidArgument: an argument is out of range. SettingsMismatch, UcclEpError: as Buffer.
     """
 
+    @named
     def __init__(
         self,
         group: Any,
@@ -302,6 +303,7 @@ class ElasticBuffer(IntoCalls, NoCopies):
     # ---- sizes -------------------------------------------------------------------------------------------------
 
     @staticmethod
+    @named
     def get_buffer_size_hint(
         group: Any,
         num_max_tokens_per_rank: int,
@@ -321,6 +323,7 @@ class ElasticBuffer(IntoCalls, NoCopies):
         checks.check_int("num_topk", num_topk, 0, _native.MAX_TOPK)
         return sizes.buffer_size(as_group(group).size(), num_max_tokens_per_rank, hidden, num_topk)
 
+    @named
     def get_theoretical_num_sms(
         self,
         num_experts: int,
@@ -341,6 +344,7 @@ class ElasticBuffer(IntoCalls, NoCopies):
         gbs = sizes.Bandwidths(rdma_gbs, nvlink_gbs, sm_read_gbs, sm_write_gbs)
         return sizes.num_sms(num_experts, num_topk, self.num_ranks, self.num_rdma_ranks, gbs)
 
+    @named
     def get_theoretical_num_qps(self, num_sms: int) -> int:
         """Queue pairs that upstream would use for a number of multiprocessors; our proxies choose their own."""
         return sizes.num_qps(checks.check_int("num_sms", num_sms, 0, 1 << 16), self.num_allocated_qps)

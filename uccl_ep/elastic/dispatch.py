@@ -114,29 +114,27 @@ class Received(NamedTuple):
     weights: Tensor | None  # f32 [n, K], as the source had them
 
 
-def split(x: Any) -> tuple[Tensor, Tensor | None]:
-    """(data, scales or None) of dispatch's x.
+def split(x: Any, name: str = "x", of_scales: str = "x[1]") -> tuple[Tensor, Tensor | None]:
+    """(data, scales or None) of dispatch's x. The names are those of the caller's arguments.
 
     Raises:
-        InvalidArgument: not a 2-D tensor, or scales that do not fit it.
+        InvalidArgument: not a 2-D tensor, rows of another size than a multiple of 16 bytes, or scales that do not fit.
     """
     data, scales = x if isinstance(x, tuple) and len(x) == 2 else (x, None)
     if not isinstance(data, Tensor) or data.dim() != 2 or not data.is_contiguous():
-        refuse("x", data, "a contiguous 2-D tensor, or a tuple of one and its scales")
+        refuse(name, data, f"a contiguous 2-D tensor of bf16 rows, or of one-byte rows with scales as {of_scales}")
+    if data.shape[1] * data.element_size() % 16:
+        refuse(name, data, "of rows of a multiple of 16 bytes")
     if scales is None:
         if data.dtype != torch.bfloat16:
-            refuse("x", data, "bf16 rows, or a tuple of one-byte rows and their scales")
+            refuse(name, data, f"of bf16 rows, or of one-byte rows with scales as {of_scales}")
         return data, None
     if data.element_size() != 1:
-        refuse(
-            "x",
-            Described(f"{data.dtype} with scales"),
-            "of a one-byte dtype such as float8_e4m3fn when scales are given",
-        )
+        refuse(name, data, "of a one-byte dtype such as float8_e4m3fn when scales are given")
     if not isinstance(scales, Tensor) or scales.dim() != 2 or scales.element_size() != 4:
-        refuse("x[1]", scales, "a 2-D tensor of a 4-byte dtype")
+        refuse(of_scales, scales, "a 2-D tensor of a 4-byte dtype")
     if scales.shape[0] != data.shape[0]:
-        refuse("x[1]", scales, f"of {data.shape[0]} rows, as x[0] has")
+        refuse(of_scales, scales, f"of {data.shape[0]} rows, as the data has")
     return data, scales
 
 
@@ -279,7 +277,9 @@ class ElasticDispatch:
         """Rows as bytes with their words through the throughput dispatch; also what that returned."""
         tokens = data.shape[0]
         if tokens > options.max_tokens:
-            refuse("x", tokens, f"of up to num_max_tokens_per_rank={options.max_tokens} rows")
+            refuse("x", data, f"of up to num_max_tokens_per_rank={options.max_tokens} rows")
+        if handle is not None and tokens != handle.topk_idx.shape[0]:
+            refuse("x", data, f"of {handle.topk_idx.shape[0]} rows, as the handle's dispatch had")
         topk = (ids if ids is not None else handle.topk_idx).shape[1]  # type: ignore[union-attr]
         if weights is not None:
             weights = checks.weights("topk_weights", weights, (tokens, topk))
@@ -328,7 +328,7 @@ class ElasticDispatch:
         if options.into is not None:
             expanded = options.into.x.shape[0]
             needed = rows.amax() + 1 if rows.numel() else rows.new_zeros(())
-            overflow = needed > expanded
+            overflow = needed > expanded if overflow is None else overflow | (needed > expanded)
             if options.cpu_sync and bool(overflow):
                 hint = "This rank's call has ended all the same: dispatch again, with more rows, on all ranks."
                 refuse("recv_x_out", Described(f"{expanded} rows"), f"of {int(needed)} rows or more here", hint)

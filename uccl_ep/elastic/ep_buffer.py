@@ -15,7 +15,7 @@ from uccl_ep.elastic.buffer import ElasticBuffer
 from uccl_ep.elastic.carrier import Carrier
 from uccl_ep.elastic.dispatch import Call
 from uccl_ep.elastic.handle import EPHandle
-from uccl_ep.errors import refuse
+from uccl_ep.errors import named, refuse
 from uccl_ep.events import EventOverlap
 from uccl_ep.system.ownership import in_turn
 
@@ -39,6 +39,7 @@ class EPBuffer(LoadBalancing, BufferBase):
         InvalidArgument, SettingsMismatch, UcclEpError: as ElasticBuffer.
     """
 
+    @named
     def __init__(
         self,
         group: Any,
@@ -182,6 +183,7 @@ class EPBuffer(LoadBalancing, BufferBase):
             return event
         return *finish(), event
 
+    @named
     def combine(
         self,
         x: Tensor,

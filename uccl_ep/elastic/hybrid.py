@@ -13,15 +13,24 @@ import torch
 from uccl_ep import _native, checks
 from uccl_ep.elastic import expand
 from uccl_ep.elastic.buffer import ElasticBuffer
-from uccl_ep.elastic.dispatch import Call
+from uccl_ep.elastic.dispatch import Call, split
 from uccl_ep.elastic.handle import EPHandle
 from uccl_ep.elastic.sizes import check_hidden
-from uccl_ep.errors import Described, refuse
+from uccl_ep.errors import Described, named, refuse
 from uccl_ep.group.group import as_group
 from uccl_ep.refused import refusal
 from uccl_ep.system.ownership import NoCopies, in_turn
 
 Tensor = torch.Tensor
+
+
+_MOST_ROWS = (1 << 31) - 1  # row numbers are int32
+
+
+def _tensor(name: str, value: Any) -> Tensor:
+    if not isinstance(value, Tensor):
+        refuse(name, value, "a tensor, or None")
+    return value
 
 
 class HybridHandle(NamedTuple):
@@ -71,6 +80,7 @@ class HybridEPBuffer(NoCopies):
     The other arguments choose upstream's blocks and networks: accepted, without effect here.
     """
 
+    @named
     def __init__(
         self,
         group: Any,
@@ -95,6 +105,8 @@ class HybridEPBuffer(NoCopies):
         )
         topk = min(self.num_experts, _native.MAX_TOPK)
         check_hidden("hidden_dim", hidden_dim, checks.check_bool("use_fp8", use_fp8))
+        most = _native.MAX_TOKENS_PER_RANK
+        checks.check_int("max_num_of_tokens_per_rank", max_num_of_tokens_per_rank, 1, most)
         self._elastic = ElasticBuffer(group, None, 0, max_num_of_tokens_per_rank, hidden_dim, topk)
         self._owner = self._elastic._owner
         self.group, self.rank, self.group_size = group, self._elastic.rank_idx, ranks
@@ -137,7 +149,8 @@ class HybridEPBuffer(NoCopies):
             non_blocking: do not let the host learn the counts; needs num_permuted_tokens, and what does not fit is left
                 out (handle.overflow says so). Otherwise too small a number is refused.
             handle: of an earlier dispatch: the same routing again.
-            num_of_experts_per_rank, num_of_experts, use_fp8: checked against the buffer's when given.
+            num_of_experts_per_rank, num_of_experts: checked against the buffer's when given.
+            use_fp8: whether scaling_factor is given; None: not said.
             fuse_permute_dispatch, num_dispatched_tokens, use_host_meta: of upstream's kernels, without effect.
 
         Returns:
@@ -156,19 +169,30 @@ class HybridEPBuffer(NoCopies):
                 refuse(name, value, f"{own}, as the buffer was made for")
         if checks.check_bool("non_blocking", non_blocking) and num_permuted_tokens is None and handle is None:
             refuse("non_blocking", True, "False without num_permuted_tokens")
+        if use_fp8 is not None and checks.check_bool("use_fp8", use_fp8) != (scaling_factor is not None):
+            refuse(
+                "use_fp8",
+                use_fp8,
+                f"{scaling_factor is not None}, or None, {'with' if not use_fp8 else 'without'} scaling_factor",
+            )
         x = hidden if scaling_factor is None else (hidden, scaling_factor)
+        tokens = split(x, "hidden", "scaling_factor")[0].shape[0]
         if handle is not None:
+            self._check_handle(handle)
+            if tokens != handle.dispatched.topk_idx.shape[0]:
+                refuse("hidden", hidden, f"of {handle.dispatched.topk_idx.shape[0]} rows, as the handle's dispatch had")
             weights = None if probs is None else self._cached_probs(probs, handle)
             call = self._call(None, not non_blocking, cached=True)
             results = self._elastic._start(x, None, weights, handle.dispatched, call)()
             return *self._cut(results, handle.num_rows), handle.counts, handle
+        most = self.configurer.buffer_config.max_num_of_tokens_per_rank
+        if non_blocking and tokens > most:
+            refuse("hidden", hidden, f"of up to max_num_of_tokens_per_rank={most} rows where non_blocking is True")
+        if num_permuted_tokens is not None:
+            checks.check_int("num_permuted_tokens", num_permuted_tokens, 0, _MOST_ROWS)
         if routing_map is None:
-            if topk_idx is None:
-                refuse("routing_map", None, "a bool tensor [T, E] where neither topk_idx nor a handle is given")
-            if self._elastic._buffer._device.host_memory:
-                checks.range_of_ids("topk_idx", topk_idx.long().contiguous(), self.num_experts)
-            routing_map, probs = indices_to_map(topk_idx, topk_weights, hidden.shape[0], self.num_experts)
-        routing_map = self._checked_map(routing_map, probs, hidden.shape[0])
+            routing_map, probs = self._map_of(topk_idx, topk_weights, tokens)
+        routing_map = self._checked_map(routing_map, probs, tokens)
         ids, weights = map_to_indices(routing_map, probs)
         call = self._call(checks.check_int("pad_multiple", pad_multiple or 1, 1, 1 << 16), not non_blocking)
         results = self._elastic._start(x, ids, weights, None, call)()
@@ -196,8 +220,8 @@ class HybridEPBuffer(NoCopies):
         Rounding is that of ElasticBuffer.combine with allow_multiple_reduction. A prob is that of the expert's row, 0
         where a token was not routed.
         """
-        if not isinstance(handle, HybridHandle):
-            refuse("handle", handle, "the handle that dispatch_with_permute returned")
+        self._check_handle(handle)
+        assert handle is not None
         x = checks.check_matrix("hidden", hidden, (torch.bfloat16,))
         if x.shape[0] != handle.num_rows:
             refuse("hidden", x, f"of {handle.num_rows} rows, as dispatch_with_permute returned")
@@ -208,7 +232,7 @@ class HybridEPBuffer(NoCopies):
         made = handle.dispatched
         reduced = expand.reduce_rows(x, handle.rows)
         if out is not None:
-            checks.refuse_overlap("out", out, hidden=x)
+            checks.check_out("out", out, (made.topk_idx.shape[0], x.shape[1]), torch.bfloat16, hidden=x, probs=probs)
         combined, own, _ = self._elastic._buffer.combine(reduced, made.routing, weights, out=out)
         if own is None:
             return combined, None
@@ -217,6 +241,7 @@ class HybridEPBuffer(NoCopies):
     def empty_jit_cache(self) -> None:
         """Does nothing: no kernel is built for a shape here (`uccl-ep warmup` is about those of the GPU)."""
 
+    @named
     def update_template_config(
         self,
         hidden_dim: int | None = None,
@@ -265,11 +290,30 @@ class HybridEPBuffer(NoCopies):
         sync = None if cached else cpu_sync
         return Call(given, 0, None, (None, None), True, sync, expand=True, zero_padding=True, column_major=False)
 
+    def _map_of(
+        self, topk_idx: Tensor | None, topk_weights: Tensor | None, tokens: int
+    ) -> tuple[Tensor, Tensor | None]:
+        if topk_idx is None:
+            refuse("routing_map", None, "a bool tensor [T, E] where neither topk_idx nor a handle is given")
+        host = self._elastic._buffer._device.host_memory
+        ids = topk_idx.contiguous() if isinstance(topk_idx, Tensor) else topk_idx
+        ids = checks.row_ids("topk_idx", ids, self.num_experts if host else None)
+        if ids.shape[0] != tokens:
+            refuse("topk_idx", ids, f"of {tokens} rows, as hidden has")
+        if topk_weights is not None and tuple(_tensor("topk_weights", topk_weights).shape) != tuple(ids.shape):
+            refuse("topk_weights", topk_weights, f"of shape {tuple(ids.shape)}, as topk_idx")
+        return indices_to_map(ids, topk_weights, tokens, self.num_experts)
+
+    @staticmethod
+    def _check_handle(handle: Any) -> None:
+        if not isinstance(handle, HybridHandle):
+            refuse("handle", handle, "the handle that dispatch_with_permute returned")
+
     def _checked_map(self, routing_map: Tensor, probs: Tensor | None, tokens: int) -> Tensor:
         routing_map = checks.check_matrix("routing_map", routing_map, (torch.bool,), self.num_experts)
         if routing_map.shape[0] != tokens:
             refuse("routing_map", routing_map, f"of {tokens} rows, as hidden has")
-        if probs is not None and tuple(probs.shape) != tuple(routing_map.shape):
+        if probs is not None and tuple(_tensor("probs", probs).shape) != tuple(routing_map.shape):
             refuse("probs", probs, f"of shape {tuple(routing_map.shape)}, as routing_map")
         most = _native.MAX_TOPK
         if self.num_experts > most and not routing_map.is_cuda and bool((routing_map.sum(1) > most).any()):
@@ -282,7 +326,7 @@ class HybridEPBuffer(NoCopies):
 
     def _cached_probs(self, probs: Tensor, handle: HybridHandle) -> Tensor:
         ids = handle.dispatched.topk_idx
-        if tuple(probs.shape) != (ids.shape[0], self.num_experts):
+        if tuple(_tensor("probs", probs).shape) != (ids.shape[0], self.num_experts):
             refuse("probs", probs, f"of shape {(ids.shape[0], self.num_experts)}, as the handle's dispatch had")
         return torch.where(ids >= 0, probs.float().gather(1, ids.clamp(min=0)), 0.0).contiguous()
 

@@ -49,6 +49,8 @@ class IntoCalls:
         do_handle_copy: bool = True,
         do_cpu_sync: bool | None = None,
         do_zero_padding: bool = False,
+        max_recv_tokens_per_rank: int | None = None,
+        overflow_policy: str = "trap",
     ) -> tuple[Any, None, Tensor | None, EPHandle, Event]:
         """dispatch with do_expand=True, whose rows are written into tensors of the caller's.
 
@@ -61,6 +63,8 @@ class IntoCalls:
             do_cpu_sync: False leaves out the rows that do not fit, and says so in handle.overflow, with the number that
                 was needed in handle.num_expanded_rows_needed: look at them when the step is over, and dispatch again
                 with more. True (or None) refuses a C that is too small, when all ranks have ended the call.
+            max_recv_tokens_per_rank, overflow_policy: as dispatch's; they bound tokens, and C bounds their rows. A token
+                that was dropped needs no row in num_expanded_rows_needed, and handle.overflow says either.
 
         Returns:
             (recv_x_out or (recv_x_out, recv_sf_out), None, recv_topk_weights_out, handle, event).
@@ -80,6 +84,7 @@ class IntoCalls:
             before=(behind(previous_event, allocate_on_comm_stream), None),
             copies=checks.check_bool("do_handle_copy", do_handle_copy),
             cpu_sync=do_cpu_sync,
+            bound=(max_recv_tokens_per_rank, overflow_policy),
         )
         received, _, weights, handle = self._start(x, topk_idx, topk_weights, None, call)()
         return received, None, weights, handle, ended(async_with_compute_stream)

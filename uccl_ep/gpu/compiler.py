@@ -15,6 +15,7 @@ from typing import Any, Protocol
 
 from uccl_ep import _native
 from uccl_ep.errors import UcclEpError, refuse
+from uccl_ep.system.extras import install
 
 FOLDERS = ("kernels/collective", "kernels/low_latency", "kernels/throughput")
 ENTRY = re.compile(r"^KERNEL\s+(?:KERNEL_BOUNDS\([^()]*\)\s+)?(\w+)\s*\(", re.MULTILINE)
@@ -29,7 +30,6 @@ _FITS = "reinstall uccl-ep so that headers and native module are of one version"
 MAX_BLOCK_LANES = _native.MAX_BLOCK_LANES
 LEAST_NVIDIA = 80  # 16-byte system-scope stores and redux.sync
 AMD = ("gfx90a", "gfx942", "gfx950")  # waves of 64 lanes
-INSTALL = "pip install 'uccl-ep[cuda13]' (CUDA 12: 'uccl-ep[cuda12]', ROCm: 'uccl-ep[rocm]')"
 
 
 @dataclass(frozen=True)
@@ -220,7 +220,9 @@ class RuntimeCompiler:
 
     def compile(self, source: str, name: str, arch: str, root: Path) -> Code:
         if is_amd(arch) != self.is_hip:
-            raise UcclEpError(f"{self.version} cannot compile for {arch}: this CuPy is for the other vendor. {INSTALL}")
+            raise UcclEpError(
+                f"{self.version} cannot compile for {arch}: this CuPy is for the other vendor. {how_to_install()}"
+            )
         options = flags(arch) + include_flags(root)
         if not self.is_hip and not arch.startswith("compute_"):
             options += ("--ptxas-options=-v",)  # the report that `usage` reads
@@ -250,18 +252,23 @@ class RuntimeCompiler:
         return bytes(self._rtc.getPTX(program) if ptx else self._rtc.getCUBIN(program)) + b"\0"
 
 
+def how_to_install() -> str:
+    """The commands that bring CuPy and its compiler, for each vendor."""
+    return f"{install('cuda13')} (CUDA 12: {install('cuda12')}; ROCm: {install('rocm')})"
+
+
 def _open_compiler() -> tuple[Any, bool, str, tuple[int, ...]]:
     try:
         from cupy.cuda import nvrtc, runtime
     except ImportError as error:
-        raise UcclEpError(f"compiling kernels for a GPU needs CuPy ({error}): {INSTALL}") from None
+        raise UcclEpError(f"compiling kernels for a GPU needs CuPy ({error}): {how_to_install()}") from None
     is_hip = bool(runtime.is_hip)
     try:
         major, minor = nvrtc.getVersion()
         known = () if is_hip else tuple(int(k) for k in nvrtc.getSupportedArchs())
     except Exception as error:  # what is raised when the library is missing depends on CuPy's version
         reason = " ".join(str(error).split())[:300]
-        raise UcclEpError(f"CuPy finds no library that compiles for a GPU ({reason}): {INSTALL}") from None
+        raise UcclEpError(f"CuPy finds no library that compiles for a GPU ({reason}): {how_to_install()}") from None
     return nvrtc, is_hip, f"{'hiprtc' if is_hip else 'NVRTC'} {major}.{minor}", known
 
 

@@ -18,7 +18,7 @@ import torch
 
 from uccl_ep.errors import UcclEpError, refuse
 from uccl_ep.gpu.cache import say_once
-from uccl_ep.gpu.compiler import AMD, INSTALL, RuntimeCompiler, architecture
+from uccl_ep.gpu.compiler import AMD, RuntimeCompiler, architecture, how_to_install
 from uccl_ep.gpu.cupy_errors import asking, in_words
 from uccl_ep.gpu.cupy_memory import CupyMemory
 from uccl_ep.gpu.driver import Facts
@@ -251,10 +251,12 @@ def _need_gpu() -> tuple[Any, Any, RuntimeCompiler]:
     try:
         from cupy.cuda import driver, runtime
     except ImportError as error:
-        raise UcclEpError(f"no CuPy ({error}): {INSTALL}") from None
+        raise UcclEpError(f"no CuPy ({error}): {how_to_install()}") from None
     if bool(runtime.is_hip) != (torch.version.hip is not None):
         built = "ROCm" if runtime.is_hip else "CUDA"
-        raise UcclEpError(f"CuPy is built for {built} and torch is not: install both for the same vendor. {INSTALL}")
+        raise UcclEpError(
+            f"CuPy is built for {built} and torch is not: install both for the same vendor. {how_to_install()}"
+        )
     with asking("CuPy's first look at the GPU"):
         runtime.getDeviceCount()
     if runtime.is_hip:

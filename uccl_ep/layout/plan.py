@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass, replace
 
-from uccl_ep import _native
+from uccl_ep import _native, checks
 from uccl_ep.errors import refuse
 from uccl_ep.group.topology import Topology, split_into_nodes
 from uccl_ep.layout.combine_form import room_for_sums
@@ -55,8 +55,20 @@ def assumed_topology(num_ranks: int) -> Topology:
     return split_into_nodes(["host"] * num_ranks, per_node or 1, _native.MAX_RANKS_PER_NODE)
 
 
+def _check_sizes(max_tokens: int, hidden: int, num_ranks: int, num_experts: int) -> None:
+    checks.check_int("num_max_dispatch_tokens_per_rank", max_tokens, 1, _native.MAX_TOKENS_PER_RANK)
+    checks.check_int("hidden", hidden, 1, _native.MAX_HIDDEN)
+    checks.check_int("num_ranks", num_ranks, 1, _native.MAX_RANKS)
+    checks.check_int("num_experts", num_experts, 1, _native.MAX_EXPERTS)
+
+
 def low_latency_size_hint(max_tokens: int, hidden: int, num_ranks: int, num_experts: int) -> int:
-    """Bytes of the low-latency part; slots are per peer, not per expert (see `memory_bill`)."""
+    """Bytes of the low-latency part; slots are per peer, not per expert (see `memory_bill`).
+
+    Raises:
+        InvalidArgument: a number that no Buffer can have.
+    """
+    _check_sizes(max_tokens, hidden, num_ranks, num_experts)
     topology = assumed_topology(num_ranks)
     return round_up(low_latency_layout(max_tokens, hidden, num_experts, topology, 0).bytes(), 128)
 
@@ -190,7 +202,11 @@ def memory_bill(
 
     Returns:
         A MemoryBill whose "rows" items sum to low_latency_size_hint() for the same nodes, without enable_shrink.
+
+    Raises:
+        InvalidArgument: a number that no Buffer can have.
     """
+    _check_sizes(num_max_dispatch_tokens_per_rank, hidden, num_ranks, num_experts)
     topology = (
         split_into_nodes(["host"] * num_ranks, ranks_per_node, _native.MAX_RANKS_PER_NODE)
         if ranks_per_node

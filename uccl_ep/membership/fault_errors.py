@@ -63,7 +63,7 @@ _FIELDS: dict[int, tuple[str, Mapping[int, str]]] = {
     MismatchField.SCALE_BYTES: ("scale bytes of a row", {}),
     MismatchField.HAS_IDS: ("presence of topk_idx", {}),
     MismatchField.HAS_WEIGHTS: ("presence of topk_weights", {}),
-    MismatchField.RECEIVED_ROWS: ("rows received against num_worst_tokens", {}),
+    MismatchField.RECEIVED_ROWS: ("rows received against num_worst_tokens (V2: max_recv_tokens_per_rank)", {}),
     MismatchField.MAX_TOKENS: ("most tokens of a rank (num_max_dispatch_tokens_per_rank)", {}),
     MismatchField.HIDDEN: ("hidden size", {}),
     MismatchField.ROW_FORMAT: ("row format (use_fp8, use_ue8m0, use_nvfp4, use_mxfp8, use_logfmt)", _FORMATS),

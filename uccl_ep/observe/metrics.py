@@ -16,6 +16,7 @@ from uccl_ep.observe.attach import Attached
 from uccl_ep.observe.sample import Sample
 from uccl_ep.observe.watch import Watcher
 from uccl_ep.recorder.durations import BUCKETS, CALLS, ERRORS, SUM_NS, upper_bounds_s
+from uccl_ep.system.extras import install
 
 if TYPE_CHECKING:
     from prometheus_client.core import Metric
@@ -215,7 +216,7 @@ def serve_metrics(
     try:
         from prometheus_client import CollectorRegistry, start_http_server
     except ImportError as error:
-        raise NotSupported("metrics need prometheus_client: pip install 'uccl-ep[metrics]'") from error
+        raise NotSupported(f"metrics need prometheus_client: {install('metrics')}") from error
     with _lock:
         endpoint = _endpoints.get((address, port)) if port else None
         if endpoint is not None and (endpoint.pid, endpoint.whose) == (os.getpid(), (pid, directory, job_id)):

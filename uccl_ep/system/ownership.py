@@ -9,7 +9,7 @@ from collections.abc import Callable
 from threading import get_ident
 from typing import Any, NoReturn, TypeVar, cast
 
-from uccl_ep.errors import InvalidArgument, NotSupported
+from uccl_ep.errors import InvalidArgument, NotSupported, name_call
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 _CALL = "call"
@@ -81,7 +81,7 @@ def _refuse_second(name: str, thread: int, other: str) -> NoReturn:
 
 
 def in_turn(name: str) -> Callable[[_Function], _Function]:
-    """Decorates a method of what has an `_owner`; `name` is what errors of other calls meanwhile say of it.
+    """Decorates a method of what has an `_owner`. Its refusals name it `name`, as do errors of other calls meanwhile.
 
     They raise InvalidArgument in another process, and while another call is under way.
     """
@@ -99,6 +99,9 @@ def in_turn(name: str) -> Callable[[_Function], _Function]:
                 other = running.setdefault(_CALL, mine)
                 if other is mine:
                     return method(self, *args, **kwargs)
+            except InvalidArgument as error:
+                name_call(error, name)
+                raise
             finally:
                 if _CALL in running and running[_CALL] is mine:
                     del running[_CALL]

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from uccl_ep.errors import NotSupported
+from uccl_ep.system.extras import install
 
-MISSING = "pictures need matplotlib: pip install 'uccl-ep[plots]'"
 _DOTS_PER_INCH = 130
 _INK = {"light": "#202124", "dark": "#e3e3e3"}
 THEMES = tuple(_INK)
@@ -20,6 +20,11 @@ def available() -> bool:
     return find_spec("matplotlib") is not None
 
 
+def missing() -> str:
+    """What to install where it cannot."""
+    return f"pictures need matplotlib: {install('plots')}"
+
+
 def check(path: Path | None) -> Path | None:
     """For an option that names a picture: says before the work that it cannot be drawn here, not after it.
 
@@ -27,7 +32,7 @@ def check(path: Path | None) -> Path | None:
         NotSupported: a picture is asked for, and matplotlib is not installed.
     """
     if path is not None and not available():
-        raise NotSupported(MISSING)
+        raise NotSupported(missing())
     return path
 
 
@@ -50,7 +55,7 @@ def write(path: Path, size: tuple[float, float], fill: Callable[[Any], None], th
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
     except ImportError as error:
-        raise NotSupported(MISSING) from error
+        raise NotSupported(missing()) from error
     style: dict[Any, Any] = {
         "svg.fonttype": "none",
         "svg.hashsalt": path.name,

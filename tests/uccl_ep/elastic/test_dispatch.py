@@ -187,7 +187,7 @@ def test_dispatch_bounded_receive_is_refused_where_it_means_nothing(variables: A
             ({"handle": handle, "max_recv_tokens_per_rank": 4}, "max_recv_tokens_per_rank"),
         ):
             assert_refused(lambda a=bad: buffer.dispatch(c.x[0], **a), [words])
-        with pytest.raises(SettingsMismatch, match="num_worst_tokens"):  # the trap
+        with pytest.raises(SettingsMismatch, match="max_recv_tokens_per_rank"):  # the trap
             buffer.dispatch(c.x[0], **options, max_recv_tokens_per_rank=1)
 
     on_ranks(1, body)
@@ -287,9 +287,14 @@ def test_dispatch_refusals(variables: Any) -> None:
         many = torch.zeros(MAX_TOKENS + 1, 256).bfloat16()
         ids = torch.zeros(MAX_TOKENS + 1, 2).long()
         bad: list[tuple[Any, dict[str, Any], str]] = [
-            (x.float(), {}, "float32"),
+            (x.float(), {}, "dispatch: x must be of bf16 rows, or of one-byte rows with scales as x[1]; got "),
+            (x[:, :30].contiguous(), {}, "x must be of rows of a multiple of 16 bytes; got a tensor of shape (4, 30)"),
             (float8, {}, "float8"),
-            ((x, x), {}, "bfloat16 with scales"),
+            (
+                (x, x),
+                {},
+                "a one-byte dtype such as float8_e4m3fn when scales are given; got a tensor of shape (4, 256)",
+            ),
             ((float8, torch.zeros(4, 2, dtype=torch.float64)), {}, "4-byte"),
             ((float8, torch.zeros(3, 2)), {}, "4 rows"),
             (x, {"topk_idx": None}, "topk_idx"),
@@ -304,7 +309,11 @@ def test_dispatch_refusals(variables: Any) -> None:
             (x, {"previous_event_before_epilogue": "now"}, "previous_event_before_epilogue='now'"),
             (x, {"cumulative_local_expert_recv_stats": torch.zeros(2)}, "cumulative"),
             (x, {"handle": "no"}, "handle='no'"),
-            (many, {"topk_idx": ids}, f"x must be of up to num_max_tokens_per_rank=20 rows; got {many.shape[0]}."),
+            (
+                many,
+                {"topk_idx": ids},
+                f"x must be of up to num_max_tokens_per_rank=20 rows; got a tensor of shape {tuple(many.shape)}",
+            ),
         ]
         for data, changes, words in bad:
             arguments = {**options, **changes}

@@ -164,6 +164,8 @@ def test_hybrid_refusals_and_attributes(variables: Any) -> None:
         routing_map = torch.ones(4, 6, dtype=torch.bool)
         bad: list[tuple[dict[str, Any], str]] = [
             ({}, "routing_map=None"),
+            ({"routing_map": routing_map, "probs": 3}, "probs=3"),
+            ({"handle": 3}, "handle=3"),
             ({"routing_map": routing_map[:3]}, "4 rows"),
             ({"routing_map": routing_map[:, :5].contiguous()}, "6 columns"),
             ({"routing_map": routing_map, "probs": torch.ones(4, 5)}, "probs"),
@@ -189,3 +191,62 @@ def test_hybrid_refusals_and_attributes(variables: Any) -> None:
         assert_refused(lambda: HybridEPBuffer(alone, 255, MAX_TOKENS, LOCAL), ["hidden_dim=255", "a multiple of 8"])
 
     on_ranks(2, body)
+
+
+IDS, FEW = torch.zeros(4, 2).long(), torch.ones(3, HIDDEN).bfloat16()
+MANY = torch.zeros(MAX_TOKENS + 1, HIDDEN).bfloat16()
+
+
+@pytest.mark.parametrize(
+    "changes, words",
+    [
+        (
+            {"hidden": MANY.float()},
+            "hidden must be of bf16 rows, or of one-byte rows with scales as scaling_factor; got",
+        ),
+        ({"hidden": MANY.T}, "hidden must be a contiguous 2-D tensor"),
+        ({"hidden": None}, "hidden must be a contiguous 2-D tensor"),
+        ({"hidden": FEW}, "topk_idx must be of 3 rows, as hidden has; got a tensor of shape (4, 2)"),
+        ({"hidden": MANY, "non_blocking": True, "num_permuted_tokens": 9}, "up to max_num_of_tokens_per_rank=20 rows"),
+        ({"scaling_factor": torch.ones(4, 2)}, "hidden must be of a one-byte dtype"),
+        ({"hidden": FEW.to(torch.float8_e4m3fn), "scaling_factor": 3}, "scaling_factor=3"),
+        ({"use_fp8": True}, "use_fp8 must be False, or None, without scaling_factor; got True."),
+        ({"topk_idx": IDS[:3]}, "topk_idx must be of 4 rows, as hidden has"),
+        ({"topk_idx": IDS.float()}, "topk_idx must be a contiguous 2-D tensor of torch.int64"),
+        ({"topk_idx": 3}, "topk_idx=3"),
+        ({"topk_idx": IDS + LOCAL}, "topk_idx must be -1 (not routed) or 0 to 2"),
+        ({"topk_weights": torch.ones(4, 3)}, "topk_weights must be of shape (4, 2), as topk_idx"),
+        ({"topk_weights": 3}, "topk_weights=3"),
+        ({"num_permuted_tokens": -1}, "num_permuted_tokens=-1"),
+    ],
+)
+def test_hybrid_refusals_name_the_users_call_and_arguments(changes: dict[str, Any], words: str, variables: Any) -> None:
+    """What is found further below, too: there x is one of two, and rows are bytes."""
+    variables()
+    buffer = HybridEPBuffer(ThreadGroup.create(1)[0], HIDDEN, MAX_TOKENS, LOCAL)
+    x = torch.ones(4, HIDDEN).bfloat16()
+    given = {"hidden": x, "topk_idx": IDS, "topk_weights": torch.ones(4, 2), **changes}
+    assert_refused(lambda: buffer.dispatch_with_permute(**given), [words, "dispatch_with_permute: "])
+
+
+def test_hybrid_refusals_of_a_handles_calls(variables: Any) -> None:
+    variables()
+    buffer = HybridEPBuffer(ThreadGroup.create(1)[0], HIDDEN, MAX_TOKENS, LOCAL)
+    x = torch.ones(4, HIDDEN).bfloat16()
+    rows, _, _, _, handle = buffer.dispatch_with_permute(hidden=x, topk_idx=IDS)
+
+    def again(**changes: Any) -> Any:
+        return lambda: buffer.dispatch_with_permute(**{"hidden": x, "handle": handle, **changes})
+
+    def back(out: Any) -> Any:
+        return lambda: buffer.combine_with_unpermute(hidden=rows, handle=handle, out=out)
+
+    assert_refused(
+        again(hidden=FEW), ["hidden must be of 4 rows, as the handle's dispatch had; got a tensor of shape (3"]
+    )
+    assert_refused(again(probs=3), ["probs=3"])
+    assert_refused(again(probs=torch.ones(4, 5)), ["probs=", f"of shape (4, {LOCAL})"])
+    assert_refused(back(3), ["out=3", "combine_with_unpermute: "])
+    assert_refused(back(x[:3]), ["out=", f"of shape (4, {HIDDEN})"])
+    assert_refused(back(x.float()), ["out=", "torch.bfloat16"])
+    assert_refused(back(rows[:4]), ["out=", "a tensor that overlaps hidden"])

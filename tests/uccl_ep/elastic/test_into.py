@@ -105,6 +105,32 @@ def test_into_rows_that_do_not_fit_are_left_out_and_told(variables: Any) -> None
     assert max(on_ranks(4, body)) > 1
 
 
+def test_into_drops_tokens_that_a_bound_leaves_out(variables: Any) -> None:
+    """As dispatch with the same bound, and what its rows do not fit into is left out beyond that."""
+    variables(RANKS_PER_NODE=2)
+    c = a_case(335, 4, "hot_expert")
+
+    def body(group: ThreadGroup, buffer: ElasticBuffer) -> tuple[bool, bool]:
+        rank = group.rank()
+        totals = [want.tokens.num_rows for want in expected(c)]
+        bound = {"max_recv_tokens_per_rank": max(1, totals[rank] - 3 - rank), "overflow_policy": "drop"}
+        options = {**options_of(c, rank), "do_cpu_sync": False, **bound}
+        plain_x, _, plain_weights, plain, _ = buffer.dispatch(c.x[rank], **options, do_expand=True)
+        needed = int(plain.psum_num_recv_tokens_per_expert[-1])
+        dropped = any(total > max(1, total - 3 - r) for r, total in enumerate(totals))
+        for room in (needed + 2, max(1, needed // 2)):
+            out = targets(room, False)
+            got, _, weights, handle, _ = buffer.dispatch_expanded_into(c.x[rank], **options, **out)
+            n = min(room, needed)
+            assert plain_weights is not None and weights is not None
+            assert same(got[:n], plain_x[:n]) and same(weights[:n], plain_weights[:n])
+            assert int(handle.num_expanded_rows_needed) == needed and handle.recv_totals.tolist() == totals
+            assert bool(handle.overflow) == (dropped or room < needed)
+        return dropped, needed > 0
+
+    assert (True, True) in on_ranks(4, body)
+
+
 def test_into_refuses_what_it_cannot_write_to(variables: Any) -> None:
     variables()
     c = a_case(340, 2)

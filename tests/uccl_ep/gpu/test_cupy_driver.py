@@ -248,7 +248,7 @@ def test_cupy_driver_says_why_not(stub: Stub, monkeypatch: pytest.MonkeyPatch) -
     with monkeypatch.context() as patch:
         patch.setitem(sys.modules, "cupy.cuda", None)
         why_not("no CuPy")
-        assert "pip install 'uccl-ep[cuda13]'" in available()[1]
+        assert "pip install 'cupy-cuda13x>=14'" in available()[1]
     with monkeypatch.context() as patch:
         patch.setattr(stub.runtime, "is_hip", True)
         why_not("CuPy is built for ROCm and torch is not")

@@ -91,7 +91,7 @@ def test_warmup_command_says_what_to_install(tmp_path: Path) -> None:
         [sys.executable, "-c", program], capture_output=True, text=True, timeout=50, env=env, cwd=ROOT
     )
     assert done.returncode == 2
-    assert "pip install 'uccl-ep[cuda13]'" in done.stderr and "Traceback" not in done.stderr
+    assert "pip install 'cupy-cuda13x>=14'" in done.stderr and "Traceback" not in done.stderr
 
 
 @pytest.mark.compile

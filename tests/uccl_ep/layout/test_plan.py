@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.uccl_ep.ranks import MIB
-from uccl_ep import InvalidArgument, _native, run_ranks
+from tests.uccl_ep.ranks import MIB, assert_refused
+from uccl_ep import Buffer, InvalidArgument, _native, run_ranks
 from uccl_ep.group.topology import Topology, split_into_nodes
 from uccl_ep.layout.plan import MemoryPlan, assumed_topology, low_latency_layout, low_latency_size_hint, memory_bill
 from uccl_ep.sizes import format_bytes, upstream_low_latency_size_hint
@@ -47,6 +49,23 @@ def test_memory_low_latency_takes_a_fraction_of_upstream(per_node: int, most: fl
 def test_memory_hint_is_the_bill_rounded_to_what_buffer_takes() -> None:
     hint = low_latency_size_hint(*UPSTREAM_CASE)
     assert hint % 128 == 0 and 0 <= hint - memory_bill(*UPSTREAM_CASE).total_bytes < 128
+
+
+@pytest.mark.parametrize(
+    "sizes, name",
+    [
+        ((0, 128, 1, 1), "num_max_dispatch_tokens_per_rank"),
+        ((_native.MAX_TOKENS_PER_RANK + 1, 128, 1, 1), "num_max_dispatch_tokens_per_rank"),
+        ((1, -1, 1, 1), "hidden"),
+        ((1, 128.0, 1, 1), "hidden"),
+        ((1, 128, 0, 1), "num_ranks"),
+        ((1, 128, 1 << 33, 1), "num_ranks"),
+        ((1, 128, 1, -1), "num_experts"),
+    ],
+)
+@pytest.mark.parametrize("of", [Buffer.get_low_latency_rdma_size_hint, memory_bill])
+def test_memory_sizes_that_no_buffer_has_are_refused(of: Any, sizes: tuple[Any, ...], name: str) -> None:
+    assert_refused(lambda: of(*sizes), [name])
 
 
 @given(

@@ -79,7 +79,7 @@ FIELDS = {  # a word of what users read, and values that have names
     MismatchField.SCALE_BYTES: ("scale bytes", ()),
     MismatchField.HAS_IDS: ("topk_idx", ()),
     MismatchField.HAS_WEIGHTS: ("topk_weights", ()),
-    MismatchField.RECEIVED_ROWS: ("num_worst_tokens", ()),
+    MismatchField.RECEIVED_ROWS: ("num_worst_tokens (V2: max_recv_tokens_per_rank)", ()),
     MismatchField.MAX_TOKENS: ("num_max_dispatch_tokens_per_rank", ()),
     MismatchField.HIDDEN: ("hidden size", ()),
     MismatchField.ROW_FORMAT: ("row format", ("bf16", "fp8")),

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tests.uccl_ep.ranks import assert_refused, case, layout_arguments, same, throughput
-from uccl_ep import Buffer, NotSupported, SettingsMismatch, ThreadGroup, reference, run_ranks
+from uccl_ep import Buffer, SettingsMismatch, ThreadGroup, reference, run_ranks
 from uccl_ep.reference import RandomCase, ThroughputInput
 
 Tensor = torch.Tensor
@@ -22,14 +22,20 @@ def a_case(seed: int, ranks: int) -> RandomCase:
     return case(seed, TRAFFIC[seed % len(TRAFFIC)], **shape, max_tokens=TOKENS)
 
 
-def kept_ids(c: RandomCase, capacities: list[int]) -> tuple[list[Tensor], list[int]]:
-    """(ids of each rank with -1 for what does not fit, rows that each rank was to receive), counted one by one."""
+def kept_ids(
+    c: RandomCase, capacities: list[int], parted: tuple[int, int] | None = None
+) -> tuple[list[Tensor], list[int]]:
+    """(ids of each rank with -1 for what does not fit, rows that each rank was to receive), counted one by one.
+
+    `parted`: two ranks that have masked each other.
+    """
     taken, kept = [0] * c.shape.num_ranks, [ids.clone() for ids in c.topk_idx]
-    for ids in kept:
+    for source, ids in enumerate(kept):
         for token in range(len(ids)):
             for rank in sorted({int(e) // LOCAL for e in ids[token] if e >= 0}):
-                taken[rank] += 1
-                if taken[rank] > capacities[rank]:
+                apart = parted is not None and {source, rank} == set(parted)
+                taken[rank] += not apart
+                if apart or taken[rank] > capacities[rank]:
                     ids[token][ids[token] // LOCAL == rank] = -1  # of -1 it is rank -1
     return kept, taken
 
@@ -52,9 +58,9 @@ def capacities_of(c: RandomCase, turn: int) -> list[int]:
 
 
 @pytest.mark.parametrize("ranks, per_node", WORLDS)
-@pytest.mark.parametrize("fp8", [False, True])
+@pytest.mark.parametrize("fp8, shrink", [(False, False), (True, False), (False, True)])
 def test_bounded_rows_that_fit_come_and_all_ranks_are_told(
-    variables: Any, ranks: int, per_node: int, fp8: bool
+    variables: Any, ranks: int, per_node: int, fp8: bool, shrink: bool
 ) -> None:
     variables(RANKS_PER_NODE=per_node)
     turns = [(turn, a_case(turn, ranks)) for turn in range(2 * len(TRAFFIC))]
@@ -62,7 +68,7 @@ def test_bounded_rows_that_fit_come_and_all_ranks_are_told(
 
     def body(group: ThreadGroup) -> None:
         rank = group.rank()
-        with throughput(group) as buffer:
+        with throughput(group, enable_shrink=shrink) as buffer:
             for turn, c in turns:
                 capacities = capacities_of(c, turn % 5)
                 kept, totals = kept_ids(c, capacities)
@@ -94,7 +100,7 @@ def test_bounded_rows_that_fit_come_and_all_ranks_are_told(
                       for r, cap in enumerate(capacities)]  # fmt: skip
                 sums, sum_weights = reference.throughput_combine(
                     [y[: w.num_rows] for y, w in zip(ys, want, strict=True)], want,
-                    [w.recv_topk_weights for w in want], ranks_per_node=per_node or None,
+                    [w.recv_topk_weights for w in want], ranks_per_node=per_node or None, apart=shrink,
                 )  # fmt: skip
                 got, got_weights, _ = buffer.combine(ys[rank], handle, weights)
                 assert sum_weights is not None
@@ -105,6 +111,40 @@ def test_bounded_rows_that_fit_come_and_all_ranks_are_told(
 
     run_ranks(ranks, body)
     assert dropped[0] > 0
+
+
+def test_bounded_ranks_that_count_differently(variables: Any) -> None:
+    """Ranks 0 and 3 have masked each other, ranks 1 and 2 nobody: what ranks 1 and 2 take of rank 3 is theirs to say."""
+    variables(RANKS_PER_NODE=2, TIMEOUT_S=10)
+    cases = [a_case(seed, 4) for seed in (0, 1, 6)]
+    rooms = [1, 9, 14, 30]
+
+    def body(group: ThreadGroup) -> int:
+        rank, dropped = group.rank(), 0
+        with throughput(group, enable_shrink=True) as buffer:
+            if rank in (0, 3):
+                buffer.low_latency_update_mask_buffer(3 - rank, True)
+            for c in cases:
+                for room in rooms:
+                    kept, totals = kept_ids(c, [room + r for r in range(4)], parted=(0, 3))
+                    want = expected(c, kept, False)[rank]
+                    layout = layout_arguments(buffer, c.topk_idx[rank], c.shape.num_experts)
+                    topk = {"topk_idx": c.topk_idx[rank], "topk_weights": c.topk_weights[rank]}
+                    received, idx, _, _, handle, _ = buffer.dispatch(
+                        c.x[rank], **topk, **layout, num_worst_tokens=room + rank, overflow_policy="drop"
+                    )
+                    assert same(handle.kept_topk_idx, kept[rank]) and idx is not None
+                    assert same(received[: want.num_rows], want.recv_x) and same(
+                        idx[: want.num_rows], want.recv_topk_idx
+                    )
+                    known = [r for r in range(4) if {r, rank} != {0, 3}]
+                    assert handle.recv_totals is not None
+                    assert handle.recv_totals.tolist() == [totals[r] if r in known else 0 for r in range(4)]
+                    assert bool(handle.overflow) == any(totals[r] > room + r for r in known)
+                    dropped += bool(handle.overflow)
+        return dropped
+
+    assert min(run_ranks(4, body)) > 3
 
 
 def test_bounded_report_and_replay(variables: Any) -> None:
@@ -182,6 +222,3 @@ def test_bounded_what_is_refused(variables: Any) -> None:
         assert_refused(lambda: buffer.dispatch(c.x[0], **{**few, "num_worst_tokens": -1}), ["num_worst_tokens"])
         assert_refused(lambda: buffer.dispatch(c.x[0], **{**few, "topk_weights": None}), ["topk_weights"])
         assert len(buffer.dispatch(c.x[0], **few)[0]) == 4  # as good as before
-    with throughput(group, enable_shrink=True) as buffer:
-        with pytest.raises(NotSupported, match="enable_shrink"):
-            buffer.dispatch(c.x[0], **few)

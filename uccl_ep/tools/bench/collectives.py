@@ -10,6 +10,8 @@ from typing import Any, Protocol
 
 import torch
 
+from uccl_ep.system.extras import install
+
 
 class Collective(Protocol):
     """Exchanges with every rank at once; blocks until this rank's part is done."""
@@ -90,7 +92,7 @@ def mpirun() -> str | None:
 def openmpi_absence() -> str:
     """Why Open MPI cannot be measured here, or ""."""
     if importlib.util.find_spec("mpi4py") is None:
-        return "mpi4py is not installed: pip install 'uccl-ep[mpi]'"
+        return f"mpi4py is not installed: {install('mpi')}"
     if mpirun() is None:
-        return "mpirun was not found beside python or on the PATH: pip install 'uccl-ep[mpi]'"
+        return f"mpirun was not found beside python or on the PATH: {install('mpi')}"
     return ""

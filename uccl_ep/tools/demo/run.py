@@ -74,7 +74,7 @@ def run_demo(options: DemoOptions, out: Path, as_json: bool, console: Console, q
         )
     ranks = launch(options, show=following is not None)
     report = Report(options, ranks, run_one_process(options, following))
-    picture = f"Picture: {out}" if figures.available() else f"No picture: {figures.MISSING}"
+    picture = f"Picture: {out}" if figures.available() else f"No picture: {figures.missing()}"
     if figures.available():
         draw(report, out)
     if not as_json:

@@ -48,26 +48,28 @@ def native_module(host: Host) -> Answer:
         return missing(
             f"cannot be loaded: {error}",
             "uccl_ep._native",
-            "pip install --force-reinstall uccl-ep (for this Python, processor and C library)",
+            "pip install --force-reinstall --no-deps . in a checkout (for this Python, processor and C library)",
         )
     return ok(f"uccl-ep {uccl_ep.__version__}, {native.__file__}")
 
 
 def packages(host: Host) -> Answer:
     """What this package imports, by the versions that are installed."""
-    found, wrong = [], []
+    found, wrong, wanted = [], [], []
     for name, least in _PACKAGES:
         try:
             version = metadata.version(name)
         except metadata.PackageNotFoundError:
             wrong.append(f"{name} is not installed")
+            wanted.append(name)
             continue
         found.append(f"{name} {version}")
         if version_of(version) < least:
             wrong.append(f"{name} {version} is older than {'.'.join(map(str, least))}")
+            wanted.append(name)
     needed = ", ".join(f"{name} {'.'.join(map(str, least))}" for name, least in _PACKAGES)
     if wrong:
-        return missing("; ".join([*wrong, *found]), needed, "pip install --upgrade uccl-ep")
+        return missing("; ".join([*wrong, *found]), needed, f"pip install --upgrade {' '.join(wanted)}")
     return ok(", ".join(found), needed)
 
 

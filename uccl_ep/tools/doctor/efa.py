@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
+from uccl_ep.system.extras import install
 from uccl_ep.tools.doctor import gpu_memory, limits, rdma
 from uccl_ep.tools.doctor.host import Host
 from uccl_ep.tools.doctor.record import Answer, Check, missing, not_needed, ok, unknown
@@ -28,7 +29,7 @@ def remote_write(host: Host) -> Answer:
     if without:
         return missing(f"{rdma.listed(without)} cannot", needed, "use such an instance, or UCCL_EP_TRANSPORT=tcp")
     if unclear or not asked:
-        return unknown(f"not known of {rdma.listed(unclear) or 'any'}", needed, "pip install 'uccl-ep[rdma]'")
+        return unknown(f"not known of {rdma.listed(unclear) or 'any'}", needed, install("rdma"))
     return ok(f"{rdma.listed(list(asked))} can", needed)
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from uccl_ep.gpu.compiler import INSTALL
+from uccl_ep.gpu.compiler import how_to_install
 from uccl_ep.tools.doctor.host import Host
 from uccl_ep.tools.doctor.record import Answer, missing, not_needed, ok, slow
 
@@ -56,7 +56,7 @@ def software(host: Host, told: Mapping[str, Any]) -> Answer:
         return not_needed("the GPU's driver has given no answer")
     why = str(told.get("why", ""))
     if not told.get("usable"):
-        return missing(why, "torch and CuPy for this vendor, and a GPU that kernels know", INSTALL)
+        return missing(why, "torch and CuPy for this vendor, and a GPU that kernels know", how_to_install())
     return ok(why)
 
 

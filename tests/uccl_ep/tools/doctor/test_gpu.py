@@ -48,7 +48,7 @@ def test_gpu_software(tmp_path: Path) -> None:
     here = live(tmp_path)
     assert told(gpu.software(here, {"error": "x"})) == NOT_NEEDED
     lame = gpu.software(here, {"usable": False, "why": "no CuPy"})
-    assert told(lame) == MISSING and lame.found == "no CuPy" and "pip install 'uccl-ep[cuda13]'" in lame.fix
+    assert told(lame) == MISSING and lame.found == "no CuPy" and "pip install 'cupy-cuda13x>=14'" in lame.fix
     assert told(gpu.software(here, {"usable": True, "why": "fine"})) == OK
 
 
