@@ -84,8 +84,9 @@ docs: $(VENV)/.stamp-docs ## the documentation site, in build/site
 	$(SAY) "mkdocs build"
 	@NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict -q
 
-wheel: ## one wheel for manylinux, in dist
+wheel: ## one wheel for manylinux in dist, with source distribution, bill of materials and hashes
 	@docker/wheel.sh dist
+	@docker/release.sh dist
 
 demo: $(VENV)/.stamp-native ## train a small MoE model over 4 ranks and compare with one process
 	$(SAY) "uccl-ep demo"

@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
+import os
 import re
+import shutil
 import subprocess
+import sys
+import tarfile
 import zipfile
 from pathlib import Path
 
@@ -11,6 +17,12 @@ import pytest
 
 from tests.packaging.wheel import HOUSE, ROOT, Module, built_wheel, parse_module, read_module, sources
 
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 KIB = 1024
 MOST_BYTES = 2048 * KIB  # the wheel; of which the module, compressed, is about two thirds
 MOST_MODULE_BYTES = 4096 * KIB
@@ -98,6 +110,44 @@ class TestWheel:
     def test_wheel_keeps_to_its_size(self, wheel: Path, module: Path) -> None:
         assert wheel.stat().st_size <= MOST_BYTES, f"{wheel.stat().st_size / KIB:.0f} KiB"
         assert module.stat().st_size <= MOST_MODULE_BYTES, f"{module.stat().st_size / KIB:.0f} KiB"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1900)  # it may have to build the wheel, and pip asks an index for some twenty packages
+def test_wheel_goes_with_a_source_distribution_a_bill_of_materials_and_hashes(wheel: Path) -> None:
+    """docker/release.sh, by value. What it makes stays in build/release."""
+    folder = ROOT / "build" / "release"
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    shutil.copy(wheel, folder)
+    done = subprocess.run(
+        [ROOT / "docker" / "release.sh", folder],
+        env={**os.environ, "PYTHON": sys.executable},
+        capture_output=True,
+        text=True,
+        timeout=900,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    sums = dict(reversed(line.split("  ")) for line in (folder / "SHA256SUMS").read_text().splitlines())
+    assert sums == {
+        path.name: hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in folder.iterdir()
+        if path.name != "SHA256SUMS"
+    }
+    (source,) = folder.glob("*.tar.gz")
+    with tarfile.open(source) as archive:
+        held = {name.partition("/")[2] for name in archive.getnames()}
+    assert {*sources()} <= held, "every source of the wheel is in the source distribution"
+    assert not [name for name in held if name.startswith(("tests/", "build/", ".git"))]
+
+    bill = json.loads((folder / "uccl-ep.cdx.json").read_text(encoding="utf-8"))
+    assert (bill["bomFormat"], bill["metadata"]["component"]["name"]) == ("CycloneDX", "uccl-ep")
+    parts = {part["name"].lower().replace("_", "-"): part for part in bill["components"]}
+    needed = {re.split(r"[<>=]", line)[0] for line in PROJECT["project"]["dependencies"]}
+    assert len(needed) > 4 and needed <= parts.keys()
+    for part in parts.values():
+        assert part["purl"].startswith("pkg:pypi/")
+        assert [h["alg"] for r in part["externalReferences"] for h in r["hashes"]] == ["SHA-256"], part["name"]
 
 
 def test_wheel_check_of_contents_can_fail() -> None:
