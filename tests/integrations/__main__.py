@@ -6,8 +6,9 @@ import argparse
 import os
 import sys
 import time
+from dataclasses import dataclass, field
 
-from tests.integrations.environment import Unavailable, python_of
+from tests.integrations.environment import Unavailable, newest_of, python_of
 from tests.integrations.launch import DriverFailed, launch
 from tests.integrations.report import Row, Told, table
 from tests.integrations.versions import Integrator, integrators
@@ -44,6 +45,40 @@ def shown(integrator: Integrator, told: Told) -> str:
     return "\n".join(lines)
 
 
+@dataclass
+class Outcome:
+    """Of all that were asked for: rows of the table, and why others have none."""
+
+    rows: list[Row] = field(default_factory=list)
+    failed: list[str] = field(default_factory=list)
+    not_run: list[str] = field(default_factory=list)
+
+    def run(self, integrator: Integrator, newest: bool) -> None:
+        """One integrator, in its pinned release or in the newest of the package index."""
+        print(f"==> {integrator.name} {integrator.version}", flush=True)
+        begin = installed = time.monotonic()
+        try:
+            if newest:
+                pinned, integrator = integrator.version, newest_of(integrator)
+                same = "also the pinned one" if pinned == integrator.version else f"pinned: {pinned}"
+                print(f"  newest on the index: {integrator.version}, {same}", flush=True)
+            python = python_of(integrator)
+            installed = time.monotonic()
+            told = launch(integrator, python)
+        except Unavailable as why:
+            self.not_run.append(f"{integrator.name} {integrator.version}: {why}")
+            return
+        except DriverFailed as why:
+            self.failed.append(str(why))
+            told = why.told
+        else:
+            if not told.rows:
+                self.failed.append(f"{integrator.name}: the driver told nothing")
+        print(shown(integrator, told), flush=True)
+        print(f"  {installed - begin:.0f} s for its environment, {time.monotonic() - installed:.0f} s for its paths")
+        self.rows += told.rows
+
+
 def main(arguments: list[str] | None = None) -> int:
     """The command line; 0 when every path passed, 1 when one did not, else 77 when wheels could not be had.
 
@@ -53,32 +88,16 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument(
         "names", nargs="*", help="sections of versions.ini (default: all but those that say why not at the end)"
     )
-    names = parser.parse_args(arguments).names
-    required = os.environ.get("UCCL_EP_REQUIRE_TOOLS", "0") != "0"
-    rows: list[Row] = []
-    not_run, failed = [], []
-    everything = integrators()
-    wanted = chosen(names, everything)
-    unasked = [] if names else [one for one in everything if one not in wanted]
+    parser.add_argument(
+        "--newest", action="store_true", help="each in the newest release of the package index, not in the pinned one"
+    )
+    options = parser.parse_args(arguments)
+    everything, outcome = integrators(), Outcome()
+    wanted = chosen(options.names, everything)
+    unasked = [] if options.names else [one for one in everything if one not in wanted]
     for integrator in wanted:
-        print(f"==> {integrator.name} {integrator.version}", flush=True)
-        begin = installed = time.monotonic()
-        try:
-            python = python_of(integrator)
-            installed = time.monotonic()
-            told = launch(integrator, python)
-        except Unavailable as why:
-            not_run.append(f"{integrator.name} {integrator.version}: {why}")
-            continue
-        except DriverFailed as why:
-            failed.append(str(why))
-            told = why.told
-        else:
-            if not told.rows:
-                failed.append(f"{integrator.name}: the driver told nothing")
-        print(shown(integrator, told), flush=True)
-        print(f"  {installed - begin:.0f} s for its environment, {time.monotonic() - installed:.0f} s for its paths")
-        rows += told.rows
+        outcome.run(integrator, options.newest)
+    rows, failed, not_run = outcome.rows, outcome.failed, outcome.not_run
     print(f"\n{table(row.cells() for row in rows)}\n")
     for what in failed:
         print(f"FAILED  {what}")
@@ -91,6 +110,7 @@ def main(arguments: list[str] | None = None) -> int:
         f"{passed} of {len(rows)} paths pass, {len(failed)} drivers failed, {len(not_run)} integrators not run, "
         f"{len(unasked)} not asked for"
     )
+    required = os.environ.get("UCCL_EP_REQUIRE_TOOLS", "0") != "0"
     if passed != len(rows) or failed or (required and not_run):
         return 1
     return STATUS_NOT_RUN if not_run else 0

@@ -8,10 +8,12 @@ Environments are kept in UCCL_EP_CACHE_DIR, or build/, and made anew when a pin 
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import sysconfig
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 
 from tests.integrations.other_python import NoSuchPython, beneath, site_of
@@ -19,6 +21,7 @@ from tests.integrations.versions import Integrator
 
 ROOT = Path(__file__).resolve().parents[2]
 _INSTALL_LIMIT_S = 900  # the largest wheel has 336 MB
+_ASK_LIMIT_S = 120
 
 
 class Unavailable(Exception):
@@ -28,6 +31,28 @@ class Unavailable(Exception):
 def cache_folder() -> Path:
     """Where environments are kept."""
     return Path(os.environ.get("UCCL_EP_CACHE_DIR") or ROOT / "build") / "integrations"
+
+
+def newest_of(integrator: Integrator) -> Integrator:
+    """The same with the newest release that the package index has a wheel of, for the Python that it will run on.
+
+    Raises:
+        Unavailable: the index has none, or cannot be asked.
+    """
+    command = [sys.executable, "-m", "pip", "index", "versions", "--disable-pip-version-check", "--no-input"]
+    python = ["--python-version", integrator.other_python] if integrator.other_python else []
+    try:
+        done = subprocess.run(
+            [*command, "--only-binary", ":all:", *python, integrator.package],
+            capture_output=True, text=True, timeout=_ASK_LIMIT_S,
+        )  # fmt: skip
+    except subprocess.TimeoutExpired:
+        raise Unavailable(f"pip took more than {_ASK_LIMIT_S} s to ask for {integrator.package}'s releases") from None
+    found = re.match(rf"{re.escape(integrator.package)} \((\S+)\)", done.stdout)
+    if done.returncode != 0 or found is None:
+        said = (done.stderr or done.stdout).strip().splitlines()
+        raise Unavailable(f"pip index versions {integrator.package}: {said[-1] if said else 'no message'}")
+    return replace(integrator, version=found[1])
 
 
 def python_of(integrator: Integrator, make: bool = True) -> Path:

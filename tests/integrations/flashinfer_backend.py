@@ -1,18 +1,25 @@
-"""Run on every rank: FlashInfer's registry makes our backend, and its contract holds by value."""
+"""Run on every rank: FlashInfer's registry makes our backend, and its contract holds by value.
+
+Then a whole MoE layer of FlashInfer's, which asks for the backend by its name. Its experts are a kernel in torch,
+registered with FlashInfer as its own are, which need a GPU.
+"""
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import torch
 from torch import Tensor, distributed
+from torch.nn.functional import silu
 
 from tests.integrations.world import World, quantized, relative, seeded, world
 from uccl_ep.drop_in import flashinfer_backend
 
 EXPERTS, TOPK, HIDDEN, MOST = 8, 3, 256, 24
 TOKENS = (24, 0, 7, 15)
-BLOCK = 128
+BLOCK, INNER = 128, 64
+KERNEL = "swiglu_in_torch"
 
 
 def drawn(rank: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -51,6 +58,64 @@ def main() -> None:
         scales_travel(w, backend)
         distributed.barrier()
         backend.destroy()
+        layer_runs(w, bootstrap)
+
+
+def drawn_experts() -> tuple[Tensor, Tensor]:
+    """w13 [E, 2 I, H] (gates first) and w2 [E, H, I] of all experts, bf16."""
+    w13 = seeded(7, torch.randn, EXPERTS, 2 * INNER, HIDDEN) / HIDDEN**0.5
+    return w13.bfloat16(), (seeded(8, torch.randn, EXPERTS, HIDDEN, INNER) / INNER**0.5).bfloat16()
+
+
+def swiglu(rows: Tensor, ids: Tensor, weights: Tensor, w13: Tensor, w2: Tensor) -> Tensor:
+    """float32 [n, H]: a row's weighted sum over experts 0 to len(w13) - 1; other ids count for nothing."""
+    total = torch.zeros(rows.shape, dtype=torch.float32)
+    for expert in range(len(w13)):
+        token, choice = (ids == expert).nonzero(as_tuple=True)
+        gate, up = (rows[token].float() @ w13[expert].float().T).chunk(2, 1)
+        made = (silu(gate) * up) @ w2[expert].float().T
+        total.index_add_(0, token, made * weights[token, choice].float().unsqueeze(1))
+    return total
+
+
+def register_kernel() -> None:
+    """What FlashInfer's layer calls between dispatch and combine."""
+    from flashinfer.moe_ep.core.kernel.base import SplitKernelBackend
+    from flashinfer.moe_ep.core.kernel.registry import register_split_kernel
+
+    @register_split_kernel(KERNEL)
+    class SwigluInTorch(SplitKernelBackend):  # type: ignore[misc]  # FlashInfer is not there for mypy
+        @classmethod
+        def kernel_name(cls) -> str:
+            return KERNEL
+
+        def compute(self, context: Any) -> Tensor:
+            rows, pack = context.expert_tensors.flatten(0, -2), self._transformed_weights
+            ids, weights = context.recv_topk_idx.flatten(0, -2), context.recv_topk_weights.flatten(0, -2)
+            return swiglu(rows, ids, weights, pack.w13, pack.w2).bfloat16()
+
+
+def layer_runs(w: World, bootstrap: Any) -> None:
+    """MoEEpLayer with SplitConfig(comm="uccl_ep"), twice: weights in, rows in, rows out."""
+    from flashinfer.moe_ep import EpLayout, FleetParams, MoEEpLayer, MoEEpTensors, MoEWeightPack, SplitConfig
+
+    register_kernel()
+    sizes = FleetParams(EXPERTS, max_tokens_per_rank=MOST, token_hidden_size=HIDDEN, layout=EpLayout.RANK_MAJOR)
+    w13, w2 = drawn_experts()
+    local = EXPERTS // w.size
+    mine = slice(w.rank * local, (w.rank + 1) * local)
+    kernel = SimpleNamespace(kernel_name=KERNEL)
+    config = SplitConfig(comm=flashinfer_backend.NAME, kernel=kernel)
+    layer = MoEEpLayer(bootstrap, sizes, MoEWeightPack(w13[mine].clone(), w2[mine].clone()), backend=config)
+    for step in ("first", "again"):
+        rows, ids, weights = drawn(w.rank)
+        got = layer.forward(MoEEpTensors(rows, ids, weights))
+        wanted_rows = swiglu(rows, ids, weights, w13, w2)
+        w.row(f'MoEEpLayer, SplitConfig(comm="uccl_ep"), {step}', relative(got, wanted_rows), 2e-2)
+    if not type(layer._communication).__module__.startswith("uccl_ep."):
+        raise RuntimeError(f"the layer runs on {type(layer._communication)}")
+    distributed.barrier()
+    layer.destroy()
 
 
 def rows_travel(w: World, backend: Any) -> None:

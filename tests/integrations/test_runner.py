@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -91,6 +92,33 @@ def test_runner_wheels_that_cannot_be_had(tmp_path: Path, monkeypatch: pytest.Mo
     with pytest.raises(Unavailable, match="uccl-ep-no-such-package"):
         environment.python_of(NOBODY)
     assert list((tmp_path / "integrations").iterdir()) == []  # nothing half-made stays
+
+
+def test_runner_asks_the_index_for_the_newest(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked: list[list[str]] = []
+
+    def pip(command: list[str], **more: object) -> subprocess.CompletedProcess[str]:
+        asked.append(command)
+        known = "uccl-ep-no-such-package (1.2)\nAvailable versions: 1.2, 1.0\n" if len(asked) < 4 else ""
+        return subprocess.CompletedProcess(command, 0 if known else 1, known, "" if known else "no such thing")
+
+    monkeypatch.setattr(environment.subprocess, "run", pip)
+    newest = environment.newest_of(NOBODY)
+    assert newest == replace(NOBODY, version="1.2") and newest.key() != NOBODY.key()
+    assert "--python-version" not in asked[0] and asked[0][-1] == "uccl-ep-no-such-package"
+    environment.newest_of(replace(NOBODY, python="3.999"))
+    assert asked[1][asked[1].index("--python-version") + 1] == "3.999"
+
+    monkeypatch.setattr(runner, "integrators", lambda: [NOBODY])
+    monkeypatch.setattr(runner, "python_of", lambda integrator: Path(os.devnull))
+    monkeypatch.setattr(runner, "launch", lambda one, python: Told([Row("a", one.version, "4", "p", 0.1, 0.5)], [], []))
+    assert runner.main(["nobody", "--newest"]) == 0
+    assert "newest on the index: 1.2, pinned: 1.0" in capsys.readouterr().out
+    assert runner.main(["nobody", "--newest"]) == runner.STATUS_NOT_RUN
+    assert "NOT RUN nobody 1.0: pip index versions uccl-ep-no-such-package: no such thing" in capsys.readouterr().out
+    assert runner.main(["nobody"]) == 0 and len(asked) == 4  # pinned: nobody asks
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from tests.integrations.environment import ROOT
 from tests.integrations.serving import model, plain
+from tests.integrations.serving.client import Client, Speed
 from tests.integrations.serving.server import Answer, Request, Server
 from uccl_ep.drop_in import vllm_plugin
 from uccl_ep.observe.attach import attach, find
@@ -30,8 +31,9 @@ class Served:
     """One server's answers.
 
     Attributes:
-        alone: of requests one after another. together: of requests at the same time. seconds: that those took.
+        alone: of requests one after another. together: of requests at the same time.
         sent: bytes that ranks sent to other nodes meanwhile, all requests together; start_s: until it was healthy.
+        speed: by vLLM's own client, and bench_sent the bytes that ranks sent to other nodes meanwhile.
         proof: the lines of its log that name us, one a rank.
     """
 
@@ -39,18 +41,15 @@ class Served:
     ranks: int
     alone: list[Answer] = field(default_factory=list)
     together: list[Answer] = field(default_factory=list)
-    seconds: float = 0.0
     sent: int = 0
+    speed: Speed | None = None
+    bench_sent: int = 0
     start_s: float = 0.0
     proof: list[str] = field(default_factory=list)
 
     @property
     def answers(self) -> list[Answer]:
         return self.alone + self.together
-
-    @property
-    def tokens_per_s(self) -> float:
-        return sum(len(answer.tokens) for answer in self.together) / self.seconds
 
 
 def requests(ranks: int) -> tuple[list[Request], list[Request]]:
@@ -77,9 +76,9 @@ def make_plugins(where: Path) -> Path:
     return made.parent
 
 
-def serve(name: str, plugin: str, ranks: int, python: Path, folder: Path, where: Path, say: Say) -> Served:
-    """Starts a server, asks everything, and ends it."""
-    own = where / re.sub(r"\W+", "-", name)
+def serve(name: str, plugin: str, ranks: int, client: Client, say: Say) -> Served:
+    """Starts a server, asks everything, lets vLLM's client measure it, and ends it."""
+    own = client.where / re.sub(r"\W+", "-", name)
     path, counts = make_plugins(own), own / "counts"
     environment = {
         "PYTHONPATH": f"{ROOT}{os.pathsep}{path}",
@@ -90,18 +89,20 @@ def serve(name: str, plugin: str, ranks: int, python: Path, folder: Path, where:
         "PLAIN_COUNTS": str(counts),
     }
     served, begin = Served(name, ranks), time.monotonic()
-    with Server(python, folder, ranks, plugin, environment, own / "log") as server:
+    with Server(client.python, client.model, ranks, plugin, environment, own / "log") as server:
         served.start_s = time.monotonic() - begin
         say(f"{name}: healthy after {served.start_s:.0f} s")
         one_by_one, at_once = requests(ranks)
         before = _sent(server, plugin, counts)
         served.alone = [server.ask(request) for request in one_by_one]
-        served.together, served.seconds = server.ask_all(at_once)
+        served.together = server.ask_all(at_once)
         served.sent = _sent(server, plugin, counts) - before
+        served.speed = client.measure(server.port)
+        served.bench_sent = _sent(server, plugin, counts) - before - served.sent
         served.proof = [line for line in server.lines("uccl_ep.Buffer") if _LOG_LINE.search(line)]
     say(
-        f"{name}: {len(served.answers)} answers, {served.tokens_per_s:.1f} tokens/s together, "
-        f"{served.sent:,} bytes between nodes"
+        f"{name}: {len(served.answers)} answers, {served.sent:,} bytes between nodes; vllm bench serve: "
+        f"{served.speed.tokens_per_s:.1f} tokens/s, {served.bench_sent:,} bytes"
     )
     return served
 

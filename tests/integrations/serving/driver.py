@@ -13,6 +13,7 @@ from pathlib import Path
 
 from tests.integrations.report import TOLD, Row, tell
 from tests.integrations.serving import plain
+from tests.integrations.serving.client import Client
 from tests.integrations.serving.compare import (
     NODES,
     Served,
@@ -25,7 +26,10 @@ from tests.integrations.serving.compare import (
 )  # fmt: skip
 from uccl_ep.drop_in import vllm_plugin
 
-_HEADERS = ("server", "ranks", "healthy after s", "tokens/s", "bytes between nodes", "tokens unlike one process")
+_HEADERS = (
+    "server", "ranks", "healthy after s", "tokens unlike one process", "bytes", "bench: tokens/s", "TTFT ms", "TPOT ms",
+    "bytes a token",
+)  # fmt: skip
 
 
 def compare(python: Path, where: Path) -> tuple[dict[str, Served], list[Row]]:
@@ -38,7 +42,8 @@ def compare(python: Path, where: Path) -> tuple[dict[str, Served], list[Row]]:
         "uccl_ep, 4 ranks": (vllm_plugin.NAME, 4),
         "plain all-gather, 4 ranks": (plain.NAME, 4),
     }
-    every = {name: serve(name, plugin, ranks, python, model, where, say) for name, (plugin, ranks) in plan.items()}
+    with Client(python, model, where) as client:
+        every = {name: serve(name, *of, client, say) for name, of in plan.items()}
     one, gathered = every["one process"], every["plain all-gather, 4 ranks"]
     rows = []
     for ranks in (2, 4):
@@ -69,19 +74,25 @@ def _version() -> str:
 
 
 def table(every: dict[str, Served]) -> Iterable[str]:
-    """Aligned lines: speed of the requests that were asked together, and bytes of all."""
+    """Aligned lines: of our requests, and of those of `vllm bench serve`. Bytes are those between nodes."""
     one = every["one process"].answers
-    cells = [_HEADERS] + [
-        (
-            name.partition(",")[0],
-            str(served.ranks),
-            f"{served.start_s:.0f}",
-            f"{served.tokens_per_s:.1f}",
-            f"{served.sent:,}" if served.ranks > 1 else "–",
-            str(different_tokens(served.answers, one)),
-        )  # fmt: skip
-        for name, served in every.items()
-    ]
+    cells = [_HEADERS]
+    for name, served in every.items():
+        assert served.speed is not None
+        speed, spread = served.speed, served.ranks > 1
+        cells.append(
+            (
+                name.partition(",")[0],
+                str(served.ranks),
+                f"{served.start_s:.0f}",
+                str(different_tokens(served.answers, one)),
+                f"{served.sent:,}" if spread else "–",
+                f"{speed.tokens_per_s:.1f}",
+                f"{speed.first_token_ms:.0f}",
+                f"{speed.next_token_ms:.1f}",
+                f"{served.bench_sent / speed.num_tokens:,.0f}" if spread else "–",
+            )
+        )
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     return ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in cells]
 

@@ -1,4 +1,7 @@
-"""vLLM's DeepEP prepare/finalize classes from its wheel on four ranks: high throughput, low latency, V2."""
+"""vLLM's DeepEP prepare/finalize classes from its wheel on four ranks: high throughput, low latency, V2.
+
+Each at once, in halves, and with two micro-batches in flight (dual-batch overlap).
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tests.integrations.vllm.micro_batches import by_turns, override_tokens
 from tests.integrations.vllm.surroundings import BLOCK, prepare
 from tests.integrations.world import World, relative, seeded, world
 
@@ -66,18 +70,20 @@ def batched_experts(world: World, prepared: tuple[Any, ...]) -> Tensor:
     return results
 
 
-def once(world: World, one: Any, quantization: Any, overlapped: bool) -> Tensor:
-    """prepare, experts, finalize: at once, or in the halves that vLLM overlaps with shared experts."""
+def once(world: World, one: Any, quantization: Any, overlapped: bool, part: slice = slice(None)) -> Tensor:
+    """prepare, experts, finalize: at once, or in the halves that vLLM overlaps; of a part of the rank's rows."""
     from vllm.model_executor.layers.fused_moe.modular_kernel import FusedMoEActivationFormat
     from vllm.model_executor.layers.fused_moe.topk_weight_and_reduce import (
         TopKWeightAndReduceDelegate,
         TopKWeightAndReduceNoOP,
     )
+    from vllm.v1.worker.ubatching import dbo_maybe_run_recv_hook
 
-    x, ids, weights = inputs(world.rank)
+    x, ids, weights = (given[part] for given in inputs(world.rank))
     arguments = (x, weights, ids, EXPERTS, None, False, quantization)
     batched = one.activation_format == FusedMoEActivationFormat.BatchedExperts
     if overlapped:
+        dbo_maybe_run_recv_hook()
         prepared = received(one.prepare_async(*arguments))
     else:
         prepared = one.prepare(*arguments)
@@ -92,10 +98,26 @@ def once(world: World, one: Any, quantization: Any, overlapped: bool) -> Tensor:
 
 def received(pending: Any) -> Any:
     """As FusedMoEKernelModularImpl ends a half: (hook, receiver) or a receiver alone."""
+    from vllm.v1.worker.ubatching import dbo_enabled, dbo_register_recv_hook, dbo_yield
+
     hook, receiver = pending if isinstance(pending, tuple) else (None, pending)
-    if hook is not None:
+    if hook is not None and dbo_enabled():
+        dbo_register_recv_hook(hook)  # the other micro-batch calls it
+        dbo_yield()
+    elif hook is not None:
         hook()
     return receiver()
+
+
+def row(world: World, name: str, one: Any, quantization: tuple[str, Any, float], overlapped: str) -> None:
+    """One row at once and one in halves, and one with two micro-batches by turns; `overlapped` names the halves."""
+    of, config, tolerance = quantization
+    for suffix, halves in (("", False), (f", {overlapped}", True)):
+        with override_tokens(TOKENS):
+            error = relative(once(world, one, config, halves), wanted(world.rank))
+        world.row(f"{name}, {of}{suffix}", error, tolerance)
+    made = by_turns(TOKENS, world.rank, lambda part: once(world, one, config, True, part))
+    world.row(f"{name}, {of}, two micro-batches (DBO)", relative(made, wanted(world.rank)), tolerance)
 
 
 def quantizations() -> list[tuple[str, Any, float]]:
@@ -114,10 +136,8 @@ def run_high_throughput(world: World, group: Any) -> None:
     manager = DeepEPHTAll2AllManager(group)
     one = DeepEPHTPrepareAndFinalize(manager.get_handle({}), world.size, 1, world.rank * (EXPERTS // world.size))
     check_whose(one.buffer, "uccl_ep.buffer")
-    for name, quantization, tolerance in quantizations():
-        for overlapped in (False, True):
-            error = relative(once(world, one, quantization, overlapped), wanted(world.rank))
-            world.row(f"DeepEPHTPrepareAndFinalize, {name}{', async' * overlapped}", error, tolerance)
+    for quantization in quantizations():
+        row(world, "DeepEPHTPrepareAndFinalize", one, quantization, "async")
     manager.destroy()
 
 
@@ -129,23 +149,20 @@ def run_low_latency(world: World, group: Any) -> None:
     sizes = {"num_ep_ranks": world.size, "num_global_experts": EXPERTS, "num_local_experts": EXPERTS // world.size}
     buffer = manager.get_handle({"max_num_tokens_per_dp_rank": MAX_TOKENS, "token_hidden_size": HIDDEN, **sizes})
     check_whose(buffer, "uccl_ep.buffer")
-    for name, quantization, tolerance in quantizations():
-        one = DeepEPLLPrepareAndFinalize(buffer, MAX_TOKENS, world.size, use_fp8_dispatch=name == "FP8")
-        for overlapped in (False, True):
-            error = relative(once(world, one, quantization, overlapped), wanted(world.rank))
-            world.row(f"DeepEPLLPrepareAndFinalize, {name}{', receive hooks' * overlapped}", error, tolerance)
+    for quantization in quantizations():
+        one = DeepEPLLPrepareAndFinalize(buffer, MAX_TOKENS, world.size, use_fp8_dispatch=quantization[0] == "FP8")
+        row(world, "DeepEPLLPrepareAndFinalize", one, quantization, "receive hooks")
     manager.destroy()
 
 
 def run_v2(world: World, group: Any) -> None:
     from vllm.distributed.device_communicators.all2all import DeepEPV2All2AllManager
-    from vllm.forward_context import DPMetadata, ForwardContext, override_forward_context
     from vllm.model_executor.layers.fused_moe.prepare_finalize.deepep_v2 import DeepEPV2PrepareAndFinalize
 
     manager = DeepEPV2All2AllManager(group)
-    tokens = DPMetadata(torch.tensor(TOKENS))  # the largest batch of all ranks sizes a decode step
     sizes = {"num_max_tokens_per_rank": MAX_TOKENS, "hidden": HIDDEN, "num_topk": TOPK, "num_experts": EXPERTS}
-    for name, quantization, tolerance in quantizations():
+    for quantization in quantizations():
+        name = quantization[0]
         buffer = manager.get_handle({**sizes, "use_fp8_dispatch": name == "FP8"})
         check_whose(buffer, "uccl_ep.elastic.buffer")
         for phase, cudagraph in (("prefill, expanded", False), ("decode, no CPU sync", True)):
@@ -153,11 +170,7 @@ def run_v2(world: World, group: Any) -> None:
             one = DeepEPV2PrepareAndFinalize(
                 buffer, world.size, 1, offset, EXPERTS, TOPK, name == "FP8", use_cudagraph=cudagraph
             )
-            for overlapped in (False, True):
-                with override_forward_context(ForwardContext({}, {}, {}, dp_metadata=tokens)):
-                    error = relative(once(world, one, quantization, overlapped), wanted(world.rank))
-                path = f"DeepEPV2PrepareAndFinalize, {phase}, {name}{', async' * overlapped}"
-                world.row(path, error, tolerance)
+            row(world, f"DeepEPV2PrepareAndFinalize, {phase}", one, quantization, "async")
     manager.destroy()
 
 

@@ -6,6 +6,7 @@ managers are the wheel's; of them only the one Triton kernel of deepep_v2.py is 
 
 from __future__ import annotations
 
+import contextlib
 import os
 from typing import Any
 
@@ -46,6 +47,27 @@ def _nodes(world: World) -> None:
     world.shim("parallel_state.in_the_same_node_as: two nodes, as UCCL_EP_RANKS_PER_NODE says; all run on one host")
 
 
+class _Event:
+    """Of the CPU: everything before it is done."""
+
+    def record(self, stream: Any = None) -> None:
+        pass
+
+
+def _one_order_of_work(world: World) -> None:
+    """Streams and events that micro-batches are given on a GPU."""
+    from vllm.model_executor.layers.fused_moe.prepare_finalize import deepep_ht
+    from vllm.utils import torch_utils
+
+    torch_utils.prev_set_stream = lambda stream: None
+    torch.Event = _Event  # type: ignore[misc, assignment]
+    torch.cuda.stream = lambda stream: contextlib.nullcontext()  # type: ignore[assignment]
+    deepep_ht._dbo_record_stream = lambda *tensors: None
+    world.shim(
+        "torch.Event, torch.cuda.stream, torch.cuda.set_stream, deepep_ht._dbo_record_stream: one order of work (DBO)"
+    )
+
+
 def prepare(world: World) -> Any:
     """Makes vLLM importable and starts its own process groups: expert parallel over all ranks.
 
@@ -62,6 +84,7 @@ def prepare(world: World) -> Any:
     from vllm.model_executor.layers.fused_moe.prepare_finalize import deepep_v2
 
     _nodes(world)
+    _one_order_of_work(world)
     modular_kernel.PIN_MEMORY = False
     world.shim("modular_kernel.PIN_MEMORY: False, no GPU could read pinned memory")
     utils.per_token_group_quant_fp8 = lambda x, group_size, **layout: quantized(x, group_size)

@@ -124,7 +124,8 @@ def test_into_drops_tokens_that_a_bound_leaves_out(variables: Any) -> None:
             n = min(room, needed)
             assert plain_weights is not None and weights is not None
             assert same(got[:n], plain_x[:n]) and same(weights[:n], plain_weights[:n])
-            assert int(handle.num_expanded_rows_needed) == needed and handle.recv_totals.tolist() == totals
+            assert handle.recv_totals is not None and handle.recv_totals.tolist() == totals
+            assert handle.num_expanded_rows_needed is not None and int(handle.num_expanded_rows_needed) == needed
             assert bool(handle.overflow) == (dropped or room < needed)
         return dropped, needed > 0
 

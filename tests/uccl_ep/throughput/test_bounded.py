@@ -114,7 +114,7 @@ def test_bounded_rows_that_fit_come_and_all_ranks_are_told(
 
 
 def test_bounded_ranks_that_count_differently(variables: Any) -> None:
-    """Ranks 0 and 3 have masked each other, ranks 1 and 2 nobody: what ranks 1 and 2 take of rank 3 is theirs to say."""
+    """Ranks 0 and 3 have masked each other, ranks 1 and 2 nobody: what these take of rank 3 is theirs to say."""
     variables(RANKS_PER_NODE=2, TIMEOUT_S=10)
     cases = [a_case(seed, 4) for seed in (0, 1, 6)]
     rooms = [1, 9, 14, 30]
