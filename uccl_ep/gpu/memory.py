@@ -20,8 +20,9 @@ from uccl_ep import _native
 from uccl_ep.errors import InvalidArgument, NotSupported, UcclEpError
 from uccl_ep.gpu.driver import Driver
 from uccl_ep.group.handshake import Endpoints
+from uccl_ep.layout.placement import Placement
 from uccl_ep.layout.plan import MemoryPlan
-from uccl_ep.layout.regions import Peer, Placement, Regions
+from uccl_ep.layout.regions import Peer, Regions
 from uccl_ep.settings import Settings
 from uccl_ep.sizes import format_bytes, round_up
 

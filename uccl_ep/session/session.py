@@ -30,8 +30,9 @@ from uccl_ep.group.handshake import (
 from uccl_ep.group.self_description import describe_self
 from uccl_ep.group.topology import split_into_nodes
 from uccl_ep.layout.combine_form import CombineForm
+from uccl_ep.layout.placement import choose_placement
 from uccl_ep.layout.plan import MemoryBill, MemoryPlan
-from uccl_ep.layout.regions import Peer, Regions, choose_placement
+from uccl_ep.layout.regions import Peer, Regions
 from uccl_ep.membership.agreement_service import AgreementService
 from uccl_ep.membership.death_notices import watched_by
 from uccl_ep.membership.secret import KeyPair, deal

@@ -19,7 +19,7 @@ from tests.uccl_ep.ranks import MIB, assert_low_latency, case, low_latency, refe
 from uccl_ep import Buffer, InvalidArgument, PeerLost, PeerTimeout, ThreadGroup, TransportError, UcclEpError, _native
 from uccl_ep.gpu.memory import GpuRegions, Parked, Shared, refuse_unmapped, sweep
 from uccl_ep.group.handshake import Endpoints
-from uccl_ep.layout.regions import Placement
+from uccl_ep.layout.placement import Placement
 from uccl_ep.session import session
 from uccl_ep.survival.life import Life
 
