@@ -301,6 +301,34 @@ class Regions:
             raise InvalidArgument("zero copy needs a Buffer made with low_latency_mode=True")
         return self._zero_copy
 
+    def held(self) -> dict[str, int]:
+        """Bytes that this rank's memory takes now, by purpose: pages that exist, not address space."""
+        words = [self.control, self.rings, self.counters, self.__dict__.get("stats")]  # the last one by place()
+        rows, arena = self._peer_data.get(self.rank), self.arena
+        segments = {"rows": [rows], "zero-copy rows": [self._zero_copy], "results": [arena], "control": words}
+        return {what: sum(map(_held, parts)) for what, parts in segments.items()}
+
+    def give_back(self, registered: str) -> dict[str, str]:
+        """Gives the pages of rows back, which nobody reads or writes before `take_again`; addresses stay, in every
+        process that has mapped them. Signals stay. Returns why what stays does, by purpose.
+
+        Args:
+            registered: why NICs keep rows where they are; empty: none does.
+        """
+        if registered:
+            return {"rows": registered, "zero-copy rows": registered}
+        first, kept = self.plan.throughput.base, {}
+        for what, segment, begin in (
+            ("rows", self._peer_data.get(self.rank), first),
+            ("zero-copy rows", self._zero_copy, 0),
+        ):
+            if segment is not None and not segment.give_back(begin, segment.bytes - begin):
+                kept[what] = "the system takes no pages of a segment back"
+        return kept
+
+    def take_again(self) -> None:
+        """Ends what give_back began. Pages come when they are written."""
+
     def release_peers(self) -> None:
         """Lets go of what of others' memory ends with its owner."""
 
@@ -316,6 +344,11 @@ class Regions:
         self._zero_copies.clear()
         self.controls.clear()
         self._peer_data.clear()
+
+
+def _held(segment: _native.Segment | None) -> int:
+    """Bytes of the pages that a segment has."""
+    return 0 if segment is None else os.fstat(segment.fd).st_blocks * 512
 
 
 def _addresses(segments: dict[int, _native.Segment], members: Sequence[int]) -> torch.Tensor | None:

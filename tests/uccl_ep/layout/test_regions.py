@@ -31,6 +31,24 @@ def made(rank: int, low_latency: bool = False) -> Regions:
     return regions
 
 
+def test_regions_rows_are_given_back_where_they_are() -> None:
+    regions = made(0, low_latency=True)
+    peer = _native.Segment.map(regions._peer_data[0].fd, regions.plan.data_bytes)  # as another process has it
+    zero_copy, _ = regions.zero_copy(1)
+    first = regions.plan.throughput.base
+    regions.data.fill_(7)
+    zero_copy[: 1 << 20].fill_(7)
+    held = regions.held()
+    assert held["rows"] >= regions.plan.data_bytes and held["zero-copy rows"] >= 1 << 20
+    assert regions.give_back("a NIC") == {"rows": "a NIC", "zero-copy rows": "a NIC"} and regions.held() == held
+    assert regions.give_back("") == {}
+    assert regions.held() == {**held, "rows": first, "zero-copy rows": 0}
+    assert not peer.numpy()[first:].any() and (peer.numpy()[:first] == 7).all()
+    regions.take_again()
+    regions.data[first:].fill_(5)
+    assert (peer.numpy()[first : regions.plan.data_bytes] == 5).all()
+
+
 def test_regions_peers_see_each_others_words() -> None:
     one, two = made(0), made(1)
     for mine, other in ((one, two), (two, one)):
