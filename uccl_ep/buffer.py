@@ -30,8 +30,9 @@ from uccl_ep.session.session import Session
 from uccl_ep.session.stats import collect_stats
 from uccl_ep.survival.life import Life, Terms
 from uccl_ep.survival.recovery import Recovery, RecoveryReport
+from uccl_ep.survival.sleep import Sleeper
 from uccl_ep.system import process_end
-from uccl_ep.system.ownership import NoCopies, Owner, in_turn, refuse_elsewhere
+from uccl_ep.system.ownership import NoCopies, Owner, in_turn
 from uccl_ep.throughput.bounded import bounded
 from uccl_ep.throughput.calls import unpack_bias
 from uccl_ep.throughput.handle import ThroughputHandle
@@ -39,7 +40,7 @@ from uccl_ep.throughput.handle import ThroughputHandle
 Tensor = torch.Tensor
 
 
-class Buffer(BranchCalls, NoCopies):
+class Buffer(Sleeper, BranchCalls, NoCopies):
     """Memory, proxy and kernels of one rank for expert-parallel dispatch and combine. Making one is collective.
 
     Args:
@@ -146,17 +147,8 @@ class Buffer(BranchCalls, NoCopies):
         self.destroy()
 
     @property
-    def _living(self) -> Life:
-        refuse_elsewhere(self._owner.pid)
-        if self.runtime is None:
-            raise InvalidArgument("this Buffer has been destroyed")
-        if self.runtime.closed:
-            raise InvalidArgument("this Buffer has no memory: its last recover() failed. Call it again, or destroy()")
-        return self._life
-
-    @property
     def _session(self) -> Session:
-        return self._living.session
+        return self._resting.session
 
     @property
     def _device(self) -> Device:
@@ -164,7 +156,7 @@ class Buffer(BranchCalls, NoCopies):
 
     @in_turn("a receive hook")
     def _run_hook(self, session: Session, hook: Hook) -> None:
-        """What a receive hook is: a call of its Buffer, which lives as long as the hook."""
+        """A receive hook: a call of its Buffer, which lives as long as the hook."""
         if session is not self._living.session:
             raise InvalidArgument("this receive hook is of a call before recover(): its rows are gone")
         hook()
@@ -268,7 +260,7 @@ class Buffer(BranchCalls, NoCopies):
         Raises:
             OSError: it cannot be written.
         """
-        return self._living.dump_flight_record(path)
+        return self._resting.dump_flight_record(path)
 
     @in_turn("barrier")
     @recorded("barrier")
@@ -555,7 +547,7 @@ class Buffer(BranchCalls, NoCopies):
 
     def members(self) -> list[int]:
         """Ranks that take part, ascending: all, less those that recover() went on without."""
-        return self._living.members()
+        return self._resting.members()
 
     @in_turn("recover")
     def recover(self, group: Any = None, timeout_s: float | None = None, allow_minority: bool = False) -> list[int]:

@@ -143,8 +143,9 @@ def test_docs_api_page_shows_every_call_of_buffer() -> None:
     shown = re.findall(r"^::: uccl_ep\.buffer\.Buffer\.(\w+)$", written_pages()["api/buffer.md"], re.M)
     calls = {
         name
-        for name in vars(Buffer)
+        for name in dir(Buffer)
         if not name.startswith("_") and getattr(getattr(Buffer, name), "__name__", "") == name
+        if not hasattr(getattr(Buffer, name), "refused")
     }
     assert calls, "nothing was found"
     assert sorted(shown) == sorted(calls), "docs/pages/api/buffer.md lists each once, by mode"

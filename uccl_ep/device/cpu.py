@@ -134,6 +134,10 @@ class CpuDevice:
     def settle(self) -> None:
         """Nothing: the thread has done all that it was told to."""
 
+    def give_back(self) -> None:
+        """Gives free blocks of the results' memory back to the system."""
+        self._results.give_back_free()
+
     def close(self) -> None:
         """Waits for the comm stream."""
         self.comm_stream.synchronize()

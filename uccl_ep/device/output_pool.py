@@ -103,14 +103,16 @@ class OutputPool:
         offset = tensor.data_ptr() - self._arena.address
         return offset if 0 <= offset < self._arena.bytes else None
 
+    def give_back_free(self) -> None:
+        """Gives free memory back to the system."""
+        with self._lock:
+            self._drop_all()
+
     def close(self) -> None:
         """Gives free memory back to the system, and from now on what is dropped too; idempotent."""
         with self._lock:
             self._closed = True
-            self._settle()
-            while self._free:
-                self._drop(self._free.pop())
-            self._free_bytes = 0
+            self._drop_all()
             self._arena = None  # its memory goes with the last result in it
 
     def _take(self, size: int) -> _Block:
@@ -181,6 +183,12 @@ class OutputPool:
         been missed since."""
         while self._free and self._used_bytes + self._free_bytes > self._most_used_bytes + self._missed_bytes:
             self._drop_oldest()
+
+    def _drop_all(self) -> None:
+        self._settle()
+        while self._free:
+            self._drop(self._free.pop())
+        self._free_bytes = 0
 
     def _drop_oldest(self) -> None:
         block = self._free.pop(0)

@@ -154,6 +154,9 @@ class Device(Protocol):
     def settle(self) -> None:
         """Waits for what this thread has queued, so that calls on any stream find it done."""
 
+    def give_back(self) -> None:
+        """Gives free memory of former results back to the system, where it is this device's to give."""
+
     def close(self) -> None:
         """Waits for what is queued. The device is of no use afterwards; idempotent."""
 

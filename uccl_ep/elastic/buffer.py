@@ -21,6 +21,7 @@ from uccl_ep.errors import InvalidArgument, named, refuse
 from uccl_ep.events import EventOverlap
 from uccl_ep.group.group import as_group
 from uccl_ep.refused import EXPERIMENTAL, refusal
+from uccl_ep.survival.sleep import SleepReport
 from uccl_ep.system import process_end
 from uccl_ep.system.ownership import NoCopies, Owner, in_turn
 
@@ -145,6 +146,16 @@ class ElasticBuffer(IntoCalls, NoCopies):
         if self.explicitly_destroy and not self._owner.elsewhere:
             warnings.warn("uccl_ep.ElasticBuffer: explicitly_destroy=True but never destroyed", stacklevel=1)
         self._end()
+
+    @in_turn("pause")
+    def pause(self) -> SleepReport:
+        """Gives the memory of rows back to the system, until resume(); as Buffer.pause(). Collective."""
+        return self._buffer.pause()
+
+    @in_turn("resume")
+    def resume(self) -> SleepReport:
+        """Wakes up after pause(); as Buffer.resume(). Collective."""
+        return self._buffer.resume()
 
     @in_turn("barrier")
     def barrier(self, use_comm_stream: bool = True, with_cpu_sync: bool = False, sequential: bool = True) -> None:

@@ -246,6 +246,9 @@ class GpuDevice:
         """Waits for the calling thread's current stream."""
         self.driver.synchronize(self.driver.record(self.driver.current_stream()))
 
+    def give_back(self) -> None:
+        """Nothing: results lie in torch's memory (torch.cuda.empty_cache)."""
+
     def close(self) -> None:
         """Waits for what is queued and gives streams and pinned memory back."""
         self._leave()

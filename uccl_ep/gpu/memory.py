@@ -9,52 +9,24 @@ from __future__ import annotations
 
 import mmap
 import os
-import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
 
 import torch
 
 from uccl_ep import _native
 from uccl_ep.errors import InvalidArgument, NotSupported, UcclEpError
 from uccl_ep.gpu.driver import Driver
+from uccl_ep.gpu.shared import Parked, Shared, park, sweep
 from uccl_ep.group.handshake import Endpoints
+from uccl_ep.layout.placement import Placement
 from uccl_ep.layout.plan import MemoryPlan
-from uccl_ep.layout.regions import Peer, Placement, Regions
+from uccl_ep.layout.regions import Peer, Regions
 from uccl_ep.settings import Settings
 from uccl_ep.sizes import format_bytes, round_up
 
 _ALIGN = 256
 _EXPORTED = 2 << 20  # a multiple of whatever pages the host has; allocations on GPUs are
-
-
-class Shared:
-    """Memory with an address for kernels that several ranks of this process use; given back by the last of them.
-
-    So a rank may be destroyed while kernels of another rank of the process still look at its words.
-    """
-
-    _lock = threading.Lock()
-
-    def __init__(self, address: int, give_back: Callable[[], None]) -> None:
-        self.address = address
-        self._give_back = give_back
-        self._users = 1
-
-    def hold(self) -> Shared:
-        """One more user."""
-        with self._lock:
-            self._users += 1
-        return self
-
-    def drop(self) -> None:
-        """One user less."""
-        with self._lock:
-            self._users -= 1
-            last = self._users == 0
-        if last:
-            self._give_back()
 
 
 _published: dict[tuple[int, int, str], Shared] = {}  # (session, rank, what): of ranks of this process
@@ -265,6 +237,18 @@ class GpuRegions(Regions):
         self._rows = driver.view(address, num_bytes), offset
         return self._rows
 
+    # ---- sleep -------------------------------------------------------------------------------------------------
+
+    def held(self) -> dict[str, int]:
+        """Bytes that this rank's memory takes now, by purpose; all of it is there from the start."""
+        rows = self._rows[0].numel() if self._rows is not None else 0
+        words = self.control.bytes + self.rings.bytes + self.counters.bytes
+        return {"rows": self.plan.data_bytes, "zero-copy rows": rows, "control": words}
+
+    def give_back(self, registered: str) -> dict[str, str]:
+        """Nothing yet: kernels of graphs know where rows are."""
+        return dict.fromkeys(("rows", "zero-copy rows"), registered or "rows of a GPU stay where they are")
+
     # ---- end ---------------------------------------------------------------------------------------------------
 
     def release_peers(self) -> None:
@@ -281,7 +265,7 @@ class GpuRegions(Regions):
         self._rows = None
         others = [p.endpoints for p in self._peers.values() if p.member and not p.same_process]
         if self.placement.where == "device" and others and "data" in own:
-            _park(Parked(own.pop("data"), self.control, self.plan, others))
+            park(Parked(own.pop("data"), self.control, self.plan, others))
         super().close()
         endings, self._endings = self._endings, []
         _run_all([*endings, *(shared.drop for shared in own.values())])
@@ -298,42 +282,6 @@ def _run_all(endings: Sequence[Callable[[], None]]) -> None:
             errors.append(error)
     if errors:
         raise errors[0]
-
-
-class Parked:
-    """Rows of a destroyed Buffer that other processes have open: freeing them under their kernels is undefined."""
-
-    def __init__(self, rows: Shared, control: Any, plan: MemoryPlan, others: Sequence[Endpoints]) -> None:
-        self.rows, self._control, self._plan, self._others = rows, control, plan, others
-
-    def in_use(self) -> bool:
-        """Some process that has them open has neither left nor ended."""
-        words = memoryview(self._control.numpy()).cast("Q")
-        return any(
-            words[self._plan.control.departed(m.rank) // 8] < _native.DEPARTED_LEFT
-            and os.path.exists(f"/proc/{m.segment_pid}")
-            for m in self._others
-        )
-
-
-_parked: list[Parked] = []
-_parked_lock = threading.Lock()
-
-
-def _park(rows: Parked) -> None:
-    with _parked_lock:
-        _parked.append(rows)
-
-
-def sweep() -> int:
-    """Frees parked rows that nobody uses any more; returns how many are left. Whenever a Buffer is made or ends."""
-    with _parked_lock:
-        free = [rows for rows in _parked if not rows.in_use()]
-        _parked[:] = [rows for rows in _parked if rows not in free]
-        left = len(_parked)
-    for rows in free:
-        rows.rows.drop()
-    return left
 
 
 def refuse_unmapped(driver: Driver) -> None:

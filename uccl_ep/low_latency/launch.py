@@ -9,7 +9,7 @@ import torch
 
 from uccl_ep import _native
 from uccl_ep.device.protocol import Device
-from uccl_ep.errors import NotSupported, refuse
+from uccl_ep.errors import InvalidArgument, NotSupported, refuse
 from uccl_ep.layout.combine_formats import RowFormat
 from uccl_ep.low_latency.dispatch_formats import Format, ReceivedRows
 from uccl_ep.low_latency.epochs import Epochs
@@ -54,6 +54,7 @@ class LowLatency:
         self._recorded: tuple[int, int, int] | None = None  # the sizes of calls that are in graphs
         self._layout = _native.LowLatencyLayout()
         self._max_topk = 0  # of a call with this layout
+        self._rows_lost = False  # those that wait_for_zero_copy announced
         self._workspace = device.zeros(
             _native.LowLatencyCalls.workspace_bytes(session.num_ranks) // 8, dtype=torch.int64
         )
@@ -265,7 +266,7 @@ class LowLatency:
         tokens, topk = topk_idx.shape
         if topk > self._max_topk:
             self._sums.refuse_topk(topk, self._max_topk)
-        registered = self._zero_copy_place(handle, self.next_combine_epoch()) if zero_copy else None
+        registered = self._written_rows(handle) if zero_copy else None
         epoch = self._combines.next("low_latency_combine")
         if self._sums.owed or self._has_remote:
             self._begin()
@@ -329,6 +330,15 @@ class LowLatency:
         whole = place.memory.view(torch.bfloat16)
         return whole.as_strided((local, rows, handle[3]), (rows * stride, stride, 1), place.begin // 2)
 
+    def _written_rows(self, handle: Handle) -> _Place:
+        """The registered rows of the next combine, which the caller has written."""
+        if self._rows_lost:
+            raise InvalidArgument(
+                "zero_copy=True is refused: pause() gave back what get_next_low_latency_combine_buffer had handed out. "
+                "Ask it for rows again, and write them"
+            )
+        return self._zero_copy_place(handle, self.next_combine_epoch())
+
     def _zero_copy_place(self, handle: Handle, epoch: int) -> _Place:
         """Where the registered rows for a combine epoch are.
 
@@ -352,6 +362,19 @@ class LowLatency:
         begin = epoch % sets * set_bytes
         return _Place(memory, begin, offset + begin, local, rows, stride)
 
+    def refuse_outstanding(self, what: str) -> None:
+        """Raises InvalidArgument when a result has not been received: `what` takes the rows that it is made of."""
+        for call, phase in (("low_latency_dispatch", self._dispatches), ("low_latency_combine", self._combines)):
+            if phase.sent != phase.consumed:
+                raise InvalidArgument(
+                    f"{what} before the receive hook of {call} number {phase.consumed + 1} has run is refused: its "
+                    "rows would be lost. Call that hook first."
+                )
+
+    def forget_rows(self) -> None:
+        """Registered rows that were handed out hold nothing any more."""
+        self._rows_lost = True
+
     def wait_for_zero_copy(self) -> None:
         """Returns when the rows of the next combine may be written: its set's last receiving half has run.
 
@@ -360,3 +383,4 @@ class LowLatency:
         """
         self._combines.refuse_third("low_latency_combine")
         self._device.catch_up()
+        self._rows_lost = False

@@ -16,8 +16,8 @@ from uccl_ep.fabric.visibility import WORDS
 from uccl_ep.group.handshake import Hello
 from uccl_ep.group.self_description import SelfDescription, read_portrait
 from uccl_ep.group.topology import Topology
+from uccl_ep.layout.placement import Placement
 from uccl_ep.layout.plan import MemoryBill
-from uccl_ep.layout.regions import Placement
 from uccl_ep.plan.record import BillLine, Choice, GroupPlan, NicPlan, RankPlan
 from uccl_ep.settings import PREFIX, Settings
 

@@ -9,7 +9,7 @@ import sys
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from uccl_ep import _native
 from uccl_ep.errors import InvalidArgument, PeerLost, refuse
@@ -30,8 +30,9 @@ from uccl_ep.group.handshake import (
 from uccl_ep.group.self_description import describe_self
 from uccl_ep.group.topology import split_into_nodes
 from uccl_ep.layout.combine_form import CombineForm
+from uccl_ep.layout.placement import choose_placement
 from uccl_ep.layout.plan import MemoryBill, MemoryPlan
-from uccl_ep.layout.regions import Peer, Regions, choose_placement
+from uccl_ep.layout.regions import Peer, Regions
 from uccl_ep.membership.agreement_service import AgreementService
 from uccl_ep.membership.death_notices import watched_by
 from uccl_ep.membership.secret import KeyPair, deal
@@ -85,7 +86,7 @@ class Session(NoCopies):
         absent: ranks of the original group that take no part. hosts: host identity of every one of its ranks.
         agreement_service: what survivors agree by when ranks are lost.
         regions: this rank's memory and what it sees of others'. placement: where rows lie, and why.
-        closed: close() was called.
+        closed: close() was called. asleep: memory was given back (fall_asleep). unusable: either.
         context: the kernels' RankContext. combine_form: of low-latency combines, once memory is laid out for them.
     """
 
@@ -104,7 +105,7 @@ class Session(NoCopies):
         self._driver, self._prepare = start.driver, start.prepare
         self._proxy: ProxyLink | None = None
         self._guard: _native.ProxyGuard | None = None
-        self.closed = False
+        self.closed = self.asleep = self.unusable = False
         self._closing = threading.Lock()  # the agreement service calls on a thread of its own
         self.absent: frozenset[int] = getattr(group, "absent", frozenset())
         self.agreement_service: AgreementService | None = getattr(group, "agreement_service", None)
@@ -420,6 +421,26 @@ class Session(NoCopies):
         """(uint8 tensor over at least `num_bytes` of zero-copy rows or all there are, its flat offset)."""
         return self.regions.zero_copy(num_bytes)
 
+    def fall_asleep(self) -> dict[str, str]:
+        """Gives the memory of rows back, which no rank uses: all have met. Returns why what stays does, by purpose."""
+        pins = self.fabric.pins_memory and self.topology.num_nodes > 1
+        self.asleep = self.unusable = True
+        return self.regions.give_back(f"a NIC has registered every page ({self.family})" if pins else "")
+
+    def wake_up(self) -> None:
+        """Takes memory again, at the addresses where it was. Calls stay refused until `awake`."""
+        self.regions.take_again()
+
+    def awake(self) -> None:
+        """Every rank has its memory again."""
+        self.asleep = self.unusable = False
+
+    def refuse_use(self) -> NoReturn:
+        """Raises InvalidArgument: no call can be made of this Buffer now, and why."""
+        if self.closed:
+            raise InvalidArgument("this Buffer has no memory: its last recover() failed. Call it again, or destroy()")
+        raise InvalidArgument("this Buffer sleeps: pause() gave its memory back. Call resume() on every rank first")
+
     def rings_idle(self) -> bool:
         """Whether every command of this rank so far is complete at its receiver. Of CPU kernels only."""
         return _native.rings_idle(self.regions.rings.address, self.regions.num_rings, self.settings.ring_capacity)
@@ -456,7 +477,7 @@ class Session(NoCopies):
         with self._closing:
             if self.closed:
                 return
-            self.closed = True
+            self.closed = self.unusable = True
         orderly = not self._lost_its_proxy()
         if orderly:
             self._say(_native.DEPARTED_LEAVING)  # before anyone can see this process's proxy end

@@ -25,6 +25,7 @@ from uccl_ep.session.device_choice import Choice, choose_device, make_device
 from uccl_ep.session.session import Session, Start
 from uccl_ep.settings import Settings, settings
 from uccl_ep.survival.masks import Masks
+from uccl_ep.survival.sleep import Sleep
 from uccl_ep.system.os_limits import naming
 from uccl_ep.system.tracebacks import shorten
 from uccl_ep.throughput.calls import ThroughputCalls
@@ -85,7 +86,7 @@ class Life:
 
     Attributes:
         session, device, collective: memory and proxy; what kernels run on; the barrier of all ranks.
-        throughput, low_latency, masks: the calls.
+        throughput, low_latency, masks, sleep: the calls.
     """
 
     def __init__(self, group: Group, terms: Terms) -> None:
@@ -108,6 +109,7 @@ class Life:
         self.low_latency = LowLatencyCalls(session, device, self.collective, low_latency, allowed)
         self.throughput = ThroughputCalls(session, device, throughput, self.terms.default_config)
         self.masks = Masks(session, device, low_latency, throughput)
+        self.sleep = Sleep(session, device, self.collective, low_latency)
         device.settle()
 
     def members(self) -> list[int]:

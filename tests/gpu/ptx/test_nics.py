@@ -23,7 +23,7 @@ from tests.uccl_ep.gpu.fake_driver import FakeDriver
 from tests.uccl_ep.gpu.worlds import install
 from uccl_ep.fabric.visibility import GpuOrder, choose_way
 from uccl_ep.group.topology import Topology
-from uccl_ep.layout.regions import Placement
+from uccl_ep.layout.placement import Placement
 from uccl_ep.session import session
 from uccl_ep.settings import settings
 

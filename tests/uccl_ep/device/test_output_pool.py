@@ -184,6 +184,20 @@ def test_dropped_results_leave_no_pages_in_the_arena() -> None:
     assert _pages_of(arena) == 0
 
 
+def test_free_memory_is_given_back_when_asked_and_the_pool_goes_on() -> None:
+    arena = _arena()
+    pool = OutputPool(arena)
+    held, dropped = (pool.empty(_LARGE, torch.uint8) for _ in range(2))
+    held.fill_(3)
+    dropped.fill_(4)
+    before = _pages_of(arena)
+    del dropped
+    pool.give_back_free()
+    assert _pages_of(arena) <= before - held.nbytes and pool.kept_bytes == 0
+    again = pool.empty(_LARGE, torch.uint8)
+    assert not again.any() and int(held.min()) == 3
+
+
 def test_results_that_take_turns_do_not_drop_each_other() -> None:
     # Dispatch's result is gone before combine makes its own: together they are more than was ever in use at once.
     pool = OutputPool(_arena())

@@ -17,9 +17,9 @@ from tests.uccl_ep.gpu.fake_driver import FakeDriver
 from tests.uccl_ep.gpu.worlds import install, run_gpu_ranks
 from tests.uccl_ep.ranks import MIB, assert_low_latency, case, low_latency, reference_of, throughput
 from uccl_ep import Buffer, InvalidArgument, PeerLost, PeerTimeout, ThreadGroup, TransportError, UcclEpError, _native
-from uccl_ep.gpu.memory import GpuRegions, Parked, Shared, refuse_unmapped, sweep
+from uccl_ep.gpu.memory import GpuRegions, refuse_unmapped
 from uccl_ep.group.handshake import Endpoints
-from uccl_ep.layout.regions import Placement
+from uccl_ep.layout.placement import Placement
 from uccl_ep.session import session
 from uccl_ep.survival.life import Life
 
@@ -317,33 +317,6 @@ def test_gpu_memory_zero_copy_rows_grow_without_moving_what_graphs_name(
 
     run_gpu_ranks(driver, 1, body)
     assert driver.held() == NOTHING
-
-
-def test_gpu_memory_shared_is_given_back_by_the_last() -> None:
-    given: list[int] = []
-    shared = Shared(4096, lambda: given.append(1))
-    again = shared.hold()
-    assert again is shared and again.address == 4096
-    shared.drop()
-    assert given == []
-    again.drop()
-    assert given == [1]
-
-
-def test_gpu_memory_parked_rows_wait_for_others_to_leave_or_end() -> None:
-    layout = _native.ControlLayout()
-    layout.num_ranks, layout.num_channels = 3, 1
-    control = _native.Segment.create("control", layout.bytes())
-    child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
-    others = [Endpoints(rank, pid, -1, 0, -1, 0, 0, b"") for rank, pid in ((1, os.getpid()), (2, child.pid))]
-    plan = SimpleNamespace(control=layout)
-    parked = Parked(Shared(0, lambda: None), control, plan, others)  # type: ignore[arg-type]
-    assert parked.in_use()
-    control.numpy().view("uint64")[layout.departed(1) // 8] = 2
-    assert parked.in_use()
-    child.communicate(b"\n")
-    assert not parked.in_use()
-    assert sweep() == 0
 
 
 def test_gpu_memory_a_gpu_that_cannot_map_host_memory_is_refused() -> None:

@@ -15,7 +15,7 @@ from tests.uccl_ep.gpu.fake_driver import FakeDriver
 from tests.uccl_ep.gpu.worlds import install
 from tests.uccl_ep.ranks import assert_low_latency, case, expert_rows, reference_of, same
 from uccl_ep import Buffer, reference
-from uccl_ep.gpu import memory
+from uccl_ep.gpu import shared
 
 
 def main(rank: int, size: int, rendezvous: str, can_export: bool) -> None:
@@ -45,12 +45,12 @@ def main(rank: int, size: int, rendezvous: str, can_export: bool) -> None:
         buffer.barrier()
         if rank == 0:
             buffer.destroy()
-            facts["parked"] = memory.sweep()  # the others have these rows open
+            facts["parked"] = shared.sweep()  # the others have these rows open
             facts["held"] = driver.held()
         dist.barrier()
         buffer.destroy()
         dist.barrier()
-        facts["parked at the end"] = memory.sweep()
+        facts["parked at the end"] = shared.sweep()
         facts["held at the end"] = driver.held()
     dist.destroy_process_group()
     print(json.dumps(facts))

@@ -146,6 +146,26 @@ def test_low_latency_sums_in_any_sequence_of_calls(variables: Any, per_node: int
     run_ranks(4, body)
 
 
+def test_low_latency_sums_before_and_after_a_sleep(variables: Any) -> None:
+    variables(RANKS_PER_NODE=2, TRANSPORT="tcp", **NODE)
+    cases = [case(260 + n, "uniform", num_ranks=4, num_experts=8, num_topk=4, hidden=256, max_tokens=8) for n in (0, 1)]
+    due = [sums_of(c, 2) for c in cases]
+
+    def body(group: ThreadGroup) -> None:
+        with low_latency(group, cases[0].shape) as buffer:
+            for turn in range(6):
+                c = cases[turn % 2]
+                sent = dispatch(buffer, c)
+                buffer.pause()
+                buffer.resume()
+                out = combine(buffer, c, sent[2], zero_copy=turn % 3 == 1)[0]
+                assert same(out, due[turn % 2][buffer.rank])
+                buffer.pause()
+                buffer.resume()
+
+    run_ranks(4, body)
+
+
 @pytest.mark.parametrize("between", ["nothing", "a dispatch"])
 def test_low_latency_sums_hooks_in_different_orders_on_different_ranks(variables: Any, between: str) -> None:
     """A rank's sums are what another rank's hook waits for: they are sent whichever half this rank queues next."""

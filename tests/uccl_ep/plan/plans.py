@@ -12,7 +12,7 @@ from uccl_ep.cost_model.expected_bytes import Load
 from uccl_ep.fabric.choice import choose_fabric
 from uccl_ep.group.handshake import Hello
 from uccl_ep.group.topology import split_into_nodes
-from uccl_ep.layout.regions import choose_placement
+from uccl_ep.layout.placement import choose_placement
 from uccl_ep.plan.fill import Agreed
 from uccl_ep.plan.record import GroupPlan
 from uccl_ep.settings import Settings

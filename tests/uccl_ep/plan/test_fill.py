@@ -12,8 +12,8 @@ from tests.uccl_ep.plan.plans import job, plan
 from uccl_ep.fabric.choice import choose_fabric
 from uccl_ep.fabric.visibility import WORDS
 from uccl_ep.group.topology import Topology
+from uccl_ep.layout.placement import choose_placement
 from uccl_ep.layout.plan import BillItem, MemoryBill
-from uccl_ep.layout.regions import choose_placement
 from uccl_ep.plan.fill import Agreed, fill
 from uccl_ep.plan.record import Choice, RankPlan
 from uccl_ep.settings import Settings

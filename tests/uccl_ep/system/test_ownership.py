@@ -73,6 +73,8 @@ def calls_of(buffer: Buffer) -> dict[str, Callable[[], object]]:
         "low_latency_query_mask_buffer": lambda: buffer.low_latency_query_mask_buffer(torch.zeros(1).int()),
         "low_latency_clean_mask_buffer": buffer.low_latency_clean_mask_buffer,
         "recover": buffer.recover,
+        "pause": buffer.pause,
+        "resume": buffer.resume,
         "set_call_tag": lambda: buffer.set_call_tag(1),
         **looks_of(buffer),
     }

@@ -13,8 +13,8 @@ from uccl_ep.fabric.choice import choose_fabric
 from uccl_ep.group.handshake import Hello
 from uccl_ep.group.topology import Topology, split_into_nodes
 from uccl_ep.layout.combine_form import CombineForm, by_model, room_for_sums
+from uccl_ep.layout.placement import choose_placement
 from uccl_ep.layout.plan import MemoryBill, MemoryPlan, low_latency_layout
-from uccl_ep.layout.regions import choose_placement
 from uccl_ep.plan.cautions import find_cautions
 from uccl_ep.plan.fill import Agreed, fill, with_traffic
 from uccl_ep.plan.record import Choice, GroupPlan
