@@ -105,7 +105,8 @@ class Buffer(Sleeper, BranchCalls, NoCopies):
         self._owner = Owner()
         checks.check_unused_int("num_qps_per_rank", num_qps_per_rank, 1, 1 << 16)
         cls, budgets = type(self), (num_nvl_bytes, num_rdma_bytes)
-        terms = Terms.checked(device, budgets, low_latency_mode, enable_shrink, self._alike, cls.get_dispatch_config)
+        modes = low_latency_mode, enable_shrink
+        terms = Terms.checked(device, budgets, *modes, self._alike, lambda ranks: cls.get_dispatch_config(ranks))
         self.low_latency_mode, self.enable_shrink = terms.low_latency_mode, terms.enable_shrink
         self.device_reason = terms.choice.reason
         self.group = group if group is not None else comm
