@@ -1,4 +1,4 @@
-"""What tests.docker.image makes of a Dockerfile and of this machine. It is `python -m tests.docker.image` that builds."""
+"""What tests.docker.image makes of a Dockerfile and this machine; `python -m tests.docker.image` is what builds it."""
 
 from __future__ import annotations
 
