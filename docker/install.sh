@@ -8,6 +8,7 @@
 #   install.sh hosts       two hosts on one machine, for `make tour` and tests: ip, tc, unshare, nsenter
 #   install.sh pictures    what `make tour` takes pictures of the documentation with: Chromium, about 110 MB to fetch
 #   install.sh roots      what a clean Debian root is made with, for tests/docker: debootstrap
+#   install.sh images      roots, and what builds an image of one without a registry, for tests/docker: buildah
 #   install.sh proofs      build, and what `make prove` takes: spin, clang with libFuzzer, ip and tc
 #   install.sh bench       build, and what `make bench` counts instructions with: valgrind
 #   install.sh arm         build, and what `make test-arm` takes: a compiler for 64-bit ARM and QEMU to run its programs
@@ -49,6 +50,11 @@ for_build() {
 for_verbs() {
   for_run
   packages libibverbs1 ibverbs-providers rdma-core
+}
+
+for_roots() {
+  need debootstrap debootstrap
+  need unshare util-linux
 }
 
 for_proofs() {
@@ -119,9 +125,10 @@ case "${1:-build}" in
   pictures)
     command -v chromium >/dev/null || command -v google-chrome >/dev/null || missing+=(chromium)
     ;;
-  roots)
-    need debootstrap debootstrap
-    need unshare util-linux
+  roots) for_roots ;;
+  images)
+    for_roots
+    need buildah buildah
     ;;
   proofs) for_proofs ;;
   bench) for_bench ;;
@@ -133,7 +140,7 @@ case "${1:-build}" in
     exit
     ;;
   *)
-    echo "install.sh $1: allowed are build, run, verbs, efa, hosts, pictures, roots, proofs, bench, arm, cache, rdma, package; see the top of this file" >&2
+    echo "install.sh $1: allowed are build, run, verbs, efa, hosts, pictures, roots, images, proofs, bench, arm, cache, rdma, package; see the top of this file" >&2
     exit 2
     ;;
 esac

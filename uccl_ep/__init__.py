@@ -70,6 +70,14 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
+    if name == "_native":
+        try:
+            return importlib.import_module(f"{__name__}._native")
+        except ModuleNotFoundError as error:
+            raise ImportError(
+                f"{__path__[0]} holds the sources of uccl_ep and no native module, and Python found it before an "
+                "installed one: run from another folder, or build it here with `make setup` or `pip install -e .`"
+            ) from error
     if name == "topk_idx_t":
         import torch
 

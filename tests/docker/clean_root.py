@@ -23,7 +23,7 @@ PYTHON = (3, 11)  # the suite's
 SOURCES = Path("/src")  # where the repository lies in a clean root, read-only
 _BASE_LIMIT_S = 900  # some 100 packages are fetched and unpacked
 # What a machine's administrator may have said about mirrors, proxies and certificates: as true inside as outside.
-_NETWORK = (
+NETWORK = (
     "/etc/resolv.conf",
     "/etc/hosts",
     "/etc/pip.conf",
@@ -136,7 +136,7 @@ class CleanRoot:
         for name in ("upper", "work", "root"):
             (Path(self._layer.name) / name).mkdir()
         upper = Path(self._layer.name) / "upper"
-        for name in _NETWORK:
+        for name in NETWORK:
             source, target = Path(name), upper / name[1:]
             target.parent.mkdir(parents=True, exist_ok=True)
             if source.is_dir():

@@ -77,7 +77,7 @@ def test_docker_install_refuses_what_it_does_not_know() -> None:
     assert all(name in done.stderr for name in ("install.sh gpu", *COMMANDS))
 
 
-@pytest.mark.parametrize("script", ["install.sh", "wheel.sh"])
+@pytest.mark.parametrize("script", ["install.sh", "wheel.sh", "release.sh"])
 def test_docker_scripts_are_bash(script: str) -> None:
     done = subprocess.run(["bash", "-n", ROOT / "docker" / script], capture_output=True, text=True, timeout=30)
     assert done.returncode == 0, done.stderr

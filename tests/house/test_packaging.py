@@ -16,7 +16,7 @@ import pytest
 from tests.house.source import ROOT
 from tests.interpreters import interpreter
 
-VERSIONS = ("3.10", "3.11", "3.12", "3.13")
+VERSIONS = ("3.10", "3.11", "3.12", "3.13", "3.14")
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(580)]  # compiles the whole native module
 
 

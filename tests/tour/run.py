@@ -62,6 +62,7 @@ def path_of(tour: Tour, on: Hosts, way: Way, site: Path) -> list[tuple[str, Step
         ("top finds the slow rank", lambda: steps.slow_rank(tour, on)),
         ("kill a rank", lambda: steps.kill(tour, on)),
         ("explain", lambda: steps.explain(tour)),
+        ("trace", lambda: steps.trace(tour)),
         ("pictures", lambda: pictures(tour.transcript, site)),
     ]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 import subprocess
 import time
@@ -13,13 +14,14 @@ from typing import Any, Literal
 
 from tests.launchers.hosts import Hosts, rank_environment
 from tests.packaging.wheel import built_wheel
-from tests.tour import environments
+from tests.tour import environments, timeline
 from tests.tour.lines import Lines
 from tests.tour.transcript import COLUMNS, Transcript, plain
 
 HERE = Path(__file__).parent
 RANKS_PER_HOST, HOSTS = 2, 2
 SLOW, VICTIM = 3, 2  # both on the second host, and looked at from the first
+TOP_COLUMNS = (130, 80)
 DELAY_MS = 200.0  # of the slow rank in each step: far above what a busy machine does to the others
 CLOCK_S, NOTICED_S = 0.05, 20.0  # two readings of one clock; from a death to who notices it on a busy machine
 LIMIT_S = 600.0  # of a command; ranks import torch, also where others use the cores
@@ -58,24 +60,24 @@ class Tour:
 
     def environment(self, **more: str) -> dict[str, str]:
         """Of every command."""
-        given = rank_environment(COLUMNS=str(COLUMNS), TERM="xterm-256color", **more)
+        given = rank_environment(**{"COLUMNS": str(COLUMNS), "TERM": "xterm-256color", **more})
         if self.installed:
             del given["PYTHONPATH"]
         return given
 
-    def uccl_ep(self, *words: str, picture: str = "", on: Hosts | None = None, host: int = 0) -> str:
-        """What `uccl-ep WORDS` printed, on this machine or on a host; the transcript gets it.
+    def uccl_ep(self, *words: str, picture: str = "", columns: int = COLUMNS, on: Hosts | None = None) -> str:
+        """What `uccl-ep WORDS` printed, on this machine or on the first host; the transcript gets it.
 
         Raises:
             StepFailed: it is no command, it failed, or took too long.
         """
         typed = shlex.join(["uccl-ep", *words])
         command = [str(self.python), "-m", "uccl_ep", *words]
-        environment = self.environment(**({"FORCE_COLOR": "1"} if picture else {}))
-        output = self._run(on.enter(host, command) if on else command, typed, environment)
-        self.transcript.command(typed, output, on.name(host) if on else "")
+        environment = self.environment(COLUMNS=str(columns), **({"FORCE_COLOR": "1"} if picture else {}))
+        output = self._run(on.enter(0, command) if on else command, typed, environment)
+        self.transcript.command(typed, output, on.name(0) if on else "")
         if picture:
-            self.transcript.picture(picture, typed, output)
+            self.transcript.picture(picture, typed, output, columns)
         return output
 
     def ask(self, *words: str, on: Hosts | None = None, host: int = 0) -> Any:
@@ -215,7 +217,9 @@ def slow_rank(tour: Tour, on: Hosts) -> None:
         agent = tour.agents[rank // RANKS_PER_HOST]
         tour.pids[rank] = int(agent.wait_for(rf"rank {rank} is process (\d+) on ", LIMIT_S)[1])
     tour.agents[0].wait_for(r"^step \d+ by ", LIMIT_S)
-    tour.uccl_ep("top", "--once", "--interval", "3", picture="top", on=on)
+    for columns in TOP_COLUMNS:
+        shown = tour.uccl_ep("top", "--once", "--interval", "3", picture=f"top-{columns}", columns=columns, on=on)
+        check_width(plain(shown), columns)
     seen = tour.ask("top", "--once", "--interval", "3", on=on)
     named = [(job["slow"] or {}).get("rank") for job in seen["jobs"]]
     if named != [SLOW]:
@@ -223,6 +227,19 @@ def slow_rank(tour: Tour, on: Hosts) -> None:
     tour.transcript.say(
         f"`--json` says the same: `{json.dumps(seen['jobs'][0]['slow'])}`. It is rank {SLOW}, as injected."
     )
+
+
+def check_width(shown: str, columns: int) -> None:
+    """What a terminal of so many columns shows: nothing beside it, and a line for each rank of the host.
+
+    Raises:
+        StepFailed: a line is longer, or a rank is not to be seen.
+    """
+    lines = [line.rstrip() for line in shown.splitlines()]
+    wide = [line for line in lines if len(line) > columns]
+    absent = [rank for rank in range(RANKS_PER_HOST) if not any(re.match(rf" *{rank} ", line) for line in lines)]
+    if wide or absent:
+        raise StepFailed(f"top in {columns} columns: too long are {wide}, not shown are ranks {absent}:\n{shown}")
 
 
 def kill(tour: Tour, on: Hosts) -> None:
@@ -259,6 +276,20 @@ def explain(tour: Tour) -> None:
     tour.transcript.say(
         f"Rank {VICTIM} it was, and the time is that of the kill: the first to notice did {late:.2f} s later."
     )
+
+
+def trace(tour: Tour) -> None:
+    """The same records as a time line of all ranks."""
+    tour.transcript.chapter("When was what?", "The records of all ranks on one clock, for Perfetto.")
+    tour.uccl_ep("trace", "flight", "-o", "trace.json")
+    made = json.loads((tour.folder / "trace.json").read_text(encoding="utf-8"))
+    picture = tour.transcript.folder / "trace.png"
+    try:
+        arrows = timeline.draw(made, picture)
+    except ValueError as error:
+        raise StepFailed(f"uccl-ep trace: {error}") from None
+    tour.transcript.show(picture)
+    tour.transcript.say(f"Ranks of these messages, as the file has them: {arrows}.")
 
 
 def judge(story: dict[str, Any], killed: float) -> float:

@@ -55,10 +55,10 @@ class Transcript:
             lines = [*lines[:half], f"... {len(lines) - 2 * half} lines ...", *lines[-half:]]
         self._add("\n".join(["", "```text", *(line.rstrip() for line in lines), "```", ""]))
 
-    def picture(self, name: str, typed: str, output: str) -> Path:
-        """A terminal's window with a command and its coloured output, as NAME.png."""
+    def picture(self, name: str, typed: str, output: str, columns: int = COLUMNS) -> Path:
+        """A terminal's window of so many columns with a command and its coloured output, as NAME.png."""
         path = self.folder / f"{name}.png"
-        draw(Text.assemble((f"$ {typed}\n", "bold"), Text.from_ansi(output.rstrip())), path, COLUMNS, "uccl-ep")
+        draw(Text.assemble((f"$ {typed}\n", "bold"), Text.from_ansi(output.rstrip())), path, columns, "uccl-ep")
         self.show(path)
         return path
 

@@ -6,11 +6,9 @@ import contextlib
 import os
 import select
 import subprocess
-import sys
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
-from pathlib import Path
 from typing import Any, Protocol
 
 import msgpack
@@ -19,6 +17,7 @@ from uccl_ep import _native
 from uccl_ep.errors import TransportError
 from uccl_ep.fabric.config import FabricConfig
 from uccl_ep.system.os_limits import naming
+from uccl_ep.system.own_python import run_module
 
 CONNECT_TIMEOUT_S = 60.0
 Device = tuple[int, int, list[int]]
@@ -167,15 +166,12 @@ class ProcessProxy:
     """
 
     def __init__(self, config: ProxyConfig) -> None:
-        package_root = str(Path(__file__).resolve().parents[2])
-        path = os.pathsep.join([package_root, *filter(None, [os.environ.get("PYTHONPATH")])])
         with naming("the start of the proxy process, and pipes to it"):
             self._process = subprocess.Popen(
-                [sys.executable, "-m", "uccl_ep.session.proxy_process", str(os.getpid())],
+                run_module("uccl_ep.session.proxy_process", str(os.getpid())),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 pass_fds=config.descriptors(),
-                env={**os.environ, "PYTHONPATH": path},
             )
         self._limit_s = config.connect_timeout_s + CONNECT_TIMEOUT_S  # a process may take long to start
         try:

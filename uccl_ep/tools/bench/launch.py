@@ -6,7 +6,6 @@ import json
 import os
 import socket
 import subprocess
-import sys
 import tempfile
 import time
 from dataclasses import asdict
@@ -15,6 +14,7 @@ from typing import Any
 
 from uccl_ep.errors import UcclEpError
 from uccl_ep.system.extras import install
+from uccl_ep.system.own_python import run_module
 from uccl_ep.tools.bench.collectives import mpirun
 from uccl_ep.tools.bench.options import BenchOptions
 from uccl_ep.tools.bench.worker import SPEC
@@ -32,7 +32,7 @@ def commands(options: BenchOptions, folder: Path) -> list[list[str]]:
 
     Several nodes on one host are told apart by us alone, so Open MPI gets tcp between all ranks then, as gloo has.
     """
-    worker = [sys.executable, "-m", "uccl_ep.tools.bench.worker", str(folder)]
+    worker = run_module("uccl_ep.tools.bench.worker", str(folder))
     if "openmpi" not in options.peers:
         return [[*worker, str(rank)] for rank in range(options.ranks)]
     launcher = mpirun()

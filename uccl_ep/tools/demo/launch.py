@@ -6,13 +6,13 @@ from __future__ import annotations
 import json
 import signal
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Mapping
 from pathlib import Path
 
 from uccl_ep.errors import UcclEpError
+from uccl_ep.system.own_python import run_module
 from uccl_ep.tools.demo.job import OPTIONS_FILE, QUIET_FILE, READY_TO_DIE, error_file, log_file, result_file
 from uccl_ep.tools.demo.options import DemoOptions
 from uccl_ep.tools.demo.result import RunResult
@@ -57,7 +57,7 @@ def run_ranks(options: DemoOptions, job: Path, processes: list[subprocess.Popen[
     from torch._C._distributed_c10d import TCPStore
 
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    command = [sys.executable, "-m", "uccl_ep.tools.demo.worker", str(job)]
+    command = run_module("uccl_ep.tools.demo.worker", str(job))
     place = {"WORLD_SIZE": str(options.ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(store.port)}
     # As torchrun says it: the store is here, so that rank 0 need not start one.
     place |= {"TORCHELASTIC_USE_AGENT_STORE": "True", "TORCHELASTIC_RESTART_COUNT": "0"}

@@ -14,8 +14,9 @@ import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
+
+from uccl_ep.system.own_python import run_module
 
 _LIMIT_S = 120.0  # importing torch and waking eight GPUs takes 20 s on a cold machine
 _TEXT_BYTES = 256
@@ -48,9 +49,7 @@ VENDORS = {
 def run(kind: str) -> dict[str, Any]:
     """What the driver of "cuda" or "hip" says: {"version", "devices": [...], "peers": [[...]], "usable", "why"}, or
     {"error": why there is no answer}."""
-    root = str(Path(__file__).resolve().parents[3])
-    path = os.pathsep.join([root, *filter(None, [os.environ.get("PYTHONPATH")])])
-    return ask_child([sys.executable, "-m", "uccl_ep.tools.doctor.gpu_probe", kind], {**os.environ, "PYTHONPATH": path})
+    return ask_child(run_module("uccl_ep.tools.doctor.gpu_probe", kind), dict(os.environ))
 
 
 def ask_child(command: Sequence[str], environment: dict[str, str], limit_s: float = _LIMIT_S) -> dict[str, Any]:

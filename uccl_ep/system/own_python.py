@@ -1,0 +1,19 @@
+"""How this package starts a process of its own that runs one of its modules."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+_ROOT = str(Path(__file__).resolve().parents[2])
+# `python -m` looks first into the folder that it is started in. That may be a checkout, whose uccl_ep has no native
+# module when `pip install .` has put one elsewhere; -P, which ends that, came with Python 3.11.
+_RUN = (
+    "import runpy, sys; sys.path[:] = [sys.argv.pop(1), *filter(None, sys.path)]; "
+    "runpy.run_module(sys.argv.pop(1), run_name='__main__', alter_sys=True)"
+)
+
+
+def run_module(name: str, *arguments: str) -> list[str]:
+    """The command that runs module `name` of the package that is running here, whatever folder it is started in."""
+    return [sys.executable, "-c", _RUN, _ROOT, name, *arguments]
