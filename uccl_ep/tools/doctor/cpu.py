@@ -48,7 +48,7 @@ def native_module(host: Host) -> Answer:
         return missing(
             f"cannot be loaded: {error}",
             "uccl_ep._native",
-            "pip install --force-reinstall uccl-ep (for this Python, processor and C library)",
+            "in its checkout: pip install --force-reinstall --no-deps . (for this Python, processor and C library)",
         )
     return ok(f"uccl-ep {uccl_ep.__version__}, {native.__file__}")
 
@@ -67,7 +67,9 @@ def packages(host: Host) -> Answer:
             wrong.append(f"{name} {version} is older than {'.'.join(map(str, least))}")
     needed = ", ".join(f"{name} {'.'.join(map(str, least))}" for name, least in _PACKAGES)
     if wrong:
-        return missing("; ".join([*wrong, *found]), needed, "pip install --upgrade uccl-ep")
+        return missing(
+            "; ".join([*wrong, *found]), needed, "in its checkout: pip install --upgrade --upgrade-strategy eager ."
+        )
     return ok(", ".join(found), needed)
 
 
