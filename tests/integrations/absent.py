@@ -27,7 +27,10 @@ class _AnyAttribute(type):
 
 
 class _Unchecked:
-    """A class that pydantic takes as the type of a field, and never checks."""
+    """A class that pydantic takes as the type of a field, and never checks; also one to derive a TypedDict from."""
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        """Options are those of a TypedDict (`total`)."""
 
     @classmethod
     def __get_pydantic_core_schema__(cls, source: Any, handler: Any) -> Any:

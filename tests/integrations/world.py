@@ -20,7 +20,7 @@ from torch import Tensor, distributed
 
 from tests.integrations.report import TOLD, Row, tell
 
-GROUP_TIMEOUT = timedelta(seconds=120)
+GROUP_TIMEOUT = timedelta(seconds=300)  # ranks share cores with whatever else runs
 _NODES = "4 as 2 nodes"
 _FP8_MAX = 448.0
 

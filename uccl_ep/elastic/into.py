@@ -63,8 +63,8 @@ class IntoCalls:
             do_cpu_sync: False leaves out the rows that do not fit, and says so in handle.overflow, with the number that
                 was needed in handle.num_expanded_rows_needed: look at them when the step is over, and dispatch again
                 with more. True (or None) refuses a C that is too small, when all ranks have ended the call.
-            max_recv_tokens_per_rank, overflow_policy: as dispatch's; they bound tokens, and C bounds their rows. A token
-                that was dropped needs no row in num_expanded_rows_needed, and handle.overflow says either.
+            max_recv_tokens_per_rank, overflow_policy: as dispatch's; they bound tokens, and C bounds their rows. What
+                was dropped counts for nothing in num_expanded_rows_needed, and handle.overflow says either.
 
         Returns:
             (recv_x_out or (recv_x_out, recv_sf_out), None, recv_topk_weights_out, handle, event).

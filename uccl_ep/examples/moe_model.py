@@ -6,7 +6,8 @@ architecture whose layers keep their experts in `mlp.experts` with `gate_up_proj
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
@@ -15,6 +16,7 @@ from uccl_ep import Buffer
 from uccl_ep.errors import one_of, refuse
 from uccl_ep.examples.expert_parallel import ExpertParallel, Mode
 
+Layer = TypeVar("Layer", bound=nn.Module)
 ARCHITECTURES = ("qwen3-moe", "deepseek-v3")
 HIDDEN, EXPERTS, TOPK, VOCABULARY = 256, 16, 4, 512
 
@@ -76,18 +78,27 @@ def spread(model: Any, buffer: Buffer, max_decode_tokens: int, fp8: bool = False
     Returns:
         The layers' ExpertParallel modules, for `set_mode`.
     """
+
+    def make(experts: Any, num_experts: int) -> ExpertParallel:
+        return ExpertParallel(experts, buffer, num_experts, max_decode_tokens, fp8)
+
+    return spread_by(model, buffer.rank, buffer.group_size, make)
+
+
+def spread_by(model: Any, rank: int, ranks: int, make: Callable[[Any, int], Layer]) -> list[Layer]:
+    """The same with what `make(this rank's experts, experts of the layer)` gives around them."""
     layers = []
     for layer in model.model.layers:
         experts = getattr(layer.mlp, "experts", None)
         if experts is None:
             continue  # a dense layer
         num_experts = int(experts.num_experts)
-        share = num_experts // buffer.group_size
-        mine = slice(buffer.rank * share, (buffer.rank + 1) * share)
+        share = num_experts // ranks
+        mine = slice(rank * share, (rank + 1) * share)
         for name in ("gate_up_proj", "down_proj"):
             setattr(experts, name, nn.Parameter(getattr(experts, name).data[mine].clone()))
         experts.num_experts = share
-        layer.mlp.experts = ExpertParallel(experts, buffer, num_experts, max_decode_tokens, fp8)
+        layer.mlp.experts = make(experts, num_experts)
         layers.append(layer.mlp.experts)
     return layers
 

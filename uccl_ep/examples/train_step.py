@@ -1,6 +1,6 @@
 """One training step of a mixture of experts over ranks, and its gradients beside those of one process.
 
-    torchrun --nproc-per-node 4 -m uccl_ep.examples.train_step --architecture qwen3-moe
+    torchrun --nproc-per-node 4 -m uccl_ep.examples.train_step --architecture qwen3-moe [--buffer hybrid]
 
 Each rank has a batch of its own. Dense weights are on every rank, so their gradients are averaged; an expert is on one
 rank, whose backward pass has received every rank's rows, so its gradient is only divided by the number of ranks.
@@ -10,17 +10,20 @@ from __future__ import annotations
 
 import argparse
 import copy
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, distributed
+from torch import Tensor, distributed, nn
 
-from uccl_ep.examples.expert_parallel import ExpertParallel, make_buffer
-from uccl_ep.examples.moe_model import ARCHITECTURES, EXPERTS, HIDDEN, VOCABULARY, make_model, spread
+from uccl_ep.examples.expert_parallel import make_buffer
+from uccl_ep.examples.moe_model import ARCHITECTURES, EXPERTS, HIDDEN, VOCABULARY, make_model, spread, spread_by
 from uccl_ep.examples.one_process import in_one_process
+from uccl_ep.examples.other_buffers import make_layers
 
 BATCH, LENGTH, SEED = 2, 24, 5
+BUFFERS = ("buffer", "elastic", "ep", "hybrid")
 EQUAL = 5e-3
 """Largest allowed difference of a gradient from one process that rounds at the same places, as a share of its largest
 element: what float32 sums in another order, and now and then a bf16 that falls to the other side, leave."""
@@ -59,7 +62,7 @@ def batch_of(rank: int) -> Tensor:
     return torch.randint(0, VOCABULARY, (BATCH, LENGTH), generator=draw)
 
 
-def average_dense(model: Any, layers: list[ExpertParallel], group: Any) -> None:
+def average_dense(model: Any, layers: Sequence[nn.Module], group: Any) -> None:
     """What a trainer does between backward pass and optimizer: see the docstring of this file."""
     local = {id(p) for layer in layers for p in layer.parameters()}
     for parameter in model.parameters():
@@ -84,12 +87,17 @@ def difference(got: Tensor, wanted: Tensor) -> float:
     return float((got - wanted).abs().max() / wanted.abs().max().clamp(min=1e-12))
 
 
-def compare(group: Any, architecture: str, ranks_per_node: int) -> Gradients:
-    """One step on all ranks of the group, and the same step in this process alone."""
+def compare(group: Any, architecture: str, ranks_per_node: int, name: Any = "buffer") -> Gradients:
+    """One step on all ranks of the group through the buffer of this name, and the same step in this process alone."""
     whole = make_model(architecture, SEED)
-    buffer = make_buffer(group, HIDDEN, EXPERTS, max_decode_tokens=BATCH)
     model = copy.deepcopy(whole)
-    layers = spread(model, buffer, max_decode_tokens=BATCH)
+    layers: Sequence[nn.Module]
+    if name == "buffer":
+        buffer: Any = make_buffer(group, HIDDEN, EXPERTS, max_decode_tokens=BATCH)
+        layers = spread(model, buffer, max_decode_tokens=BATCH)
+    else:
+        buffer, layer_of = make_layers(name, group, HIDDEN, EXPERTS, max_tokens=BATCH * LENGTH)
+        layers = spread_by(model, group.rank(), group.size(), lambda experts, of: layer_of(experts, buffer, of))
     mean = torch.tensor(step(model, batch_of(group.rank())), dtype=torch.float64)
     distributed.all_reduce(mean, group=group)
     average_dense(model, layers, group)
@@ -106,7 +114,8 @@ def compare(group: Any, architecture: str, ranks_per_node: int) -> Gradients:
         far += float((parameter.grad - other).double().square().sum())
         length += float(other.double().square().sum())
     distributed.barrier(group)  # nobody leaves while others may still read its rows
-    buffer.destroy()
+    if name != "hybrid":  # HybridEP's has no destroy()
+        buffer.destroy()
     return Gradients(max(dense), max(experts), (far / length) ** 0.5, (float(mean) / group.size(), loss))
 
 
@@ -115,11 +124,12 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--architecture", choices=ARCHITECTURES, default=ARCHITECTURES[0])
     parser.add_argument("--ranks-per-node", type=int, default=0, help="as UCCL_EP_RANKS_PER_NODE (default: all)")
+    parser.add_argument("--buffer", choices=BUFFERS, default=BUFFERS[0], help="DeepEP's V1, V2, V2.5 or HybridEP's")
     options = parser.parse_args()
     torch.set_num_threads(1)  # ranks share the cores
     distributed.init_process_group("gloo")
     group = distributed.group.WORLD
-    found = compare(group, options.architecture, options.ranks_per_node or distributed.get_world_size())
+    found = compare(group, options.architecture, options.ranks_per_node or distributed.get_world_size(), options.buffer)
     print(
         f"rank {distributed.get_rank()}: loss {found.losses[0]:.6f}, in one process {found.losses[1]:.6f}; gradients "
         f"differ by {found.dense:.2g} (dense), {found.experts:.2g} (experts), {found.unrounded:.2g} without rounding",

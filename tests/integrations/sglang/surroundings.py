@@ -16,7 +16,17 @@ from tests.integrations.absent import stand_in
 from tests.integrations.world import World, quantized
 
 # Imported by files on the way to the dispatchers: GPU compilers, a web server, images, other weight formats.
-ABSENT = ("triton", "tvm_ffi", "torchvision", "gguf", "starlette", "aiohttp", "IPython")
+ABSENT = (
+    "triton",
+    "tvm_ffi",
+    "torchvision",
+    "gguf",
+    "starlette",
+    "aiohttp",
+    "IPython",
+    "openai",
+    "partial_json_parser",
+)
 
 
 def prepare(world: World) -> None:

@@ -48,7 +48,7 @@ def native_module(host: Host) -> Answer:
         return missing(
             f"cannot be loaded: {error}",
             "uccl_ep._native",
-            "pip install --force-reinstall --no-deps . in a checkout (for this Python, processor and C library)",
+            "in its checkout: pip install --force-reinstall --no-deps . (for this Python, processor and C library)",
         )
     return ok(f"uccl-ep {uccl_ep.__version__}, {native.__file__}")
 
