@@ -1,7 +1,10 @@
 """Instructions that the proxy takes for one command, step by step, counted by valgrind's callgrind.
 
 bench/native/proxy_costs.cpp is run with N and with 2 N batches; the difference leaves out start-up. Counts depend
-neither on the machine nor on its load, so they have a budget (bench/budget.toml) that tests/bench/test_costs.py holds.
+neither on the machine nor on its load: they have a budget (bench/budget.toml), which tests/bench/test_costs.py holds.
+
+bench/native/lane_costs.cpp has the lanes of NICs, over a fabric in memory that takes more than they do. So it is run
+once a step, counted inside of that step alone, and what was called of the fabric is taken off.
 """
 
 from __future__ import annotations
@@ -23,6 +26,9 @@ BATCHES = 64  # a multiple of 16: a worker looks for events every 16 turns
 ALLOWANCE = 0.03
 OTHER_COMPILER_ALLOWANCE = 0.25
 _STEP = "step_"
+NIC_FAMILIES = ("verbs", "efa")
+LANE_STEPS = ("post", "single_post", "arrival", "completion", "idle")
+_FABRIC = "fake::"  # whose functions stand for a driver and its device
 _LIMIT_S = 300.0
 
 
@@ -65,16 +71,56 @@ def inclusive(text: str) -> dict[str, int]:
     return found
 
 
-def _run(program: Path, batches: int) -> tuple[dict[str, int], dict[str, int]]:
-    """(units, instructions) by step."""
+def without_fabric(text: str) -> int:
+    """Instructions of a callgrind file less those that the fabric took with all that it called, none of it ours."""
+    total, caller, callee = 0, "", ""
+    for line in text.splitlines():
+        if line.startswith("fn="):
+            caller = line[3:]
+        elif line.startswith("cfn="):
+            callee = line[4:]
+        elif re.match(r"[0-9+*-]", line):
+            instructions = int(line.split()[-1])
+            if callee:  # with all below it, which has lines of its own
+                entered = callee.startswith(_FABRIC) and not caller.startswith(_FABRIC)
+                total -= instructions if entered else 0
+                callee = ""
+            else:
+                total += instructions
+    return total
+
+
+def _callgrind(command: list[str], *options: str) -> tuple[str, str]:
+    """(what the program printed, callgrind's file).
+
+    Raises:
+        RuntimeError: the program failed under valgrind.
+    """
     with tempfile.TemporaryDirectory(prefix="uccl-ep-costs-") as folder:
         out = Path(folder) / "callgrind"
         tool = ["valgrind", "--tool=callgrind", f"--callgrind-out-file={out}", "--compress-strings=no"]
-        command = [*tool, "--compress-pos=no", str(program), str(batches)]
-        done = subprocess.run(command, capture_output=True, text=True, timeout=_LIMIT_S)
+        whole = [*tool, "--compress-pos=no", *options, *command]
+        done = subprocess.run(whole, capture_output=True, text=True, timeout=_LIMIT_S)
         if done.returncode != 0:
-            raise RuntimeError(f"{' '.join(command)} ended with {done.returncode}: {done.stderr[-2000:]}")
-        return json.loads(done.stdout), inclusive(out.read_text(encoding="utf-8", errors="replace"))
+            raise RuntimeError(f"{' '.join(whole)} ended with {done.returncode}: {done.stderr[-2000:]}")
+        return done.stdout, out.read_text(encoding="utf-8", errors="replace")
+
+
+def _run(program: Path, batches: int) -> tuple[dict[str, int], dict[str, int]]:
+    """(units, instructions) by step."""
+    printed, file = _callgrind([str(program), str(batches)])
+    return json.loads(printed), inclusive(file)
+
+
+def _run_lane(program: Path, family: str, batches: int) -> tuple[dict[str, int], dict[str, int]]:
+    """(units, instructions) by step of a NIC family's lane."""
+    units: dict[str, int] = {}
+    found: dict[str, int] = {}
+    for step in LANE_STEPS:
+        printed, file = _callgrind([str(program), family, str(batches)], f"--toggle-collect={_STEP}{step}")
+        units[f"{family}_{step}"] = json.loads(printed)[step]
+        found[f"{family}_{step}"] = without_fabric(file)
+    return units, found
 
 
 def slopes(
@@ -103,6 +149,23 @@ def count(program: Path, batches: int = BATCHES) -> dict[str, float]:
     return slopes(_run(program, batches), _run(program, 2 * batches))
 
 
+def count_lanes(program: Path, batches: int = BATCHES) -> dict[str, float]:
+    """Instructions a unit of the NIC families' lanes, by step: "verbs_post" and so on.
+
+    Raises:
+        RuntimeError: the program failed under valgrind.
+    """
+    found: dict[str, float] = {}
+    for family in NIC_FAMILIES:
+        found |= slopes(_run_lane(program, family, batches), _run_lane(program, family, 2 * batches))
+    return found
+
+
+def count_all(proxy: Path, lanes: Path) -> dict[str, float]:
+    """Everything that has a budget, from both programs."""
+    return {**count(proxy), **count_lanes(lanes)}
+
+
 def over_budget(found: dict[str, float], budget: Budget, compiler: str) -> list[str]:
     """A line for each step that takes more than its budget allows, or has none; empty when all is well."""
     most = 1.0 + budget.allowance(compiler)
@@ -115,10 +178,10 @@ def over_budget(found: dict[str, float], budget: Budget, compiler: str) -> list[
     return problems
 
 
-def result(program: Path) -> dict[str, Any]:
+def result(proxy: Path, lanes: Path) -> dict[str, Any]:
     """What the result file holds."""
-    budget, compiler = load_budget(), compiler_of(program)
-    found = count(program)
+    budget, compiler = load_budget(), compiler_of(proxy)
+    found = count_all(proxy, lanes)
     worst = max(found[step] / allowed for step, allowed in budget.instructions.items() if step in found)
     wanted = 1.0 + budget.allowance(compiler)
     target = {

@@ -105,7 +105,7 @@ def run_costs(folder: Path, limit_s: float) -> None:
     if absence:
         raise Failed(absence)
     code = "import json; from bench import costs, programs as p; "
-    code += "print(json.dumps(costs.result(p.FOLDER / 'proxy_costs')))"
+    code += "print(json.dumps(costs.result(p.FOLDER / 'proxy_costs', p.FOLDER / 'lane_costs')))"
     write(folder / "proxy-costs.json", json.loads(output([sys.executable, "-c", code], limit_s)))
 
 

@@ -43,6 +43,9 @@ foreach(source ${benchmarks})
   target_link_libraries(${name} PRIVATE uccl_proxy)
   set_target_properties(${name} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR})
 endforeach()
+file(GLOB fake_fabric CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/tests/proxy/transport/verbs/fake_verbs*.cpp)
+target_sources(lane_costs PRIVATE ${fake_fabric})
+target_include_directories(lane_costs PRIVATE ${PROJECT_SOURCE_DIR}/tests)
 
 # Programs that tests/rdma runs on a real verbs stack, one file each, built on demand (`make test-rdma`).
 file(GLOB rdma_programs CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/tests/rdma/native/*.cpp)
@@ -56,12 +59,25 @@ foreach(source ${rdma_programs})
   set_target_properties(rdma_${name} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR})
 endforeach()
 
-# The contract of the transports over real provider libraries and devices that are not there (`make test-providers`).
+# Real provider libraries over devices that are not there: the contract of the transports (`make test-providers`), and a
+# library to put in front of the C library of a program that is not ours.
 file(GLOB provider_sources CONFIGURE_DEPENDS ${PROJECT_SOURCE_DIR}/tests/providers/native/*.cpp)
+set(box_sources ${provider_sources})
+list(FILTER provider_sources INCLUDE REGEX "/(cases|end|kernels|rules)\\.cpp$")
+list(REMOVE_ITEM box_sources ${provider_sources})
 set(contract_helpers ${all_tests})
 list(FILTER contract_helpers INCLUDE REGEX "/tests/proxy/transport/(contract|contract_cases|verbs/[a-eg-su-z][^/]*|verbs/fa[^/]*)\\.cpp$")
+add_library(provider_objects OBJECT EXCLUDE_FROM_ALL ${box_sources})
+add_library(provider_box MODULE EXCLUDE_FROM_ALL)
 add_executable(provider_tests EXCLUDE_FROM_ALL ${harness} ${provider_sources} ${contract_helpers} ${kernel_helpers})
-target_include_directories(provider_tests PRIVATE ${PROJECT_SOURCE_DIR}/tests)
-target_link_libraries(provider_tests PRIVATE uccl_launch uccl_kernels_wave32)
+target_link_libraries(provider_objects PRIVATE uccl_options)
+target_link_libraries(provider_box PRIVATE uccl_options provider_objects)
+target_link_libraries(provider_tests PRIVATE provider_objects uccl_launch uccl_kernels_wave32)
+foreach(target provider_objects provider_box provider_tests)
+  target_include_directories(${target} PRIVATE ${PROJECT_SOURCE_DIR}/tests)
+  set_target_properties(${target} PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR}
+                        LIBRARY_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR} UCCL_IS_TEST ON)
+endforeach()
+target_link_options(provider_box PRIVATE LINKER:--no-undefined)
 # The functions that shim.cpp has of the C library's are found by libibverbs in the program.
-set_target_properties(provider_tests PROPERTIES RUNTIME_OUTPUT_DIRECTORY ${PROJECT_BINARY_DIR} ENABLE_EXPORTS ON UCCL_IS_TEST ON)
+set_target_properties(provider_tests PROPERTIES ENABLE_EXPORTS ON)

@@ -446,6 +446,12 @@ class ProxySettings:
     def spans(self, arg: Sequence[SpanSettings], /) -> None: ...
 
     @property
+    def late_span(self) -> int: ...
+
+    @late_span.setter
+    def late_span(self, arg: int, /) -> None: ...
+
+    @property
     def control_offset(self) -> int: ...
 
     @control_offset.setter
@@ -621,6 +627,9 @@ class Proxy:
     def stop(self, drain_ns: int) -> None: ...
 
     def dismiss_peer(self, peer: int) -> None: ...
+
+    def admit(self, bytes: int) -> None:
+        """Registers the first bytes of the late span with the NICs."""
 
     def notes(self) -> list[tuple[str, str]]:
         """(choice, why) of what the transport chose at run time."""

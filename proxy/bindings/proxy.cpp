@@ -158,6 +158,7 @@ void register_settings(nb::module_& m) {
       .def_rw("num_ranks", &ProxySettings::num_ranks)
       .def_rw("num_workers", &ProxySettings::num_workers)
       .def_rw("spans", &ProxySettings::spans)
+      .def_rw("late_span", &ProxySettings::late_span)
       .def_rw("control_offset", &ProxySettings::control_offset)
       .def_rw("num_channels", &ProxySettings::num_channels)
       .def_rw("rings_fd", &ProxySettings::rings_fd)
@@ -210,6 +211,8 @@ void register_host(nb::module_& m) {
       .def("start", &ProxyHost::start)
       .def("stop", &ProxyHost::stop, nb::arg("drain_ns"), nb::call_guard<nb::gil_scoped_release>())
       .def("dismiss_peer", &ProxyHost::dismiss_peer, nb::arg("peer"))
+      .def("admit", &ProxyHost::admit, nb::arg("bytes"), nb::call_guard<nb::gil_scoped_release>(),
+           "Registers the first bytes of the late span with the NICs.")
       .def(
           "notes",
           [](const ProxyHost& p) {

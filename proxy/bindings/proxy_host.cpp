@@ -28,6 +28,7 @@ ProxyHost::ProxyHost(ProxySettings settings) : settings_(std::move(settings)) {
     if (s.fd < 0 && t.fabric.flush_by_read)
       t.fabric.flushed_span = static_cast<int>(t.fabric.span_dmabuf_fds.size()) - 1;
   }
+  t.fabric.late_span = settings_.late_span;
   rings_ = Segment::map(settings_.rings_fd, settings_.num_rings * ring_bytes(settings_.ring_capacity));
   counters_ = Segment::map(settings_.counters_fd, counters_bytes(settings_.num_workers, settings_.num_ranks));
   if (settings_.events_fd >= 0) {
@@ -136,6 +137,11 @@ void ProxyHost::stop(u64 drain_ns) {
 
 void ProxyHost::dismiss_peer(u32 peer) {
   if (engine_) engine_->dismiss_peer(peer);
+}
+
+void ProxyHost::admit(u64 bytes) {
+  if (!engine_) throw std::logic_error("admit: connect the proxy first");
+  engine_->admit(bytes);
 }
 
 std::vector<Note> ProxyHost::notes() const { return transport_ ? transport_->notes() : notes_; }

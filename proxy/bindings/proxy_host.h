@@ -24,6 +24,7 @@ struct SpanSettings {
 struct ProxySettings {
   u32 rank = 0, num_ranks = 1, num_workers = 1;
   std::vector<SpanSettings> spans;  // the rank's flat offset space
+  int late_span = -1;               // which of them admit() is for; -1: none
   u64 control_offset = 0;           // where in it the control segment is
   u32 num_channels = 1;
   int rings_fd = -1;
@@ -82,6 +83,7 @@ class ProxyHost {
   void start();
   void stop(u64 drain_ns);
   void dismiss_peer(u32 peer);
+  void admit(u64 bytes);  // see Transport::admit; once connected
   std::vector<Note> notes() const;
   std::vector<QueueCounters> queue_counters() const;
 

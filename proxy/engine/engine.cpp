@@ -112,6 +112,8 @@ void Engine::start() {
 
 void Engine::stop(u64 drain_ns) { shared_->stop(drain_ns); }
 
+void Engine::admit(u64 bytes) { shared_->transport->admit(bytes); }
+
 std::vector<QueueCounters> Engine::queue_counters() const { return shared_->transport->queue_counters(); }
 
 void Engine::dismiss_peer(u32 peer) {

@@ -35,6 +35,8 @@ struct FabricSettings {
   // A GPU's memory: arrivals are told once their bytes are visible to every GPU, which a read by the same NIC sees to.
   bool flush_by_read = false;  // verbs
   int flushed_span = -1;  // where that read goes: the index of a span in that memory. Not chosen in Python either
+  // verbs, efa: the index of a span that only sends, and that nobody may ever use. Transport::admit registers it.
+  int late_span = -1;
 };
 
 // A choice and why it was made; printed with UCCL_EP_EXPLAIN=1 and by `uccl-ep plan`.

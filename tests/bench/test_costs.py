@@ -9,14 +9,17 @@ import pytest
 from bench import programs
 from bench.costs import (
     ALLOWANCE,
+    LANE_STEPS,
+    NIC_FAMILIES,
     Budget,
     compiler_of,
-    count,
+    count_all,
     inclusive,
     load_budget,
     over_budget,
     slopes,
     valgrind_absence,
+    without_fabric,
 )
 
 CALLGRIND = """version: 1
@@ -41,6 +44,36 @@ totals: 2030
 
 def test_bench_costs_of_a_step_include_what_it_calls() -> None:
     assert inclusive(CALLGRIND) == {"post": 1015}
+
+
+LANE = """fn=step_post
+10 7
+cfn=uccl::VerbsLane::take(int)
+calls=2 40
+11 1000
+fn=uccl::VerbsLane::take(int)
+40 30
+cfn=fake::(anonymous namespace)::post_send(int)
+calls=2 5
+41 900
+41 70
+fn=fake::(anonymous namespace)::post_send(int)
+5 300
+cfn=fake::Fabric::post(int)
+calls=2 6
+6 600
+fn=fake::Fabric::post(int)
+6 100
+cfn=malloc
+calls=2 7
+6 500
+fn=malloc
+7 500
+"""
+
+
+def test_bench_costs_of_a_lane_leave_out_the_fabric_and_what_it_calls() -> None:
+    assert without_fabric(LANE) == 7 + 30 + 70
 
 
 def test_bench_costs_leave_out_start_up() -> None:
@@ -72,15 +105,19 @@ def test_bench_costs_know_the_compiler(tmp_path: Path) -> None:
 
 def test_bench_costs_budget_names_every_step() -> None:
     budget = load_budget()
-    source = (programs.ROOT / "bench" / "native" / "proxy_costs.cpp").read_text()
+    proxy, lanes = ((programs.ROOT / "bench/native" / f"{name}_costs.cpp").read_text() for name in ("proxy", "lane"))
     assert budget.compiler.startswith("GCC ")
-    assert all(f"STEP({step}," in source for step in budget.instructions)
-    assert source.count("\nSTEP(") == len(budget.instructions)
+    of_lanes = {f"{family}_{step}" for family in NIC_FAMILIES for step in LANE_STEPS}
+    assert of_lanes < set(budget.instructions)
+    assert all(f"STEP({step}," in proxy for step in set(budget.instructions) - of_lanes)
+    assert proxy.count("\nSTEP(") == len(budget.instructions) - len(of_lanes)
+    assert all(f"STEP({step}," in lanes for step in LANE_STEPS) and lanes.count("\nSTEP(") == len(LANE_STEPS)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)  # builds the proxy where that has not been done
 @pytest.mark.skipif(bool(valgrind_absence()), reason=valgrind_absence())
 def test_bench_costs_of_the_proxy_are_within_budget() -> None:
-    program = programs.build(("proxy_costs",))["proxy_costs"]
-    assert over_budget(count(program), load_budget(), compiler_of(program)) == []
+    built = programs.build(("proxy_costs", "lane_costs"))
+    proxy, lanes = built["proxy_costs"], built["lane_costs"]
+    assert over_budget(count_all(proxy, lanes), load_budget(), compiler_of(proxy)) == []

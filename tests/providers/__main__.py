@@ -9,18 +9,30 @@ import argparse
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
+from tests.providers import buffers
 from tests.providers.packages import ROOT, SUITES, Release, Unavailable, from_suite, installed
 from tests.providers.table import Row, read_row, render
 from tests.rdma.__main__ import STATUS_NOT_RUN, build
 
 PROVIDERS = ("efa", "mlx5", "bnxt_re", "irdma", "ionic", "libfabric")
-# Of one lane between two ranks: README.md says why no others.
-_LIBFABRIC_CASES = (
+_LIBFABRIC_CASES = (  # README.md says which others there are
     "provider_random_small_writes_of_two",
+    "provider_random_writes_of_three_on_two_lanes",
+    "provider_random_writes_of_five",
     "provider_random_large_writes",
+    "provider_window_of_one",
     "provider_zero_bytes",
+    "provider_largest_write",
+    "provider_full_queue",
+    "provider_lanes_do_not_mix",
+    "provider_close_peer",
+    "provider_peer_destroyed",
+    "provider_last_words",
+    "provider_out_of_bounds",
+    "provider_refused_requests",
 )
 _LIMIT_S = 300
 
@@ -39,8 +51,16 @@ def releases(cache: Path, only_installed: bool) -> tuple[list[Release], list[str
     return found, missing
 
 
-def run(program: Path, release: Release, provider: str) -> Row:
-    """Every test of the program over one driver."""
+def run(programs: Path, release: Release, provider: str) -> Row:
+    """Every native test over one driver, then `Buffer`, unless our transport refuses that release."""
+    row = _run_natively(programs / "provider_tests", release, provider)
+    if row.refused or row.failed:
+        return row
+    rows, problem = buffers.run(release.command, provider, programs / "libprovider_box.so")
+    return replace(row, buffer_rows=rows, failed=[problem] if problem else [])
+
+
+def _run_natively(program: Path, release: Release, provider: str) -> Row:
     if not release.has(provider):
         return Row(provider, release.name, "not in this release" if provider != "libfabric" else "is not downloaded")
     environment = {**os.environ, "UCCL_EP_TEST_PROVIDER": provider}
@@ -68,8 +88,8 @@ def main() -> int:
     required = os.environ.get("UCCL_EP_REQUIRE_TOOLS") == "1"
     if not found:
         return 1 if required else STATUS_NOT_RUN
-    program = (options.programs or build(("provider_tests",))) / "provider_tests"
-    rows = [run(program, release, provider) for provider in chosen for release in found]
+    programs = options.programs or build(("provider_tests", "provider_box"))
+    rows = [run(programs, release, provider) for provider in chosen for release in found]
     print(render(rows, missing))
     bad = any(row.failed for row in rows) or (required and missing)
     return 1 if bad else 0

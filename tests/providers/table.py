@@ -13,6 +13,7 @@ class Row:
     Attributes:
         refused: why nothing was run over it: what our transport says, or that the release lacks the driver.
         failed: names of tests, each with its first line.
+        buffer_rows: rows that `Buffer` received and summed, each compared with the reference.
         judged: of each rule that was broken on purpose, what came of it.
     """
 
@@ -21,6 +22,7 @@ class Row:
     refused: str = ""
     passed: int = 0
     failed: list[str] = field(default_factory=list)
+    buffer_rows: int = 0
     judged: dict[str, str] = field(default_factory=dict)
 
 
@@ -33,16 +35,15 @@ def read_row(provider: str, release: str, output: str, code: int) -> Row:
     if code != 0 and not failed:
         failed = [f"exit code {code} behind {output.strip().splitlines()[-1] if output.strip() else 'no output'}"]
     judged = dict(re.findall(r"^judged: (.*?): (.*)$", output, re.M))
-    return Row(provider, release, "", len(re.findall(r"^ok ", output, re.M)), failed, judged)
+    return Row(provider, release, "", len(re.findall(r"^ok ", output, re.M)), failed, judged=judged)
 
 
 def render(rows: list[Row], missing: list[str]) -> str:
     """The table as text. What could not be run is repeated at its end, where it is seen."""
-    lines = ["", f"{'driver':<10} {'rdma-core':<12} {'passed':>6} {'failed':>6}"]
+    lines = ["", f"{'driver':<10} {'rdma-core':<12} {'passed':>6} {'failed':>6} {'Buffer, rows':>12}"]
     for row in rows:
-        lines.append(
-            f"{row.provider:<10} {row.release:<12} {row.passed:>6} {len(row.failed):>6}  {row.refused}".rstrip()
-        )
+        counts = f"{row.passed:>6} {len(row.failed):>6} {row.buffer_rows:>12}"
+        lines.append(f"{row.provider:<10} {row.release:<12} {counts}  {row.refused}".rstrip())
     ran = [row for row in rows if row.judged]
     for what in dict.fromkeys(text for row in ran for text in row.judged):
         lines += ["", f"broken on purpose: {what}"]

@@ -30,6 +30,10 @@ def test_what_was_broken_on_purpose_is_told_by_rule() -> None:
     assert "broken on purpose: zero bytes with key 0\n  efa        65.0         found (local key)\n  mlx5 " in text
 
 
+def test_rows_of_a_buffer_have_their_column() -> None:
+    assert "efa        65.0             33      0           34" in render([Row("efa", "65.0", "", 33, [], 34)], [])
+
+
 def test_what_is_missing_stands_at_the_end() -> None:
     assert (
         render([], ["rdma-core of sid: no network"]).splitlines()[-1]

@@ -62,6 +62,11 @@ class FabricChoice:
         software = self.family == "libfabric" and self.config.provider in _SOFTWARE_PROVIDERS
         return self.family in NIC_FAMILIES and not software
 
+    @property
+    def registers_late(self) -> bool:
+        """Whether memory that only sends is registered when it is used."""
+        return self.family in ("efa", "verbs")
+
 
 @dataclass(frozen=True)
 class _Told:

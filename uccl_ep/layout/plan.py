@@ -140,7 +140,7 @@ class MemoryPlan:
         # Two sets of [L, P, H + H/64] rows can never exceed twice what the classic per-expert layout takes; pages of
         # it come into being only when get_next_low_latency_combine_buffer's result is written.
         self.zero_copy_bytes = 0
-        self.zero_copy_pinned = False
+        self.zero_copy_pinned = self.zero_copy_late = False
 
     def _grow(self, whole: Topology) -> None:
         before, now = whole.shape.num_units, self.topology.shape.num_units
@@ -150,9 +150,11 @@ class MemoryPlan:
             sources = max(sources, -(-self.topology.num_landing_slots // whole.num_landing_slots))
         self.low_latency_budget = round_up(max(1, sources) * self.low_latency_budget, 128)
 
-    def reserve_zero_copy(self, num_bytes: int, pinned: bool = False) -> None:
-        """Adds the zero-copy span, once, before the segments are made. `pinned`: a NIC takes all its pages at once."""
+    def reserve_zero_copy(self, num_bytes: int, pinned: bool = False, late: bool = False) -> None:
+        """Adds the zero-copy span, once, before the segments are made. `pinned`: a NIC takes pages of it; `late`: only
+        those of rows that are asked for, when they are, else all at once."""
         self.zero_copy_bytes, self.zero_copy_pinned = round_up(num_bytes, _PAGE), pinned
+        self.zero_copy_late = late and num_bytes > 0
 
     @property
     def flat_bytes(self) -> int:
@@ -176,10 +178,10 @@ class MemoryPlan:
         ]
         if self.zero_copy_bytes:
             taken = "when their size is first asked for" if gpu else "page by page when written"
-            what_for = (
-                "taken at once: a NIC registers every page" if self.zero_copy_pinned else f"reserved; taken {taken}"
-            )
-            items.append(BillItem("zero-copy rows", self.zero_copy_bytes, what_for, not self.zero_copy_pinned))
+            at_once = self.zero_copy_pinned and not self.zero_copy_late
+            taken = "and registered when their size is first asked for" if self.zero_copy_late else taken
+            what_for = "taken at once: a NIC registers every page" if at_once else f"reserved; taken {taken}"
+            items.append(BillItem("zero-copy rows", self.zero_copy_bytes, what_for, not at_once))
         return MemoryBill(tuple(items), f"rows in {where} memory: {reason}" if gpu else "")
 
 

@@ -59,6 +59,7 @@ class ProxyConfig:
     event_capacity: int = 0  # events that each of them holds
     trace: bool = False  # record every command
     devices: list[Device] = field(default_factory=list)  # spans in a GPU: offset, address, dma-bufs (fabric.h)
+    late_span: int = -1  # index of the span that NICs register when it is used; -1: none
     unreached: list[int] = field(default_factory=list)  # ranks that connect() has no address of
     flush_call: list[int] = field(default_factory=list)  # see Driver.flush_call; empty: nothing of the GPU's is called
 
@@ -93,7 +94,7 @@ def make_proxy(config: ProxyConfig) -> _native.Proxy:
     for name in (
         "rank num_ranks num_workers control_offset num_channels rings_fd num_rings ring_capacity counters_fd family "
         "session secret max_in_flight max_in_flight_bytes max_in_flight_bytes_all shuffle_seed nap_when_idle "
-        "cpus near_cpus losses_are_absences events_fd event_capacity trace unreached"
+        "cpus near_cpus losses_are_absences events_fd event_capacity trace late_span unreached"
     ).split():
         setattr(s, name, getattr(config, name))
     return _native.Proxy(s)
@@ -111,6 +112,9 @@ class ProxyLink(Protocol):
     def stop(self, drain_s: float) -> None: ...
 
     def dismiss_peer(self, peer: int) -> None: ...
+
+    def admit(self, num_bytes: int) -> None:
+        """Registers the first bytes of the late span with the NICs, while the proxy works."""
 
     def notes(self) -> list[tuple[str, str]]:
         """(choice, why) of what the transport chose at run time; complete once it is connected."""
@@ -146,6 +150,12 @@ class ThreadProxy:
 
     def dismiss_peer(self, peer: int) -> None:
         self._proxy.dismiss_peer(peer)
+
+    def admit(self, num_bytes: int) -> None:
+        try:
+            self._proxy.admit(num_bytes)
+        except RuntimeError as error:
+            raise TransportError(str(error)) from error
 
     def notes(self) -> list[tuple[str, str]]:
         return self._proxy.notes()
@@ -231,6 +241,9 @@ class ProcessProxy:
 
     def dismiss_peer(self, peer: int) -> None:
         self._request("dismiss_peer", self._limit_s, peer=peer)
+
+    def admit(self, num_bytes: int) -> None:
+        self._request("admit", self._limit_s, num_bytes=num_bytes)
 
     def notes(self) -> list[tuple[str, str]]:
         return [(choice, reason) for choice, reason in self._request("notes", self._limit_s)]

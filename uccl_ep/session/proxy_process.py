@@ -36,6 +36,7 @@ class ProxyServer:
             "start": self._start,
             "stop": self._stop,
             "dismiss_peer": lambda m: self._ready().dismiss_peer(m["peer"]),
+            "admit": lambda m: self._ready().admit(m["num_bytes"]),
             "notes": lambda m: self._ready().notes(),
         }
         try:

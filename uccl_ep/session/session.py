@@ -113,6 +113,7 @@ class Session(NoCopies):
         self.shrink, self.fault_raised = shrink, False
         self.notes: list[tuple[str, str]] = []
         self.combine_form: CombineForm | None = None
+        self._admitted = 0  # bytes of zero-copy rows that NICs have registered
         self.last_kernel = ""  # the one queued last; for reports
         self.recorder: FlightRecorder = FlightRecorder(self.rank, settings, kind_of(start.driver) == "cuda")
         shared = {
@@ -134,13 +135,14 @@ class Session(NoCopies):
         self.plan = MemoryPlan(self.topology, *budgets, low_latency, whole)
         # The classic per-expert layout's send area is what get_next_low_latency_combine_buffer's shape needs; with
         # memfds it costs nothing until it is written. Its bound is not known yet, so the span gets the whole rest.
-        # A NIC's registration takes every page at once, and a limit of address space (`ulimit -v`) counts what is only
-        # reserved: there it gets as much as the rows have.
+        # libfabric's registration takes every page at once, and a limit of address space (`ulimit -v`) counts what is
+        # only reserved: there it gets as much as the rows have.
         if low_latency:
-            limited = self.fabric.pins_memory or any(i.limited for i in self._present)  # others map it, too
+            pins, late = self.fabric.pins_memory, self.fabric.registers_late
+            limited = (pins and not late) or any(i.limited for i in self._present)  # others map it, too
             most = budgets[1] if limited else 1 << 35
             most = min(most, _native.MAX_REGION_BYTES - self.plan.zero_copy_offset)
-            self.plan.reserve_zero_copy(most, self.fabric.pins_memory)
+            self.plan.reserve_zero_copy(most, pins, late)
         self.regions = self._choose_regions()
         self._explain()
         try:
@@ -267,6 +269,7 @@ class Session(NoCopies):
             spans=regions.spans(),
             control_offset=plan.control_offset,
             num_channels=plan.num_channels,
+            late_span=len(regions.spans()) - 1 if plan.zero_copy_late else -1,
             rings_fd=regions.rings.fd,
             num_rings=regions.num_rings,
             ring_capacity=s.ring_capacity,
@@ -419,7 +422,12 @@ class Session(NoCopies):
 
     def zero_copy(self, num_bytes: int) -> tuple[torch.Tensor, int]:
         """(uint8 tensor over at least `num_bytes` of zero-copy rows or all there are, its flat offset)."""
-        return self.regions.zero_copy(num_bytes)
+        rows, offset = self.regions.zero_copy(num_bytes)
+        if self.plan.zero_copy_late and self._admitted < num_bytes <= rows.numel():
+            assert self._proxy is not None
+            self._proxy.admit(num_bytes)
+            self._admitted = num_bytes
+        return rows, offset
 
     def fall_asleep(self) -> dict[str, str]:
         """Gives the memory of rows back, which no rank uses: all have met. Returns why what stays does, by purpose."""

@@ -46,7 +46,8 @@ std::size_t EfaLane::take(std::span<const WriteRequest> requests) {
     const u32 path = least_outstanding(p);
     Rail& rail = *rails_[p.paths[path].nic];
     const Route route = route_of(r, path);
-    const u32 pieces = r.bytes == 0 ? 1 : route.span == nullptr ? 0 : route.count_pieces(r);
+    const Cut first = r.bytes == 0 || route.span == nullptr ? Cut{} : route.cut(r, 0);
+    const u32 pieces = first.bytes == r.bytes ? 1 : first.bytes == 0 ? 0 : route.count_pieces(r);
     if (pieces == 0 || pieces > rail.depth) {
       refuse(r.peer, pieces != 0 ? EMSGSIZE : route.span == nullptr ? ERANGE : EFAULT);
       continue;
@@ -55,7 +56,7 @@ std::size_t EfaLane::take(std::span<const WriteRequest> requests) {
     const u32 index = free_.back();
     free_.pop_back();
     requests_[index] = Request{r, 0, path, 0, Kind::kLast};
-    start_request(index, route);
+    start_request(index, route, first);
     ++p.open;
     ++counters_.writes;
     counters_.write_bytes += r.bytes;
@@ -63,15 +64,15 @@ std::size_t EfaLane::take(std::span<const WriteRequest> requests) {
   return n;
 }
 
-// All pieces but the last; that one, with the immediate, when they are complete.
-void EfaLane::start_request(u32 index, const Route& route) {
+// All pieces but the last; that one, with the immediate, when they are complete. `c` is the first, of most requests the
+// only one.
+void EfaLane::start_request(u32 index, const Route& route, Cut c) {
   Request& q = requests_[index];
-  for (u64 bytes; q.write.bytes != 0; q.at += bytes) {
-    bytes = route.cut(q.write, q.at).bytes;
-    if (q.at + bytes == q.write.bytes) break;
-    emit_piece(index, route, false);
+  for (; q.at + c.bytes < q.write.bytes; c = route.cut(q.write, q.at)) {
+    emit_piece(index, c, false);
+    q.at += c.bytes;
   }
-  if (q.left == 0) emit_piece(index, route, true);
+  if (q.left == 0) emit_piece(index, c, true);
 }
 
 ibv::QpEx* EfaLane::begin(u32 index, Kind kind, const EfaPath& path) {
@@ -87,25 +88,20 @@ ibv::QpEx* EfaLane::begin(u32 index, Kind kind, const EfaPath& path) {
   return x;
 }
 
-void EfaLane::emit_piece(u32 index, const Route& route, bool last) {
+void EfaLane::emit_piece(u32 index, const Cut& c, bool last) {
   const Request& q = requests_[index];
   const EfaPath& path = peers_[q.write.peer].paths[q.path];
   ibv::QpEx* x = begin(index, last ? Kind::kLast : Kind::kPiece, path);
-  u64 address = path.greeting_address;  // of nothing, when there are no bytes
-  u32 rkey = path.greeting_rkey;
-  Cut c;
-  if (q.write.bytes != 0) {
-    c = route.cut(q.write, q.at);
-    address = c.remote_address;
-    rkey = path.rkeys[c.chunk];
-  }
+  const bool empty = c.bytes == 0;  // goes to where it touches nothing
+  const u64 address = empty ? path.greeting_address : c.remote_address;
+  const u32 rkey = empty ? path.greeting_rkey : path.rkeys[c.chunk];
   if (last)
     x->wr_rdma_write_imm(x, rkey, address, htonl(q.write.immediate));
   else
     x->wr_rdma_write(x, rkey, address);
   // The device looks at the key of a source without bytes too.
   const ibv::Sge& dummy = rails_[path.nic]->dummy;
-  if (c.bytes == 0)
+  if (empty)
     x->wr_set_sge(x, dummy.lkey, dummy.addr, 0);
   else
     x->wr_set_sge(x, c.lkey, reinterpret_cast<u64>(q.write.source + q.at), static_cast<u32>(c.bytes));
@@ -207,7 +203,7 @@ void EfaLane::complete(const Completion& c) {
 void EfaLane::succeed(u32 index, Kind kind) {
   const Request& q = requests_[index];
   if (kind == Kind::kPiece) {
-    emit_piece(index, route_of(q.write, q.path), true);  // into the place that just became free
+    emit_piece(index, route_of(q.write, q.path).cut(q.write, q.at), true);  // into the place that just became free
   } else if (kind == Kind::kLast) {
     complete_[(complete_begin_ + num_complete_++) % complete_.size()] = index;
   } else if (kind == Kind::kProbe) {

@@ -114,10 +114,10 @@ class EfaLane final : public JudgingLane {
   std::size_t take(std::span<const WriteRequest> requests) override;
   Route route_of(const WriteRequest& r, u32 path) const;
   u32 least_outstanding(const Peer& peer) const;
-  void start_request(u32 index, const Route& route);
+  void start_request(u32 index, const Route& route, Cut c);
   void succeed(u32 index, Kind kind);
   void release(u32 index) { free_.push_back(index); }
-  void emit_piece(u32 index, const Route& route, bool last);
+  void emit_piece(u32 index, const Cut& c, bool last);
   ibv::QpEx* begin(u32 index, Kind kind, const EfaPath& path);
   bool send_control(u32 peer, u32 path, u32 immediate);
   void ring(u32 nic);

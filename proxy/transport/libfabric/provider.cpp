@@ -35,6 +35,12 @@ bool is_on_ip(const std::string& provider) {
   return false;
 }
 
+// What a provider is to find its own end by. Those with addresses of their own (efa, cxi, opx) know no device of an IP one.
+std::string node_for(const std::string& provider, const std::string& interface) {
+  if (is_on_ip(provider)) return interface.empty() ? "127.0.0.1" : interface;
+  return provider.starts_with("verbs") ? interface : "";
+}
+
 // shm has delivery-complete, but sends each such write in pieces that wait for each other, and 1.17 then hangs with
 // several writes open. Without, a completion means that the write is in the receiver's queue in shared memory, or
 // (beyond 4 KiB) that the receiver has copied it.
@@ -222,7 +228,7 @@ Provider choose_provider(const TransportSettings& settings, const std::string& d
   for (const std::string& name : names_of(asked, lib.release)) {
     Query q;
     q.provider = name;
-    q.node = !settings.ip.interface_address.empty() ? settings.ip.interface_address : is_on_ip(name) ? "127.0.0.1" : "";
+    q.node = node_for(name, settings.ip.interface_address);
     q.device_memory = device_memory;
     std::string problem;
     InfoPointer info = pick_best(q, device, &problem);

@@ -8,10 +8,14 @@
 #include <cerrno>
 #include <stdexcept>
 
+#include "transport/verbs/address.h"
 #include "transport/verbs/errors.h"
 
 namespace uccl {
 namespace {
+
+constexpr u64 kLatePage = 1 << 16;  // the largest of any host
+const std::vector<int> kNone;
 
 // Whether this CPU can read the byte, without a fault when it cannot: the kernel is asked to copy it.
 bool cpu_reads(const u8* address) {
@@ -44,12 +48,19 @@ VerbsMemory::VerbsMemory(const VerbsNic& nic, const TransportSettings& settings,
   try {
     const auto& spans = settings.local.spans();
     for (std::size_t i = 0; i < spans.size(); ++i) {
-      static const std::vector<int> kNone;
+      if (settings.fabric.late_span == static_cast<int>(i)) {
+        late_ = spans[i];
+        continue;
+      }
       const auto& dmabufs = i < settings.fabric.span_dmabuf_fds.size() ? settings.fabric.span_dmabuf_fds[i] : kNone;
       // Queue pairs of peers refuse reads; only our own of flush.h allows them.
       const unsigned reads =
           settings.fabric.flushed_span == static_cast<int>(i) ? unsigned{ibv::kAccessRemoteRead} : 0u;
-      register_span({spans[i], dmabufs, ibv::kAccessLocalWrite | ibv::kAccessRemoteWrite | reads}, notes);
+      const bool readable = spans[i].bytes != 0 && dmabufs.empty() && cpu_reads(spans[i].base);
+      const unsigned access = ibv::kAccessLocalWrite | ibv::kAccessRemoteWrite | reads;
+      spans_.push_back({spans[i].base, spans[i].bytes, readable, {}});
+      spans_.back().mrs = register_span({spans[i], dmabufs, access, readable}, notes);
+      for (const ibv::Mr* mr : spans_.back().mrs) rkeys_.push_back(mr->rkey);
     }
   } catch (...) {
     release();
@@ -64,6 +75,28 @@ void VerbsMemory::release() {
     for (ibv::Mr* mr : c.mrs) nic_.functions().dereg_mr(mr);
   }
   spans_.clear();
+  const u32 n = num_lates_.exchange(0, std::memory_order_relaxed);  // no lane is left
+  for (u32 i = 0; i < n; ++i) nic_.functions().dereg_mr(lates_[i].mr);
+}
+
+// A span that grows by a quarter at least is registered in few pieces, however often more of it is asked for.
+void VerbsMemory::admit(u64 bytes) {
+  const u32 n = num_lates_.load(std::memory_order_relaxed);  // only this function changes it
+  const u64 done = n == 0 ? 0 : static_cast<u64>(lates_[n - 1].end - late_.base);
+  if (bytes <= done) return;
+  if (bytes > late_.bytes) {
+    throw std::runtime_error("verbs: " + std::to_string(bytes) + " bytes of a span that has " +
+                             std::to_string(late_.bytes));
+  }
+  const u64 to = std::min(late_.bytes, std::max(bytes, align_up(done + done / 4, kLatePage)));
+  const Span rest{late_.offset + done, to - done, late_.base + done};
+  if (n + num_chunks(rest.bytes, chunk_bytes_) > kMostLate)
+    throw std::runtime_error("verbs: a span is registered in more than " + std::to_string(kMostLate) + " pieces");
+  std::vector<Note> ignored;  // whoever asked for it knows
+  const std::vector<ibv::Mr*> mrs = register_span({rest, kNone, 0, true}, ignored);
+  for (std::size_t i = 0; i < mrs.size(); ++i)
+    lates_[n + i] = {rest.base + std::min(rest.bytes, (i + 1) * chunk_bytes_), mrs[i]};
+  num_lates_.store(n + static_cast<u32>(mrs.size()), std::memory_order_release);  // pairs with find
 }
 
 ibv::Mr* VerbsMemory::attempt(Way way, const Asked& asked, u64 offset, u64 bytes) const {
@@ -102,33 +135,30 @@ bool VerbsMemory::register_all(Way way, const Asked& asked, std::vector<ibv::Mr*
   return true;
 }
 
-void VerbsMemory::register_span(const Asked& asked, std::vector<Note>& notes) {
+// All of a span in the first way that works.
+std::vector<ibv::Mr*> VerbsMemory::register_span(const Asked& asked, std::vector<Note>& notes) const {
   const Span& span = asked.span;
-  const bool device = !asked.dmabufs.empty();
   static constexpr struct {
     Way way;
     const char* text;
   } kWays[] = {{Way::kDmaBuf, "dma-buf"}, {Way::kAddress, "by address"}, {Way::kPlain, "plain ibv_reg_mr"}};
-  const bool readable = span.bytes != 0 && !device && cpu_reads(span.base);
-  const char* kind = readable ? "host memory" : "device memory, by a peer-memory module";
+  const char* kind = asked.readable ? "host memory" : "device memory, by a peer-memory module";
   const std::string what = "span at offset " + std::to_string(span.offset) + " (" + std::to_string(span.bytes) +
                            " bytes) with " + nic_.name();
-  Chunks chunks{span.base, span.bytes, readable, {}};
+  std::vector<ibv::Mr*> mrs;
   std::string failed;
   for (const auto& w : kWays) {
-    if (w.way == Way::kDmaBuf && !device) continue;
+    if (w.way == Way::kDmaBuf && asked.dmabufs.empty()) continue;
     errno = 0;
-    if (!register_all(w.way, asked, chunks.mrs)) {
+    if (!register_all(w.way, asked, mrs)) {
       const int error = errno;
       failed += std::string(failed.empty() ? "" : "; ") + w.text + ": " + verbs_errno(error) + hint(error);
       continue;
     }
-    for (const ibv::Mr* mr : chunks.mrs) rkeys_.push_back(mr->rkey);
     const std::string how = w.way == Way::kDmaBuf ? "dma-buf" : std::string(w.text) + ", " + kind;
-    notes.push_back({what + " registered: " + how + ", " + std::to_string(chunks.mrs.size()) + " chunk(s)",
+    notes.push_back({what + " registered: " + how + ", " + std::to_string(mrs.size()) + " chunk(s)",
                      failed.empty() ? "the first way that was tried" : "after " + failed});
-    spans_.push_back(std::move(chunks));
-    return;
+    return mrs;
   }
   throw std::runtime_error("verbs: cannot register the " + what + ": " + failed);
 }
@@ -139,6 +169,11 @@ VerbsMemory::Piece VerbsMemory::find(const u8* address) const {
     const u64 offset = static_cast<u64>(address - c.base);
     const u64 chunk = offset / chunk_bytes_;
     return {std::min((chunk + 1) * chunk_bytes_, c.bytes) - offset, c.mrs[chunk]->lkey, c.mrs[chunk]->rkey, c.readable};
+  }
+  const u32 n = num_lates_.load(std::memory_order_acquire);  // pairs with admit
+  for (u32 i = 0; i < n && address >= late_.base; ++i) {
+    const Late& l = lates_[i];
+    if (address < l.end) return {static_cast<u64>(l.end - address), l.mr->lkey, l.mr->rkey, true};
   }
   return {};
 }

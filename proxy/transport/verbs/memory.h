@@ -1,5 +1,9 @@
-// A rank's spans registered with one NIC, in chunks. Shared by all lanes, unchanged after construction.
+// A rank's spans registered with one NIC, in chunks. Shared by all lanes; unchanged after construction, but for the late
+// span, whose registrations follow each other as more of it is asked for.
 #pragma once
+#include <array>
+#include <atomic>
+#include <string>
 #include <vector>
 
 #include "transport/transport.h"
@@ -23,7 +27,10 @@ class VerbsMemory {
   VerbsMemory& operator=(const VerbsMemory&) = delete;
 
   Piece find(const u8* address) const;
-  // Of every span's chunks, span after span.
+  // Registers the late span up to `bytes`, for sources only. While lanes call find(); one call at a time. Throws as the
+  // constructor does.
+  void admit(u64 bytes);
+  // Of every span's chunks but the late one's, span after span.
   const std::vector<u32>& rkeys() const { return rkeys_; }
 
  private:
@@ -38,10 +45,16 @@ class VerbsMemory {
     const Span& span;
     const std::vector<int>& dmabufs;  // see FabricSettings::span_dmabuf_fds
     unsigned access;
+    bool readable;
   };
+  struct Late {  // a registration of the late span, from the end of the one before
+    const u8* end;
+    ibv::Mr* mr;
+  };
+  static constexpr u32 kMostLate = 128;
   ibv::Mr* attempt(Way way, const Asked& asked, u64 offset, u64 bytes) const;
   bool register_all(Way way, const Asked& asked, std::vector<ibv::Mr*>& mrs) const;
-  void register_span(const Asked& asked, std::vector<Note>& notes);
+  std::vector<ibv::Mr*> register_span(const Asked& asked, std::vector<Note>& notes) const;
   void release();
 
   const VerbsNic& nic_;
@@ -49,6 +62,9 @@ class VerbsMemory {
   bool relaxed_;
   std::vector<Chunks> spans_;
   std::vector<u32> rkeys_;
+  Span late_;  // no bytes: there is none
+  std::array<Late, kMostLate> lates_{};
+  std::atomic<u32> num_lates_{0};
 };
 
 }  // namespace uccl

@@ -109,8 +109,10 @@ VerbsAddress describe_rank(const TransportSettings& s, const VerbsTuning& tuning
   a.queues = s.fabric.queue_pairs;
   a.max_in_flight = s.max_in_flight;
   a.chunk_bytes = tuning.chunk_bytes;
-  for (const Span& span : s.local.spans())
-    a.spans.push_back({span.offset, span.bytes, reinterpret_cast<u64>(span.base)});
+  const std::vector<Span>& spans = s.local.spans();
+  for (std::size_t i = 0; i < spans.size(); ++i)
+    if (s.fabric.late_span != static_cast<int>(i))  // nobody writes there
+      a.spans.push_back({spans[i].offset, spans[i].bytes, reinterpret_cast<u64>(spans[i].base)});
   return a;
 }
 

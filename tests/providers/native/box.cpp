@@ -40,16 +40,24 @@ std::string gid_text(const Gid& g) {
   return s;
 }
 
-// What /sys says of a device, as far as libibverbs and the providers read it behind what netlink says.
-void describe(const Device& d, const Identity& id) {
-  const fs::path device = fs::path(folder()) / "class/infiniband" / d.name();
-  const fs::path pci = fs::path(folder()) / "devices" / ("0000:00:0" + std::to_string(d.index() + 6) + ".0");
-  fs::create_directories(pci / "driver");  // libfabric wants a name of PCI, a driver and the version
-  fs::create_directories(device);
-  fs::create_directory_symlink(pci, device / "device");
-  put(fs::path(folder()) / "class/infiniband_verbs/abi_version", "6");
-  put(device / "ports/1/gids/0", gid_text(d.gid()));
-  put(device / "ports/1/gid_attrs/types/0", id.link_layer == ibv::kLinkEthernet ? "RoCE v2" : "IB/RoCE v1");
+// What /sys says of a device, as far as libibverbs, the providers, libfabric and our own choice of NICs read it behind
+// what netlink says.
+void describe(const Device& d, const std::string& driver) {
+  const Identity& id = d.identity();
+  const fs::path root = folder(), nic = root / "class/infiniband" / d.name(), port = nic / "ports/1";
+  const fs::path pci = root / "devices/pci0000:00" / ("0000:00:0" + std::to_string(d.index() + 6) + ".0");
+  fs::create_directories(pci);
+  fs::create_directories(nic);
+  fs::create_directories(root / "bus/pci/drivers" / driver);
+  fs::create_directory_symlink(root / "bus/pci/drivers" / driver, pci / "driver");
+  fs::create_directory_symlink(pci, nic / "device");
+  static constexpr const char* kLinkLayers[] = {"Unspecified", "InfiniBand", "Ethernet"};
+  put(root / "class/infiniband_verbs/abi_version", "6");
+  put(port / "gids/0", gid_text(d.gid()));
+  put(port / "gid_attrs/types/0", id.link_layer == ibv::kLinkEthernet ? "RoCE v2" : "IB/RoCE v1");
+  put(port / "link_layer", kLinkLayers[id.link_layer]);
+  put(port / "state", "4: ACTIVE");
+  put(port / "rate", "400 Gb/sec (4X NDR)");
 }
 
 // The provider beside the libibverbs that is loaded, whichever release that is of.
@@ -95,14 +103,14 @@ const char* empty_folder() {
   return f.c_str();
 }
 
-void begin(const std::string& provider, unsigned num_devices) {
+const std::string& begin(const std::string& provider, unsigned num_devices) {
   char name[] = "/tmp/providers-XXXXXX";
   if (mkdtemp(name) == nullptr) throw std::runtime_error("box: no temporary folder");
   folder() = name;
   fs::create_directory(fs::path(name) / "empty");
   for (u32 i = 0; i < num_devices; ++i) {
     devices().push_back(std::make_unique<Device>(make_provider(provider), i));
-    describe(*devices().back(), devices().back()->identity());
+    describe(*devices().back(), provider);
   }
   setenv("SYSFS_PATH", name, 1);
   setenv("RDMAV_DRIVERS", driver_beside(provider).c_str(), 1);
@@ -114,6 +122,7 @@ void begin(const std::string& provider, unsigned num_devices) {
     std::error_code ignored;
     fs::remove_all(folder(), ignored);
   });
+  return folder();
 }
 
 }  // namespace box

@@ -7,9 +7,9 @@ namespace box {
 
 inline constexpr unsigned kMajor = 231, kFirstMinor = 192;
 
-// Before libibverbs lists devices for the first time: `provider` as libibverbs names the driver ("efa", "mlx5"). Throws
-// std::invalid_argument, std::runtime_error.
-void begin(const std::string& provider, unsigned num_devices);
+// Before libibverbs lists devices for the first time: `provider` as libibverbs names the driver ("efa", "mlx5"). Returns
+// the folder that stands for /sys. Throws std::invalid_argument, std::runtime_error.
+const std::string& begin(const std::string& provider, unsigned num_devices);
 const char* empty_folder();
 const std::string& device_name(unsigned index);
 

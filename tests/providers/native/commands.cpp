@@ -155,11 +155,14 @@ int create_ah(Command& c) {
   const auto q = read<ib_uverbs_create_ah>(c.core.in);
   Handle h;
   h.pd = q.pd_handle;
-  h.number = c.device.next_handle++ & 0x7fff;
   std::copy(std::begin(q.attr.grh.dgid), std::end(q.attr.grh.dgid), h.gid.begin());
+  auto& all = c.device.handles;
+  const auto known =
+      std::find_if(all.begin(), all.end(), [&](const auto& o) { return o.second.pd == h.pd && o.second.gid == h.gid; });
+  h.number = known != all.end() ? known->first : c.device.next_handle++ & 0x7fff;
   c.core.write(h.number);
   c.device.provider().made_handle(c.device, h, c.extra);
-  c.device.handles[h.number] = h;
+  ++all.try_emplace(h.number, h).first->second.users;
   return 0;
 }
 
@@ -287,7 +290,10 @@ int destroy_srq(Command& c) {
 int dealloc_pd(Command& c) { return remove_domain(c.device, read<ib_uverbs_dealloc_pd>(c.core.in).pd_handle); }
 int dereg_mr(Command& c) { return remove_registration(c.device, read<ib_uverbs_dereg_mr>(c.core.in).mr_handle); }
 int destroy_ah(Command& c) {
-  return c.device.handles.erase(read<ib_uverbs_destroy_ah>(c.core.in).ah_handle) == 1 ? 0 : EINVAL;
+  const auto found = c.device.handles.find(read<ib_uverbs_destroy_ah>(c.core.in).ah_handle);
+  if (found == c.device.handles.end()) return EINVAL;
+  if (--found->second.users == 0) c.device.handles.erase(found);
+  return 0;
 }
 
 constexpr struct {

@@ -27,6 +27,16 @@ namespace ibv = uccl::ibv;
 
 std::mutex& mutex();
 
+// The devices' time is what this process has worked: on a busy machine no peer is given up that had no turn.
+struct Clock {
+  using duration = std::chrono::nanoseconds;
+  using rep = duration::rep;
+  using period = duration::period;
+  using time_point = std::chrono::time_point<Clock>;
+  static constexpr bool is_steady = true;
+  static time_point now();
+};
+
 // The part of a command that belongs to the provider: a structure each way, of the length that its library knows.
 struct Extra {
   std::span<const u8> in;
@@ -117,12 +127,12 @@ struct Pair {  // queue pair
   std::deque<Request> requests;
   std::deque<Receive> receives;
   bool had_receives = false, ended = false;
-  std::chrono::steady_clock::time_point waits_since{};  // of the first request; zero: it does not wait
+  Clock::time_point waits_since{};  // of the first request; zero: it does not wait
   std::unique_ptr<Own> own;
 };
 
-struct Handle {  // address handle
-  u32 pd = 0, number = 0;
+struct Handle {  // address handle: one for each address in a protection domain, however often it is asked for
+  u32 pd = 0, number = 0, users = 0;
   Gid gid{};
 };
 

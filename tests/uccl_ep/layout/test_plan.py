@@ -145,6 +145,10 @@ def test_memory_zero_copy_is_reserved_and_not_in_the_total() -> None:
     assert [item.num_bytes for item in reserved] == [plan.zero_copy_bytes]
     assert plan.bill().total_bytes == before
     assert "reserved" in str(plan.bill())
+    plan.reserve_zero_copy(MIB, pinned=True, late=True)
+    assert plan.bill().total_bytes == before and "registered when their size is first asked for" in str(plan.bill())
+    plan.reserve_zero_copy(MIB, pinned=True)
+    assert plan.bill().total_bytes == before + plan.zero_copy_bytes and not plan.zero_copy_late
 
 
 def test_memory_beyond_what_offsets_can_name_is_refused() -> None:

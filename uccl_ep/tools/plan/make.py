@@ -84,7 +84,8 @@ def memory_of(job: Job, agreed: Agreed, whole: Topology) -> MemoryBill:
         rdma = max(config.get_rdma_buffer_size_hint(row, job.ranks) for config in configs)
     plan = MemoryPlan(agreed.topology, nvl, rdma, low, whole)
     if low and agreed.fabric.pins_memory:
-        plan.reserve_zero_copy(min(rdma, _native.MAX_REGION_BYTES - plan.zero_copy_offset), pinned=True)
+        most = min(rdma, _native.MAX_REGION_BYTES - plan.zero_copy_offset)
+        plan.reserve_zero_copy(most, pinned=True, late=agreed.fabric.registers_late)
     _ = plan.flat_bytes
     return plan.bill(agreed.placement.where, agreed.placement.reason, _on_gpu(agreed.hellos))
 

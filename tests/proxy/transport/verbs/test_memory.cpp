@@ -100,6 +100,66 @@ TEST(transport_verbs_memory_relaxed_ordering_when_asked) {
   CHECK(has(strict.notes, "strict PCIe ordering"));
 }
 
+// Registered as more of it is asked for: in chunks, by a quarter more at least, and never for peers.
+TEST(transport_verbs_memory_of_a_late_span_follows_what_is_asked_for) {
+  fake::Options o;
+  fake::Fabric& f = fake::Fabric::begin(o);
+  std::vector<Note> notes;
+  const VerbsNic nic(f.functions(), {"fake0", 1, -1}, {}, notes);
+  TransportSettings s;
+  s.local.add(Span{0, 4096, bytes().data()});
+  s.local.add(Span{1 << 20, 800000, bytes().data() + 8192});
+  s.fabric.late_span = 1;
+  VerbsTuning t;
+  t.chunk_bytes = 1 << 17;
+  VerbsMemory memory(nic, s, t, notes);
+  const u8* late = bytes().data() + 8192;
+  CHECK_EQ(memory.rkeys().size(), 1u);
+  CHECK_EQ(f.num_registrations(), 2u);
+  CHECK_EQ(memory.find(late).bytes, 0u);
+  memory.admit(200000);
+  CHECK_EQ(f.num_registrations(), 4u);
+  CHECK_EQ(f.last_access() & (ibv::kAccessLocalWrite | ibv::kAccessRemoteWrite | ibv::kAccessRemoteRead), 0u);
+  CHECK_EQ(memory.find(late).bytes, 1u << 17);
+  CHECK_EQ(memory.find(late + (1 << 17)).bytes, 200000u - (1 << 17));
+  CHECK(memory.find(late).readable && memory.find(late).lkey != memory.find(late + (1 << 17)).lkey);
+  CHECK_EQ(memory.find(late + 200000).bytes, 0u);
+  CHECK_EQ(memory.find(late - 1).bytes, 0u);
+  memory.admit(100);
+  CHECK_EQ(f.num_registrations(), 4u);
+  memory.admit(200001);
+  CHECK_EQ(memory.find(late + 200000).bytes, 262144u - 200000u);  // pages of 64 KiB
+  memory.admit(800000);
+  CHECK_EQ(memory.find(late + 799999).bytes, 1u);
+  std::string refused;
+  try {
+    memory.admit(800001);
+  } catch (const std::runtime_error& e) { refused = e.what(); }
+  CHECK(has(refused, "800001 bytes of a span that has 800000"));
+  CHECK_EQ(memory.rkeys().size(), 1u);
+}
+
+TEST(transport_verbs_memory_of_a_late_span_that_a_nic_refuses) {
+  fake::Options o;
+  o.address_errno = o.plain_errno = ENOMEM;
+  fake::Fabric& f = fake::Fabric::begin(o);
+  std::vector<Note> notes;
+  const VerbsNic nic(f.functions(), {"fake0", 1, -1}, {}, notes);
+  TransportSettings s;
+  s.local.add(Span{0, 800000, bytes().data()});
+  s.fabric.late_span = 0;
+  VerbsMemory memory(nic, s, {}, notes);
+  std::string refused;
+  try {
+    memory.admit(65536);
+  } catch (const std::runtime_error& e) { refused = e.what(); }
+  CHECK(has(refused, "ulimit -l"));
+  CHECK_EQ(memory.find(bytes().data()).bytes, 0u);
+  f.options.address_errno = 0;  // there is more room now
+  memory.admit(65536);
+  CHECK_EQ(memory.find(bytes().data()).bytes, 65536u);
+}
+
 // A span of several GiB, which nobody touches: each descriptor is registered from its own byte 0 on.
 TEST(transport_verbs_memory_names_the_descriptor_of_each_chunk) {
   for (const u64 chunk : {kDmabufBytes, kDmabufBytes / 4}) {

@@ -1,0 +1,99 @@
+"""`Buffer` on two ranks as two nodes, both modes, every row compared, over a driver's library and the box's devices.
+
+`python -m tests.providers.buffers DRIVER BOX`, with BOX, the library `provider_box`, in LD_PRELOAD too. The ranks are
+threads of this process, since the box moves bytes within one. Prints what `read_rows` reads, or ends with an error.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+_RANKS = 2
+_FINDINGS_BYTES = 1 << 14
+_LIMIT_S = 120
+_SAID = "%d rows are right, %d writes over %s"
+
+
+def command(loader: Sequence[str], provider: str, box: Path) -> tuple[list[str], dict[str, str]]:
+    """How to run this module with libraries of a release: the command, and its environment."""
+    environment = {
+        **os.environ,
+        "LD_PRELOAD": str(box),
+        "FI_EFA_ENABLE_SHM_TRANSFER": "0",  # libfabric's efa provider else goes past the device
+    }
+    return [*loader, sys.executable, "-m", "tests.providers.buffers", provider, str(box)], environment
+
+
+def run(loader: Sequence[str], provider: str, box: Path) -> tuple[int, str]:
+    """Runs it: (rows that were compared, what went wrong or "")."""
+    asked, environment = command(loader, provider, box)
+    try:
+        done = subprocess.run(asked, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=_LIMIT_S)
+    except subprocess.TimeoutExpired:
+        return 0, f"Buffer: no end within {_LIMIT_S} s"
+    return read_rows(done.stdout, done.stderr, done.returncode)
+
+
+def read_rows(output: str, errors: str, code: int) -> tuple[int, str]:
+    """(rows that were compared, what went wrong or "") of what a run printed."""
+    said = re.search(_SAID.replace("%d", r"(\d+)").replace("%s", r"\w+"), output)
+    if code == 0 and said and int(said[1]) > 0 and int(said[2]) > 0:
+        return int(said[1]), ""
+    lines = [line for line in errors.strip().splitlines() if not line.startswith("(")]  # a remark of our traceback's
+    return 0, f"Buffer: exit code {code} behind {lines[-1] if lines else 'no output'}"
+
+
+def main() -> int:
+    """Plays the steps of `tests.rdma.inside.torch_ranks`."""
+    provider, box = sys.argv[1], ctypes.CDLL(sys.argv[2])
+    os.environ.pop("LD_PRELOAD", None)  # what this process starts has nothing to do with the box
+    box.provider_box_begin.restype = ctypes.c_char_p
+    folder = box.provider_box_begin(("efa" if provider == "libfabric" else provider).encode(), _RANKS)
+    if folder is None:
+        return 1
+
+    from tests.end_to_end.world import World, as_threads
+    from tests.rdma.inside.torch_ranks import body
+    from uccl_ep.fabric import facts
+
+    # sysfs is the box's, and pyverbs, where it is installed, is another release's.
+    facts.Probes = functools.partial(facts.Probes, root=folder.decode(), limits=dict)  # type: ignore[misc, assignment]
+
+    over_libfabric = provider == "libfabric"
+
+    @dataclass(frozen=True)
+    class OverDriver(World):  # the fields are variables, UCCL_EP_PROVIDER among them
+        provider: str = "efa" if over_libfabric else ""
+
+    world = OverDriver(
+        _RANKS,
+        ranks_per_node=1,
+        transport=provider if provider in ("efa", "libfabric") else "verbs",
+        proxy_threads=2,
+        timeout_s=60.0,
+    )
+    answers = as_threads(world, body, world.ranks_per_node)
+    text = ctypes.create_string_buffer(_FINDINGS_BYTES)
+    box.provider_box_findings(text, _FINDINGS_BYTES)
+    found = text.value.decode().splitlines()
+    if over_libfabric:  # see README.md
+        found = [line for line in found if not line.startswith("overrun")]
+    families = {family for _, family, _ in answers}
+    if found or families != {world.transport}:
+        print(f"the box found: {'; '.join(found)}; transport {families}", file=sys.stderr)
+        return 1
+    print(_SAID % (sum(rows for rows, _, _ in answers), sum(writes for _, _, writes in answers), world.transport))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
