@@ -140,8 +140,7 @@ class Session(NoCopies):
         if low_latency:
             pins, late = self.fabric.pins_memory, self.fabric.registers_late
             limited = (pins and not late) or any(i.limited for i in self._present)  # others map it, too
-            most = budgets[1] if limited else 1 << 35
-            most = min(most, _native.MAX_REGION_BYTES - self.plan.zero_copy_offset)
+            most = min(budgets[1] if limited else 1 << 35, _native.MAX_REGION_BYTES - self.plan.zero_copy_offset)
             self.plan.reserve_zero_copy(most, pins, late)
         self.regions = self._choose_regions()
         self._explain()

@@ -6,6 +6,7 @@
 #include <chrono>
 
 #include "native/check.h"
+#include "providers/native/device.h"
 
 namespace box {
 
@@ -138,10 +139,10 @@ int End::receive(int pieces) {
 }
 
 u32 End::status() {
-  const auto deadline = std::chrono::steady_clock::now() + kNoLonger;
-  Completion c{};
+  const auto deadline = Clock::now() + kNoLonger;
+  uccl::Completion c{};
   while (sends_->poll(std::span(&c, 1)) != 1) {
-    if (std::chrono::steady_clock::now() > deadline) return ~0u;
+    if (Clock::now() > deadline) return ~0u;
     sched_yield();
   }
   return c.status;

@@ -37,7 +37,7 @@ class End {
   // Posted through ibv_wr_* where there is one, all in one session; 0 or an errno.
   int write(const End& to, const Posted& what);
   int receive(int pieces);
-  // The status of the next completion; ~0 when none comes within twenty seconds.
+  // The status of the next completion; ~0 when none comes within twenty seconds of devices.
   uccl::u32 status();
   const uccl::VerbsNic& nic() const { return nic_; }
   uccl::u32 rkey() const { return mr_->rkey; }

@@ -8,6 +8,7 @@
 
 #include "native/check.h"
 #include "providers/native/box.h"
+#include "providers/native/device.h"
 #include "providers/native/end.h"
 #include "providers/native/findings.h"
 #include "providers/native/under_test.h"
@@ -31,9 +32,9 @@ struct Ends {
 
 // What was found, once something was or time is over; the rules' names in front of the colons.
 std::string found(std::chrono::milliseconds wait) {
-  const auto deadline = std::chrono::steady_clock::now() + wait;
+  const auto deadline = box::Clock::now() + wait;  // in the devices' time, which what they find goes by
   std::vector<std::string> all;
-  while (all.empty() && std::chrono::steady_clock::now() < deadline) {
+  while (all.empty() && box::Clock::now() < deadline) {
     for (const std::string& f : box::take_findings()) all.push_back(f.substr(0, f.find(':')));
     sched_yield();
   }
