@@ -71,17 +71,9 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     if name == "_native":
-        try:
-            return importlib.import_module(f"{__name__}._native")
-        except ModuleNotFoundError as error:
-            raise ImportError(
-                f"{__path__[0]} holds the sources of uccl_ep and no native module, and Python found it before an "
-                "installed one: run from another folder, or build it here with `make setup` or `pip install -e .`"
-            ) from error
+        return importlib.import_module(f"{__name__}.system.own_python").native_module()
     if name == "topk_idx_t":
-        import torch
-
-        return torch.int64
+        return importlib.import_module("torch").int64
     if name not in _HOME:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return globals().setdefault(name, getattr(importlib.import_module(f"{__name__}.{_HOME[name]}"), name))

@@ -90,10 +90,9 @@ class ThroughputCalls:
     ) -> tuple[Tensor, Tensor | None, Tensor, Tensor, Event]:
         """Queues the kernel that counts where tokens go."""
         with self._begin(previous_event, async_finish, allocate_on_comm_stream, topk_idx=topk_idx):
-            num_experts = checks.check_int("num_experts", num_experts, 1, (1 << 63) - 1)
-            if num_experts % self.num_ranks or num_experts > _native.MAX_EXPERTS:
-                allowed = f"a multiple of the {self.num_ranks} ranks, up to {_native.MAX_EXPERTS}"
-                refuse("num_experts", num_experts, allowed)
+            num_experts = checks.check_int("num_experts", num_experts, 1, _native.MAX_EXPERTS)
+            if num_experts % self.num_ranks:
+                refuse("num_experts", num_experts, f"a multiple of the {self.num_ranks} ranks")
             ids = checks.row_ids("topk_idx", topk_idx, self._looked_at(num_experts, previous_event))
             results = self._throughput.layout(ids, num_experts)
             return *results, self._end(async_finish, (ids, *results))

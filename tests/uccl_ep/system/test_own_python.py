@@ -39,8 +39,9 @@ def test_own_python_is_how_every_process_of_ours_is_started() -> None:
 
 
 def test_a_checkout_without_a_native_module_says_so(tmp_path: Path) -> None:
-    (tmp_path / "uccl_ep").mkdir()
-    (tmp_path / "uccl_ep" / "__init__.py").write_bytes((ROOT / "uccl_ep" / "__init__.py").read_bytes())
+    (tmp_path / "uccl_ep" / "system").mkdir(parents=True)
+    for name in ("__init__.py", "system/__init__.py", "system/own_python.py"):
+        (tmp_path / "uccl_ep" / name).write_bytes((ROOT / "uccl_ep" / name).read_bytes())
     done = started_in(tmp_path, [sys.executable, "-c", "from uccl_ep import _native"])
     assert done.returncode == 1 and done.stderr.splitlines()[-1].startswith(
         f"ImportError: {tmp_path}/uccl_ep holds the"

@@ -153,9 +153,9 @@ def test_throughput_api_refusals_name_argument_value_and_allowed(variables: Any)
             fp8 = torch.zeros(t, 128, dtype=torch.float8_e4m3fn)
             stream = {"allocate_on_comm_stream": True}
             table: list[tuple[Callable[[], object], list[object]]] = [
-                (lambda: buffer.get_dispatch_layout(ids, 7), ["num_experts=7", "multiple of the 2 ranks, up to 4096"]),
-                (lambda: buffer.get_dispatch_layout(ids, 4098), ["num_experts=4098", "up to 4096"]),
-                (lambda: buffer.get_dispatch_layout(ids, 0), ["num_experts=0"]),
+                (lambda: buffer.get_dispatch_layout(ids, 7), ["num_experts=7", "a multiple of the 2 ranks"]),
+                (lambda: buffer.get_dispatch_layout(ids, 4098), ["num_experts=4098", "a whole number, 1 to 4096"]),
+                (lambda: buffer.get_dispatch_layout(ids, 0), ["num_experts=0", "1 to 4096"]),
                 (lambda: buffer.get_dispatch_layout(ids.float(), 8), ["topk_idx=", "torch.float32", "torch.int64"]),
                 (lambda: buffer.get_dispatch_layout(ids, 8, None, True, True), ["allocate_on_comm_stream=True"]),
                 (dispatch(x=x.T), ["x=", f"(128, {t}), torch.bfloat16, strides (1, 128)", "contiguous 2-D"]),
