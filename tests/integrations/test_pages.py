@@ -94,6 +94,12 @@ def test_pages_flags_exist_in_the_release(page: str) -> None:
     assert not missing, f"{page} {INSTALLED[page].version} has no {missing}"
 
 
+def test_pages_table_of_releases_has_what_is_pinned() -> None:
+    text = (FOLDER.parents[1] / "docs/pages/integrators/index.md").read_text(encoding="utf-8")
+    told = dict(re.findall(r"^\| `([\w-]+)`[^|]* \| ([\w.]+) \| [\w.]+ \| .+ \|$", text, re.M))
+    assert told == {one.name: one.version for one in integrators()}
+
+
 def absent(integrator: Integrator, wanted: set[str]) -> set[str]:
     """Those of the flags that no source of the installed release names."""
     python = python_or_skip(integrator)

@@ -10,7 +10,6 @@ from uccl_ep.examples.moe_model import ARCHITECTURES
 NEW_TOKENS = 64
 # Beside the unchanged model in float32: 8 bits, or 4, of a row on its way, and the choices of experts that they change.
 BF16, FP8 = 0.05, 0.2
-ROWS_BY_EXPERT = 0.02  # HybridEP's experts each round their own row, and one process rounds a rank's sum of them
 
 
 def run(ranks: World, architecture: str) -> None:
@@ -24,9 +23,8 @@ def run(ranks: World, architecture: str) -> None:
     for name in train_step.BUFFERS:
         step = f"{path} training step ({name})"
         gradients = train_step.compare(ranks.group, architecture, RANKS_PER_NODE, name)
-        equal = ROWS_BY_EXPERT if name == "hybrid" else train_step.EQUAL
-        ranks.row(f"{step}, dense gradients", gradients.dense, equal)
-        ranks.row(f"{step}, experts' gradients", gradients.experts, equal)
+        ranks.row(f"{step}, dense gradients", gradients.dense, gradients.allowed)
+        ranks.row(f"{step}, experts' gradients", gradients.experts, gradients.allowed)
         ranks.row(f"{step}, beside the model without rounding", gradients.unrounded, BF16)
 
 

@@ -43,7 +43,7 @@ class ElasticExperts(nn.Module):
     def __init__(self, local: LocalExperts, buffer: ElasticBuffer | EPBuffer, num_experts: int) -> None:
         super().__init__()
         self.local, self.buffer, self.num_experts = local, buffer, num_experts
-        self.num_local = num_experts // buffer.num_ranks
+        self.num_local = num_experts // int(buffer.num_ranks)  # type: ignore[union-attr]  # EPBuffer copies it
 
     def forward(self, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
         """Rows [T, H], ids int64 [T, K], weights [T, K] -> the experts' weighted sums [T, H], in the rows' dtype."""

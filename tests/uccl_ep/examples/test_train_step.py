@@ -35,6 +35,7 @@ def test_examples_train_step_equal_means_dense_and_experts() -> None:
     assert Gradients(EQUAL, EQUAL, 1.0, (0.0, 0.0)).equal
     assert not Gradients(EQUAL * 1.01, 0.0, 0.0, (0.0, 0.0)).equal
     assert not Gradients(0.0, EQUAL * 1.01, 0.0, (0.0, 0.0)).equal
+    assert Gradients(EQUAL * 1.5, 0.0, 0.0, (0.0, 0.0), 2 * EQUAL).equal
     assert difference(torch.tensor([1.0, -3.0]), torch.tensor([1.0, -4.0])) == 0.25
 
 
