@@ -1252,6 +1252,10 @@ class LowLatencyCalls:
 
     MAX_STAGING_ROWS: int = 2048
 
+    DISPATCHES_AT: int = 2053
+
+    COMBINES_AT: int = 2057
+
 class RoutingTables:
     """The tables of one routing; sizes as in throughput/handle.py."""
 

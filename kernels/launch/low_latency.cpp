@@ -18,9 +18,10 @@ constexpr u32 kMostPieces = 16;  // warps that one row keeps busy
 
 u64 LowLatencyCalls::workspace_bytes(u32 num_ranks) {
   const u64 words = kKernels * (1 + kGridBarrierWords) + 2ull * num_ranks + kMaxBatches;
-  return LowLatencyState::bytes(num_ranks) + (kMaxStagingRows + kKernels) * sizeof(u64) +
-         align_up(words * sizeof(u32), 8);
+  return state_at() + LowLatencyState::bytes(num_ranks) + align_up(words * sizeof(u32), 8);
 }
+
+u64 LowLatencyCalls::state_at() { return (kMaxStagingRows + kKernels) * sizeof(u64); }
 
 u32 LowLatencyCalls::batch_rows(u64 row_bytes) {
   constexpr u64 kBatchBytes = 256 << 10;
@@ -38,10 +39,9 @@ LowLatencyCalls::LowLatencyCalls(const RankContext& rank, const LowLatencyLayout
   call_.num_experts = num_experts;
   call_.num_local_experts = num_experts / ranks;
   staging_tickets_ = reinterpret_cast<u64*>(workspace);
-  workspace += kMaxStagingRows * sizeof(u64);
   call_.share_rows = !device.host;
-  call_.admitted = reinterpret_cast<u64*>(workspace);
-  workspace += kKernels * sizeof(u64);
+  call_.admitted = staging_tickets_ + kMaxStagingRows;
+  workspace += state_at();
   call_.state = reinterpret_cast<LowLatencyState*>(workspace);
   call_.ticket = reinterpret_cast<u32*>(workspace + LowLatencyState::bytes(ranks));
   call_.grid_barrier = call_.ticket + kKernels;

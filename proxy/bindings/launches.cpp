@@ -1,4 +1,5 @@
 // A call's launches for Python: tensors and plain numbers in, a launch out that a device queues.
+#include <cstddef>
 #include <cstring>
 #include <stdexcept>
 #include <string>
@@ -224,6 +225,10 @@ void register_low_latency(nb::module_& m) {
            "`sent`: what combine_send returned.");
   c.attr("COMBINE_WORDS") = LowLatencyCalls::kCombineWords;
   c.attr("MAX_STAGING_ROWS") = LowLatencyCalls::kMaxStagingRows;
+  // Words of the workspace: how many calls were sent, and behind it how many were received.
+  static_assert(offsetof(PhaseEpochs, sent) == 0 && offsetof(PhaseEpochs, consumed) == sizeof(u64));
+  c.attr("DISPATCHES_AT") = (LowLatencyCalls::state_at() + offsetof(LowLatencyState, dispatch)) / sizeof(u64);
+  c.attr("COMBINES_AT") = (LowLatencyCalls::state_at() + offsetof(LowLatencyState, combine)) / sizeof(u64);
 }
 
 RoutingTables routing_tables(u32 channels, u32 num_tokens, u32 num_local_experts, Address is_token_in_rank,

@@ -127,6 +127,7 @@ class CupyMemory:
             self._copies = runtime.streamCreateWithFlags(runtime.streamNonBlocking)
             self._staging = runtime.hostAlloc(STAGING_BYTES, _PORTABLE_MAPPED)
         self._fabric = self._open_fabric(ordinal)
+        self.keeps_addresses = self._fabric is not None
 
     def _open_fabric(self, ordinal: int) -> Fabric | None:
         if self._cuda is None:
@@ -165,10 +166,14 @@ class CupyMemory:
         return True
 
     def allocate(self, num_bytes: int, shared: bool = False) -> int:
+        return self._allocate(num_bytes, shared)
+
+    def _allocate(self, num_bytes: int, shared: bool, at: int | None = None) -> int:
+        """`at`: an address of the fabric's memory that was put away."""
         total = round_up(max(num_bytes, 1), GRANULE_BYTES)
         with self._at_work(f"allocating {format_bytes(total)} on the GPU"):
             if self._fabric is not None:
-                address = self._fabric.allocate(total)
+                address = self._fabric.allocate(total) if at is None else self._fabric.bring_back(at)
             elif shared and self._runtime.is_hip:
                 address = int(self._runtime.mallocUncached(total))
             else:
@@ -179,7 +184,10 @@ class CupyMemory:
                 self._runtime.memsetAsync(address, 0, total, self._copies)
                 self._runtime.streamSynchronize(self._copies)
             except BaseException:
-                self._release(address)
+                if at is None:
+                    self._release(address)
+                else:
+                    self._put_away(address)
                 raise
         return address
 
@@ -187,9 +195,25 @@ class CupyMemory:
         with self._at_work("giving memory back to the GPU"):
             self._release(address)
 
-    def _release(self, address: int) -> None:
+    def put_away(self, address: int) -> None:
+        with self._at_work("giving memory back to the GPU for a while"):
+            self._put_away(address)
+
+    def _put_away(self, address: int) -> None:
+        if self._fabric is None:
+            self._release(address)
+            return
         with self._lock:
             del self._owned[address]
+        self._fabric.put_away(address)
+
+    def bring_back(self, address: int, num_bytes: int, shared: bool = False) -> int:
+        return self._allocate(num_bytes, shared, address if self._fabric is not None else None)
+
+    def _release(self, address: int) -> None:
+        with self._lock:
+            if self._owned.pop(address, None) is None and self._fabric is None:
+                raise KeyError(address)
         if self._fabric is not None:
             self._fabric.free(address)
         else:

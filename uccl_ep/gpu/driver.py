@@ -37,6 +37,7 @@ class Driver(Protocol):
 
     facts: Facts
     torch_device: torch.device
+    keeps_addresses: bool  # of memory that is put away: it has address space of its own
 
     # ---- code ------------------------------------------------------------------------------------------------------
 
@@ -72,7 +73,18 @@ class Driver(Protocol):
         """
 
     def free(self, address: int) -> None:
-        """Gives memory of `allocate` back. May wait for the device."""
+        """Gives memory of `allocate` back; an address that is kept without memory, too. May wait for the device."""
+
+    def put_away(self, address: int) -> None:
+        """Gives the memory at an address of `allocate` back until `bring_back`; nobody has it open, no kernel uses it.
+        Without keeps_addresses the address is gone with it."""
+
+    def bring_back(self, address: int, num_bytes: int, shared: bool = False) -> int:
+        """Memory again for what was put away, as `allocate`: zeroed. At the same address where keeps_addresses.
+
+        Raises:
+            UcclEpError: there is not enough; it is still put away.
+        """
 
     def view(self, address: int, num_bytes: int) -> torch.Tensor:
         """uint8 tensor [num_bytes] over device memory or registered host memory, as kernels see it; does not own it."""

@@ -65,6 +65,7 @@ class Fabric:
         self._device = device.value
         self._lock = threading.Lock()
         self._mapped: dict[int, tuple[int, int]] = {}  # address -> (allocation handle, bytes)
+        self._away: dict[int, int] = {}  # address that is reserved without memory -> bytes
 
     def supported(self) -> bool:
         """Whether a handle can really be made here: drivers say yes to the attribute where the fabric's own service
@@ -89,6 +90,11 @@ class Fabric:
         Raises:
             UcclEpError: refused.
         """
+        handle, total = self._create(num_bytes)
+        return self._map(handle, total)
+
+    def _create(self, num_bytes: int) -> tuple[int, int]:
+        """(handle of new memory, its bytes)."""
         wanted = _AllocationProperties(type=_PINNED, requested_handle_types=_HANDLE_TYPE_FABRIC)
         wanted.location = _Location(_ON_DEVICE, self._device)
         wanted.flags.gpu_direct_rdma_capable = int(self._attribute(_RDMA_WITH_VMM_SUPPORTED))
@@ -98,15 +104,44 @@ class Fabric:
         total, handle = round_up(num_bytes, unit.value), ctypes.c_ulonglong()
         flags = ctypes.c_ulonglong(0)
         self._cuda.call("cuMemCreate", ctypes.byref(handle), ctypes.c_size_t(total), ctypes.byref(wanted), flags)
-        return self._map(handle.value, total)
+        return handle.value, total
 
     def free(self, address: int) -> None:
         """Ends an `allocate` or an `open`. Peers that opened the memory keep it until they close it."""
         with self._lock:
+            away = self._away.pop(address, None)
+        total = self._unmap(address) if away is None else away
+        self._cuda.call("cuMemAddressFree", ctypes.c_ulonglong(address), ctypes.c_size_t(total))
+
+    def put_away(self, address: int) -> None:
+        """Gives the memory of an `allocate` back and keeps its address. `free` then ends that."""
+        total = self._unmap(address)
+        with self._lock:
+            self._away[address] = total
+
+    def _unmap(self, address: int) -> int:
+        """Takes the memory away from an address; returns its bytes."""
+        with self._lock:
             handle, total = self._mapped.pop(address)
         self._cuda.call("cuMemUnmap", ctypes.c_ulonglong(address), ctypes.c_size_t(total))
-        self._cuda.call("cuMemAddressFree", ctypes.c_ulonglong(address), ctypes.c_size_t(total))
         self._cuda.call("cuMemRelease", ctypes.c_ulonglong(handle))
+        return total
+
+    def bring_back(self, address: int) -> int:
+        """New memory, not zeroed, at an address that was put away; returns that address.
+
+        Raises:
+            UcclEpError: refused; it is still put away.
+        """
+        with self._lock:
+            total = self._away[address]
+        handle, _ = self._create(total)
+        with contextlib.ExitStack() as undo:
+            undo.callback(self._cuda.call, "cuMemRelease", ctypes.c_ulonglong(handle))
+            self._fill(undo, handle, address, total)
+        with self._lock:
+            del self._away[address]
+        return address
 
     def mapped_bytes(self, address: int) -> int:
         """Bytes behind an address of `allocate` or `open`."""
@@ -151,17 +186,22 @@ class Fabric:
 
     def _map(self, handle: int, total: int) -> int:
         """Gives memory an address that this GPU reads and writes; takes the handle back where that fails."""
-        size, address = ctypes.c_size_t(total), ctypes.c_ulonglong()
-        zero = ctypes.c_ulonglong(0)
-        access = _Access(_Location(_ON_DEVICE, self._device), _READ_WRITE)
+        size, address, zero = ctypes.c_size_t(total), ctypes.c_ulonglong(), ctypes.c_ulonglong(0)
         with contextlib.ExitStack() as undo:
             undo.callback(self._cuda.call, "cuMemRelease", ctypes.c_ulonglong(handle))
             self._cuda.call("cuMemAddressReserve", ctypes.byref(address), size, ctypes.c_size_t(0), zero, zero)
             undo.callback(self._cuda.call, "cuMemAddressFree", address, size)
-            self._cuda.call("cuMemMap", address, size, ctypes.c_size_t(0), ctypes.c_ulonglong(handle), zero)
-            undo.callback(self._cuda.call, "cuMemUnmap", address, size)
-            self._cuda.call("cuMemSetAccess", address, size, ctypes.byref(access), ctypes.c_size_t(1))
-            undo.pop_all()
-        with self._lock:
-            self._mapped[address.value] = (handle, total)
+            self._fill(undo, handle, address.value, total)
         return address.value
+
+    def _fill(self, undo: contextlib.ExitStack, handle: int, reserved: int, total: int) -> None:
+        """Puts memory at a reserved address, where this GPU reads and writes it; then nothing is to be undone."""
+        size, address = ctypes.c_size_t(total), ctypes.c_ulonglong(reserved)
+        zero = ctypes.c_ulonglong(0)
+        access = _Access(_Location(_ON_DEVICE, self._device), _READ_WRITE)
+        self._cuda.call("cuMemMap", address, size, ctypes.c_size_t(0), ctypes.c_ulonglong(handle), zero)
+        undo.callback(self._cuda.call, "cuMemUnmap", address, size)
+        self._cuda.call("cuMemSetAccess", address, size, ctypes.byref(access), ctypes.c_size_t(1))
+        undo.pop_all()
+        with self._lock:
+            self._mapped[reserved] = (handle, total)

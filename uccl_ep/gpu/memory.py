@@ -17,6 +17,7 @@ import torch
 from uccl_ep import _native
 from uccl_ep.errors import InvalidArgument, NotSupported, UcclEpError
 from uccl_ep.gpu.driver import Driver
+from uccl_ep.gpu.notices import PAGE_BYTES, heard, tell
 from uccl_ep.gpu.shared import Parked, Shared, park, sweep
 from uccl_ep.group.handshake import Endpoints
 from uccl_ep.layout.placement import Placement
@@ -39,6 +40,8 @@ class GpuRegions(Regions):
         session: number of the group's session, which tells this process's ranks of several Buffers apart.
     """
 
+    notice_bytes = PAGE_BYTES
+
     def __init__(
         self, plan: MemoryPlan, placement: Placement, rank: int, settings: Settings, driver: Driver, session: int
     ) -> None:
@@ -47,6 +50,11 @@ class GpuRegions(Regions):
         self._own: dict[str, Shared] = {}  # by purpose
         self._node: dict[str, dict[int, int]] = {"data": {}, "control": {}}  # kernels' addresses, by rank
         self._endings: list[Callable[[], None]] = []  # for what is of other ranks
+        self._row_endings: dict[int, Callable[[], None]] = {}  # the same for their rows, by rank
+        self._sleeps = 0  # that have begun
+        self._away = False  # this rank's rows were given back
+        self._signals = b""  # what lay before them in the GPU's memory
+        self._keeps = b"-"
         self._rows: tuple[torch.Tensor, int] | None = None  # zero copy
         self._dmabufs: list[int] = []
 
@@ -119,7 +127,7 @@ class GpuRegions(Regions):
     def _take(self, what: str, num_bytes: int, shared: bool = False) -> int:
         driver = self._driver
         address = driver.allocate(num_bytes, shared)
-        self._own[what] = Shared(address, lambda: driver.free(address))
+        made = self._own[what] = Shared(address, lambda: driver.free(made.address))
         return address
 
     def _pin(self, what: str, segment: _native.Segment) -> int:
@@ -159,23 +167,30 @@ class GpuRegions(Regions):
     def _reach(self, what: str, peer: Peer) -> int:
         """Where kernels of this rank find a peer's memory."""
         driver, rank = self._driver, peer.endpoints.rank
+
+        def end_with(ending: Callable[[], None]) -> None:
+            if what == "data":
+                self._row_endings[rank] = ending
+            else:
+                self._endings.append(ending)
+
         if peer.same_process:
             shared = _published[self._session, rank, what].hold()
-            self._endings.append(shared.drop)
+            end_with(shared.drop)
             return shared.address
         if what == "data" and self.placement.where == "device":
             try:
                 opened = driver.open(peer.endpoints.data_handle)
             except UcclEpError as error:
                 raise UcclEpError(f"rank {self.rank} cannot open the GPU memory of rank {rank}: {error}") from error
-            self._endings.append(lambda: driver.close(opened))
+            end_with(lambda: driver.close(opened))
             return opened
         segment = (self.controls if what == "control" else self._peer_data)[rank]
         try:
             mapped = driver.register(segment.address, segment.bytes)
         except UcclEpError as error:
             raise UcclEpError(f"rank {self.rank} cannot pin the {what} of rank {rank}: {error}") from error
-        self._endings.append(lambda: driver.unregister(segment.address))
+        end_with(lambda: driver.unregister(segment.address))
         return mapped
 
     def place(self, tables: _native.RankTablesSettings, members: Sequence[int]) -> _native.RankContext:
@@ -187,15 +202,21 @@ class GpuRegions(Regions):
         self.mask = driver.view(mask, 4 * ranks).view(torch.int32)
         self.peer_stats = driver.view(stats, stats_bytes).view(torch.int64).view(ranks, _native.PEER_STATS)
         self._stats = (stats, stats_bytes)
-        tables.data = [self._node["data"][r] for r in members]
         tables.control = [self._node["control"][r] for r in members]
         tables.rings, tables.ring_words = self._own["rings"].address, self._words
         tables.mask, tables.peer_stats = mask, stats
+        self._to_place = tables, members
+        return self._write_tables()
+
+    def _write_tables(self) -> _native.RankContext:
+        """Tables with where rows are now, at the address where kernels, those of graphs too, look for them."""
+        tables, members = self._to_place
+        tables.data = [self._node["data"][r] for r in members]
         made = _native.RankTables(tables)
-        image, _ = made.placed_at(0)
-        address = self._take("tables", len(image))
-        image, context = made.placed_at(address)
-        driver.write(address, image)
+        if "tables" not in self._own:
+            self._take("tables", len(made.placed_at(0)[0]))
+        image, context = made.placed_at(address := self._own["tables"].address)
+        self._driver.write(address, image)
         return context
 
     # ---- reports -----------------------------------------------------------------------------------------------
@@ -240,20 +261,101 @@ class GpuRegions(Regions):
     # ---- sleep -------------------------------------------------------------------------------------------------
 
     def held(self) -> dict[str, int]:
-        """Bytes that this rank's memory takes now, by purpose; all of it is there from the start."""
-        rows = self._rows[0].numel() if self._rows is not None else 0
-        words = self.control.bytes + self.rings.bytes + self.counters.bytes
-        return {"rows": self.plan.data_bytes, "zero-copy rows": rows, "control": words}
+        """Bytes that this rank's memory takes now, by purpose."""
+        host = self.placement.where == "host"
+        rows = super().held()["rows"] if host else 0 if self._away else self.plan.data_bytes
+        zero_copy = self._rows[0].numel() if self._rows is not None else 0
+        return {"rows": rows, "zero-copy rows": zero_copy, "control": super().held()["control"]}
+
+    def _page(self, rank: int) -> memoryview:
+        begin = self.plan.control_bytes
+        return self.controls[rank].numpy().data[begin : begin + self.notice_bytes]
+
+    def _mates(self) -> list[Peer]:
+        return [peer for peer in self._peers.values() if peer.member]
+
+    def _tell(self, number: int, handle: bytes = b"") -> None:
+        """`number`: odd: has let go, even: has rows again. The first byte says whether others keep theirs for it."""
+        tell(self._page(self.rank), number, self._keeps + handle)
+
+    def let_go(self) -> None:
+        """Closes the rows of other ranks and tells so; with a masked one, which may still write, says that all stay."""
+        mask = self.mask.tolist()
+        self._keeps = b"k" if any(mask[peer.endpoints.rank] for peer in self._mates()) else b"-"
+        self._sleeps += 1
+        if self._keeps == b"-":
+            endings = list(self._row_endings.values())
+            self._row_endings.clear()
+            _run_all(endings)
+        self._tell(2 * self._sleeps - 1)
+
+    def behind(self) -> list[int]:
+        """Ranks of this node that have not told what this one has, but for masked ones."""
+        due, _ = heard(self._page(self.rank))
+        ranks = [peer.endpoints.rank for peer in self._mates()]
+        late = [rank for rank in ranks if heard(self._page(rank))[0] < due]
+        return [rank for rank in late if not self.mask.tolist()[rank]]
 
     def give_back(self, registered: str) -> dict[str, str]:
-        """Nothing yet: kernels of graphs know where rows are."""
-        return dict.fromkeys(("rows", "zero-copy rows"), registered or "rows of a GPU stay where they are")
+        """Gives the rows' memory back, and keeps the signals before them, which kernels go on from."""
+        kept = {} if self._rows is None else {"zero-copy rows": "graphs may name them"}
+        if why := registered or self._why_rows_stay():
+            return {"rows": why, **kept}
+        data, driver = self._own["data"], self._driver
+        if self.placement.where == "device":
+            self._signals = driver.read(data.address, self.plan.signals.bytes())
+            driver.put_away(data.address)
+            data.absent = not driver.keeps_addresses
+        else:
+            segment, first = self._peer_data[self.rank], self.plan.throughput.base
+            driver.unregister(segment.address)
+            data.absent = True
+            if not segment.give_back(first, segment.bytes - first):
+                kept["rows"] = "the system takes no pages of a segment back"
+        self._away = True
+        return kept
+
+    def _why_rows_stay(self) -> str:
+        if self.devices():
+            return "NICs know them by their address"
+        if self.viewed and not (self.placement.where == "device" and self._driver.keeps_addresses):
+            return "get_local_buffer_tensor has handed out a view of them"
+        ranks = [self.rank, *(peer.endpoints.rank for peer in self._mates())]
+        keeper = next((rank for rank in ranks if heard(self._page(rank))[1][:1] == b"k"), None)
+        return "" if keeper is None else f"rank {keeper} has masked a rank of this node, which may still use them"
+
+    def take_again(self) -> None:
+        """Takes memory for the rows, puts the signals back, and tells the node where they are."""
+        data, driver, num_bytes = self._own["data"], self._driver, self.plan.data_bytes
+        device = self.placement.where == "device"
+        if self._away:
+            if device:
+                data.address, data.absent = driver.bring_back(data.address, num_bytes, shared=True), False
+                driver.write(data.address, self._signals)
+            else:
+                segment = self._peer_data[self.rank]
+                data.address, data.absent = driver.register(segment.address, segment.bytes), False
+            self._away = False
+            self._node["data"][self.rank] = data.address
+            self.data, self.viewed = driver.view(data.address, num_bytes), False
+        self._tell(2 * self._sleeps, driver.export(data.address) if device and driver.facts.can_export else b"")
+
+    def reach_again(self) -> None:
+        """Opens the rows of the node's other ranks, and writes into the tables where they are."""
+        for peer in self._mates():
+            rank = peer.endpoints.rank
+            if rank not in self._row_endings:
+                handle = heard(self._page(rank))[1][1:]
+                known = self._peers[rank] = replace(peer, endpoints=replace(peer.endpoints, data_handle=handle))
+                self._node["data"][rank] = self._reach("data", known)
+        self._write_tables()
 
     # ---- end ---------------------------------------------------------------------------------------------------
 
     def release_peers(self) -> None:
         """Closes and unpins what is of other ranks, before they are told that this one has left."""
-        endings, self._endings = self._endings, []
+        endings, self._endings = [*self._row_endings.values(), *self._endings], []
+        self._row_endings.clear()
         _run_all(endings)
 
     def close(self) -> None:
@@ -267,7 +369,8 @@ class GpuRegions(Regions):
         if self.placement.where == "device" and others and "data" in own:
             park(Parked(own.pop("data"), self.control, self.plan, others))
         super().close()
-        endings, self._endings = self._endings, []
+        endings, self._endings = [*self._row_endings.values(), *self._endings], []
+        self._row_endings.clear()
         _run_all([*endings, *(shared.drop for shared in own.values())])
         sweep()
 

@@ -23,6 +23,7 @@ class Shared:
     def __init__(self, address: int, give_back: Callable[[], None]) -> None:
         self.address = address
         self._give_back = give_back
+        self.absent = False  # nothing is there: its owner has given it back for a while
         self._users = 1
 
     def hold(self) -> Shared:
@@ -36,7 +37,7 @@ class Shared:
         with self._lock:
             self._users -= 1
             last = self._users == 0
-        if last:
+        if last and not self.absent:
             self._give_back()
 
 

@@ -65,14 +65,18 @@ class Regions:
         controls: control segments of all ranks of this host, by rank, once they have met.
         numa_node: that the host memory of NICs and proxy comes from, set before make(); -1: from anywhere.
         arena: segment that this rank's results lie in, for its node to read; None: this rank is alone on its node.
+        viewed: somebody may hold a tensor over `data`.
         mask: int32 [num_ranks]; 1 = left out. peer_stats: int64 [num_ranks, PEER_STATS].
     """
+
+    notice_bytes = 0  # behind the control words, for ranks of the node
 
     def __init__(self, plan: MemoryPlan, placement: Placement, rank: int, settings: Settings) -> None:
         self.plan, self.placement, self.rank = plan, placement, rank
         self.num_rings = settings.proxy_threads * settings.rings
         self._settings = settings
         self.numa_node = -1
+        self.viewed = False
         self._peers: dict[int, Peer] = {}
         self._watch_pid = 0
         self.controls: dict[int, _native.Segment] = {}
@@ -95,7 +99,7 @@ class Regions:
         _ = plan.flat_bytes  # refuses what offsets cannot name
         name = f"uccl-ep-{self.rank}"
         self._make_data(f"{name}-data")
-        self.control = _native.Segment.create(f"{name}-control", plan.control_bytes)
+        self.control = _native.Segment.create(f"{name}-control", plan.control_bytes + self.notice_bytes)
         self.rings = _native.Segment.create(f"{name}-rings", self.num_rings * _native.ring_bytes(s.ring_capacity))
         num_bytes = _native.counters_bytes(s.proxy_threads, self.num_ranks)
         self.counters = _native.Segment.create(f"{name}-counters", num_bytes)
@@ -143,7 +147,7 @@ class Regions:
             data_fd=-1 if data is None else data.fd,
             data_bytes=self.plan.data_bytes,
             control_fd=self.control.fd,
-            control_bytes=self.plan.control_bytes,
+            control_bytes=self.control.bytes,
             flat_bytes=self.plan.flat_bytes,
             address=address,
             watch_pid=watch_pid,
@@ -308,6 +312,13 @@ class Regions:
         segments = {"rows": [rows], "zero-copy rows": [self._zero_copy], "results": [arena], "control": words}
         return {what: sum(map(_held, parts)) for what, parts in segments.items()}
 
+    def let_go(self) -> None:
+        """Lets go of rows of other ranks, which are about to give them back: all ranks have met."""
+
+    def behind(self) -> list[int]:
+        """Ranks of this node that are not yet as far as this one, after `let_go` and after `take_again`."""
+        return []
+
     def give_back(self, registered: str) -> dict[str, str]:
         """Gives the pages of rows back, which nobody reads or writes before `take_again`; addresses stay, in every
         process that has mapped them. Signals stay. Returns why what stays does, by purpose.
@@ -328,6 +339,9 @@ class Regions:
 
     def take_again(self) -> None:
         """Ends what give_back began. Pages come when they are written."""
+
+    def reach_again(self) -> None:
+        """Ends what let_go began, when all ranks of the node have their rows again."""
 
     def release_peers(self) -> None:
         """Lets go of what of others' memory ends with its owner."""

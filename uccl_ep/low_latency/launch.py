@@ -363,12 +363,21 @@ class LowLatency:
         return _Place(memory, begin, offset + begin, local, rows, stride)
 
     def refuse_outstanding(self, what: str) -> None:
-        """Raises InvalidArgument when a result has not been received: `what` takes the rows that it is made of."""
-        for call, phase in (("low_latency_dispatch", self._dispatches), ("low_latency_combine", self._combines)):
-            if phase.sent != phase.consumed:
+        """Raises InvalidArgument when a result has not been received: `what` takes the rows that it is made of.
+
+        Replays of graphs are counted by kernels alone; with graphs this waits for what has been queued.
+        """
+        counted = [(phase.sent, phase.consumed) for phase in (self._dispatches, self._combines)]
+        if self._recorded is not None and all(sent == received for sent, received in counted):
+            self._device.catch_up()
+            self._device.settle()
+            places = _native.LowLatencyCalls.DISPATCHES_AT, _native.LowLatencyCalls.COMBINES_AT
+            counted = [tuple(self._workspace[at : at + 2].tolist()) for at in places]
+        for call, (sent, received) in zip(("low_latency_dispatch", "low_latency_combine"), counted, strict=True):
+            if sent != received:
                 raise InvalidArgument(
-                    f"{what} before the receive hook of {call} number {phase.consumed + 1} has run is refused: its "
-                    "rows would be lost. Call that hook first."
+                    f"{what} before the receive hook of {call} number {received + 1} has run is refused: its rows "
+                    "would be lost. Call that hook first, or replay its graph."
                 )
 
     def forget_rows(self) -> None:

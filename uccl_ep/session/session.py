@@ -7,12 +7,13 @@ import secrets
 import socket
 import sys
 import threading
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from uccl_ep import _native
-from uccl_ep.errors import InvalidArgument, PeerLost, refuse
+from uccl_ep.errors import InvalidArgument, PeerLost, PeerTimeout, refuse
 from uccl_ep.fabric.choice import choose_fabric, explain
 from uccl_ep.fabric.facts import host_address, tell
 from uccl_ep.fabric.nearness import Nearness, near_nics
@@ -55,6 +56,7 @@ if TYPE_CHECKING:
     from uccl_ep.gpu.driver import Driver
 
 _DRAIN_S = 2.0
+_LOOK_S = 0.0005  # between two looks at what other ranks have told
 _WORDS_S = 0.5  # how long a rank whose start-up failed waits for the other ranks to say why theirs did
 _SHARED = (
     "ranks_per_node transport proxy_threads rings provider queue_pairs low_latency_combine low_latency_topk".split()
@@ -398,6 +400,7 @@ class Session(NoCopies):
     @property
     def data(self) -> torch.Tensor:
         """uint8 tensor over this rank's data region, where its kernels run."""
+        self.regions.viewed = True
         return self.regions.data
 
     @property
@@ -432,11 +435,31 @@ class Session(NoCopies):
         """Gives the memory of rows back, which no rank uses: all have met. Returns why what stays does, by purpose."""
         pins = self.fabric.pins_memory and self.topology.num_nodes > 1
         self.asleep = self.unusable = True
+        self.regions.let_go()
+        self._await_node("pause()")
         return self.regions.give_back(f"a NIC has registered every page ({self.family})" if pins else "")
 
     def wake_up(self) -> None:
         """Takes memory again, at the addresses where it was. Calls stay refused until `awake`."""
         self.regions.take_again()
+        self._await_node("resume()")
+        self.regions.reach_again()
+
+    def _await_node(self, phase: str) -> None:
+        """Waits until all ranks of the node are as far as this one, where they must be.
+
+        Raises:
+            PeerLost, PeerTimeout: one has left or ended, or does not come.
+        """
+        begin = time.monotonic()
+        while late := self.regions.behind():
+            self.check()
+            peer, waited_s = late[0], time.monotonic() - begin
+            gone = self.regions.control_word(self.rank, self.plan.control.departed(peer)) != 0
+            if gone or waited_s > self.settings.timeout_s:
+                kind, host = PeerLost if gone else PeerTimeout, self.hostnames[peer]
+                raise kind(rank=self.rank, peer=peer, host=host, phase=phase, waited_s=waited_s)
+            time.sleep(_LOOK_S)
 
     def awake(self) -> None:
         """Every rank has its memory again."""

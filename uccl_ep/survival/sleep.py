@@ -1,4 +1,4 @@
-"""Sleep and wake: between a Buffer's calls its rows' memory goes back to the system, and its addresses stay.
+"""Sleep and wake: between a Buffer's calls the memory of its rows goes back to the system.
 
 For programs in which training and serving take turns. What is small stays: control words, signals, rings, counters,
 the epochs of both modes, connections and proxies. So a Buffer that wakes up goes on where it was: the next call has the
@@ -75,6 +75,8 @@ class Sleep:
         """
         begin = time.monotonic()
         self._session.check()
+        self._device.begin()
+        self._device.check_host_wait()
         self._low_latency.refuse_outstanding("pause()")
         before = self._session.regions.held()
         self._collective.barrier()
@@ -88,6 +90,7 @@ class Sleep:
         """Takes memory again, then meets all ranks. Collective.
 
         Raises:
+            UcclEpError: a GPU has not the memory; the Buffer sleeps on.
             PeerTimeout, PeerLost: a rank did not come, or has ended meanwhile; the Buffer sleeps on.
         """
         if not self._session.asleep:
@@ -132,12 +135,12 @@ class Sleeper:
     def pause(self) -> SleepReport:
         """Gives the memory of rows back to the system, until resume(). Collective. Ours, not DeepEP's.
 
-        For a trainer that takes turns with rollout: weights and optimizer states need the memory meanwhile. The
-        Buffer's addresses stay, as do connections and the numbers of calls, so that captured graphs and handles go on
-        after resume(). What of its memory cannot go says so in the report, such as rows that a NIC has registered. What
-        a view of get_local_buffer_tensor shows is gone, and so is what was written into
-        get_next_low_latency_combine_buffer's rows. Results that the caller holds stay. On a CPU, free pages of former
-        results go too; on a GPU they are torch's (torch.cuda.empty_cache).
+        For a trainer that takes turns with rollout: weights and optimizer states need the memory meanwhile. Connections
+        and the numbers of calls stay, so that captured graphs and handles go on after resume(). The report says what of
+        the memory cannot go, and why: rows that a NIC has registered, for one. On a CPU addresses stay; what a view of
+        get_local_buffer_tensor shows is gone, and so is what was written into get_next_low_latency_combine_buffer's
+        rows. Results that the caller holds stay. On a CPU, free pages of former results go too; on a GPU they are
+        torch's (torch.cuda.empty_cache).
 
         Until resume() every call is refused but destroy, recover, members, memory_bill, stats and dump_flight_record.
         Replays of captured graphs must have ended before, on any stream, and none may be started.
@@ -164,6 +167,7 @@ class Sleeper:
         Raises:
             PeerLost: a rank has ended, perhaps while this one slept. recover() goes on without it, awake.
             PeerTimeout: a rank did not come.
+            UcclEpError: the GPU has not the memory; the Buffer sleeps on, and resume() may be called again.
             InvalidArgument: the Buffer does not sleep.
         """
         return self._resting.sleep.resume()

@@ -6,6 +6,7 @@ import warnings
 from typing import Any
 
 import pytest
+import torch
 
 from tests.uccl_ep.elastic.worlds import HIDDEN, MAX_TOKENS, on_ranks
 from uccl_ep import EventHandle, InvalidArgument, SettingsMismatch, ThreadGroup, run_ranks
@@ -31,6 +32,22 @@ def test_elastic_buffer_attributes_and_domains(variables: Any) -> None:
         buffer.barrier(use_comm_stream=False, with_cpu_sync=True)
 
     on_ranks(3, body)
+
+
+def test_elastic_buffer_sleeps(variables: Any) -> None:
+    variables(RANKS_PER_NODE=1)
+
+    def body(group: ThreadGroup, buffer: ElasticBuffer) -> None:
+        x, ids = torch.full((4, HIDDEN), 1.0 + group.rank()).bfloat16(), torch.arange(4).view(4, 1) % 2
+        rows, _, _, handle, _ = buffer.dispatch(x, ids, num_experts=2)
+        report = buffer.pause()
+        assert report.freed_bytes > 0 and report.kept == {}
+        with pytest.raises(InvalidArgument, match="this Buffer sleeps"):
+            buffer.combine(rows, handle)
+        buffer.resume()
+        assert torch.equal(buffer.combine(rows, handle)[0], x)
+
+    on_ranks(2, body)
 
 
 @pytest.mark.parametrize(

@@ -22,6 +22,7 @@ from uccl_ep.gpu.driver import Facts
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.mremap.restype = ctypes.c_void_p
 _libc.mremap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_size_t, ctypes.c_int]
+_libc.mprotect.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
 _libc.munmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
 _FOREVER_NS = (1 << 63) - 1
 
@@ -89,6 +90,8 @@ class FakeDriver:
         self.torch_device = torch.device("cpu")
         self.pin_limit = 1 << 62
         self.no_dmabuf = ""  # why it exports none
+        self.keeps_addresses = False  # of memory that is put away
+        self.put: dict[int, Any] = {}  # what is: its address, which nobody can use
         self.blocks_per_sm = 1
         self.library: Any = None
         self.flushes: list[tuple[int, int, int]] = []  # context, target, scope: calls of native code
@@ -112,6 +115,10 @@ class FakeDriver:
     def held(self) -> dict[str, int]:
         """Memory that has not been given back, by kind."""
         return {"allocated": len(self._allocated), "opened": len(self._opened), "pinned": len(self._pinned)}
+
+    def bytes_allocated(self) -> int:
+        """Bytes of `allocate` that have not been given back or put away."""
+        return sum(s.bytes for address, s in self._allocated.items() if address not in self.put)
 
     # ---- code ------------------------------------------------------------------------------------------------------
 
@@ -150,8 +157,31 @@ class FakeDriver:
         self.executor.memory(segment.address, num_bytes, "shared" if shared else "device")
         return int(segment.address)
 
+    def put_away(self, address: int) -> None:
+        """What touches the address from now on ends the process, as on a GPU."""
+        self._forbid("freeing memory")
+        segment = self._allocated[address]
+        self.executor.memory(address, segment.bytes, "")
+        assert segment.give_back(0, segment.bytes) and _libc.mprotect(address, segment.bytes, 0) == 0
+        with self._lock:
+            self.put[address] = segment  # where addresses are not kept, so that nothing else comes to lie there
+            if not self.keeps_addresses:
+                del self._allocated[address]
+
+    def bring_back(self, address: int, num_bytes: int, shared: bool = False) -> int:
+        self._forbid("allocating memory")
+        if not self.keeps_addresses:
+            assert address in self.put
+            return self.allocate(num_bytes, shared)
+        segment = self.put.pop(address)
+        assert segment.bytes >= num_bytes and _libc.mprotect(address, segment.bytes, 3) == 0
+        self.executor.memory(address, num_bytes, "shared" if shared else "device")
+        return address
+
     def free(self, address: int) -> None:
         self._forbid("freeing memory")
+        if address in self._allocated:
+            self.put.pop(address, None)
         self.executor.memory(address, self._allocated[address].bytes, "")
         del self._allocated[address]
 

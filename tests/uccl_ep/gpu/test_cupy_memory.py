@@ -61,6 +61,28 @@ def test_cupy_memory_allocates_whole_granules_of_zeros(stub: Stub, asked: int, t
 
 
 @pytest.mark.parametrize("fabric", [False, True])
+def test_cupy_memory_is_put_away_and_brought_back(stub: Stub, fabric: bool) -> None:
+    memory = opened(stub, fabric=fabric)
+    before, total = set(stub.machine.memory), 2 * GRANULE_BYTES
+    first = memory.allocate(total, shared=True)
+    ctypes.memset(first, 7, total)
+    memory.put_away(first)
+    assert not stub.table.handles and (fabric or set(stub.machine.memory) == before)
+    stub.machine.failing["memsetAsync"] = "cudaErrorLaunchFailure: unspecified launch failure"
+    with pytest.raises(UcclEpError, match="allocating 4 MiB"):
+        memory.bring_back(first, total, shared=True)
+    stub.machine.failing.clear()
+    assert not stub.table.handles and (fabric or set(stub.machine.memory) == before)
+    again = memory.bring_back(first, total, shared=True)
+    assert memory.keeps_addresses == fabric and (again == first or not fabric)
+    assert bytes_at(again, total) == bytes(total) and len(memory.export(again)) == len(memory.export(again + 4096))
+    if fabric:
+        memory.put_away(again)  # its address is given back, too
+    memory.free(again)
+    assert not stub.table.handles and not stub.table.reserved and (fabric or set(stub.machine.memory) == before)
+
+
+@pytest.mark.parametrize("fabric", [False, True])
 def test_cupy_memory_failed_zeroing_gives_memory_back(stub: Stub, fabric: bool) -> None:
     memory = opened(stub, fabric=fabric)
     before = set(stub.machine.memory)

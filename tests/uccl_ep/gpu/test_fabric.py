@@ -73,6 +73,25 @@ def test_fabric_undoes_what_a_failure_leaves(step: str) -> None:
     assert nothing_left(table)
 
 
+def test_fabric_memory_goes_and_comes_at_its_address() -> None:
+    table, fabric = made()
+    address = fabric.allocate(3 * GRANULE)
+    for _ in range(2):
+        fabric.put_away(address)
+        assert not table.handles and not table.mapped and table.reserved == {address: 3 * GRANULE}
+        for step in ("cuMemCreate", "cuMemMap", "cuMemSetAccess"):
+            table.failing = {step: 2}
+            with pytest.raises(UcclEpError, match=f"{step} failed"):
+                fabric.bring_back(address)
+            assert not table.handles and not table.mapped and address in table.reserved
+        table.failing = {}
+        assert fabric.bring_back(address) == address and fabric.mapped_bytes(address) == 3 * GRANULE
+        assert address in table.writable and len(fabric.export(address)) == 64
+    fabric.put_away(address)
+    fabric.free(address)
+    assert nothing_left(table) and not fabric._away
+
+
 def test_fabric_support_is_tried() -> None:
     table, fabric = made()
     assert fabric.supported() and nothing_left(table)

@@ -34,7 +34,12 @@ def main(rank: int, size: int, rendezvous: str, can_export: bool) -> None:
         facts["placement"] = buffer._session.placement.where
         facts["reason"] = buffer._session.placement.reason
         facts["opened"] = driver.held()["opened"]
-        for _ in range(20):
+        for turn in range(20):
+            if turn % 4 == 3:
+                asleep = buffer.pause()
+                assert asleep.kept == {} and asleep.freed_bytes > 0 and driver.held()["opened"] == 0
+                buffer.resume()
+                assert driver.held()["opened"] == facts["opened"]
             got = buffer.low_latency_dispatch(c.x[rank], c.topk_idx[rank], 8, 2 * size, use_fp8=False)
             out, _, _ = buffer.low_latency_combine(
                 expert_rows(rank, c.shape), c.topk_idx[rank], c.topk_weights[rank], got[2]
