@@ -16,10 +16,11 @@ constexpr u32 kMostPieces = 16;  // warps that one row keeps busy
 
 }  // namespace
 
+u64 LowLatencyCalls::state_at() { return (kMaxStagingRows + kKernels) * sizeof(u64); }
+
 u64 LowLatencyCalls::workspace_bytes(u32 num_ranks) {
   const u64 words = kKernels * (1 + kGridBarrierWords) + 2ull * num_ranks + kMaxBatches;
-  return LowLatencyState::bytes(num_ranks) + (kMaxStagingRows + kKernels) * sizeof(u64) +
-         align_up(words * sizeof(u32), 8);
+  return LowLatencyState::bytes(num_ranks) + state_at() + align_up(words * sizeof(u32), 8);
 }
 
 u32 LowLatencyCalls::batch_rows(u64 row_bytes) {

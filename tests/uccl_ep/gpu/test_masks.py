@@ -10,7 +10,7 @@ import torch
 from tests.uccl_ep.gpu.fake_driver import FakeDriver
 from tests.uccl_ep.gpu.worlds import install, run_gpu_ranks
 from tests.uccl_ep.ranks import case, low_latency
-from uccl_ep import NotSupported, ThreadGroup
+from uccl_ep import ThreadGroup
 
 
 def test_gpu_masks_and_statistics(variables: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -35,35 +35,3 @@ def test_gpu_masks_and_statistics(variables: Any, monkeypatch: pytest.MonkeyPatc
             group.barrier()
 
     run_gpu_ranks(driver, 3, body)
-
-
-def test_gpu_masks_a_rank_of_another_node_that_missed_a_call_stays_masked(
-    variables: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Calls do not look at the mask, which is the GPU's: what they may have left out is worked out when it matters."""
-    variables(RANKS_PER_NODE=1)
-    driver = install(monkeypatch, FakeDriver())
-    c = case(96, "uniform", num_ranks=2, num_experts=2, hidden=128, max_tokens=8)
-
-    def body(group: ThreadGroup) -> None:
-        with low_latency(group, c.shape, enable_shrink=True) as buffer:
-            other = 1 - group.rank()
-            for _ in range(2):
-                buffer.low_latency_update_mask_buffer(other, True)
-                buffer.low_latency_update_mask_buffer(other, True)
-                buffer.low_latency_clean_mask_buffer()  # no call in between: nothing was missed
-            buffer.low_latency_update_mask_buffer(other, True)
-            buffer.low_latency_dispatch(c.x[group.rank()], c.topk_idx[group.rank()], 8, 2)
-            driver.settle()
-            for call in (
-                buffer.low_latency_clean_mask_buffer,
-                lambda: buffer.low_latency_update_mask_buffer(other, False),
-            ):
-                with pytest.raises(NotSupported, match=f"unmasking rank\\(s\\) {other}: a rank of another node"):
-                    call()
-            status = torch.zeros(2, dtype=torch.int32)
-            buffer.low_latency_query_mask_buffer(status)
-            assert status.tolist() == [int(r == other) for r in range(2)]
-            group.barrier()
-
-    run_gpu_ranks(driver, 2, body)
