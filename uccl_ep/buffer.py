@@ -550,6 +550,19 @@ class Buffer(BranchCalls, NoCopies):
         """Takes every mask away; ranks that are no members keep theirs. Raises as low_latency_update_mask_buffer."""
         self._living.masks.clean()
 
+    @in_turn("agree_on_masks")
+    def agree_on_masks(self, timeout_s: float | None = None) -> list[int]:
+        """Masks on all ranks that are left whom one of them masks, so that none waits for a rank that others leave out.
+
+        Collective among them, between calls: each has the same mask from its next call on. Nothing is drained and no
+        traffic stops. Who has ended, or does not come in `timeout_s` (None: UCCL_EP_TIMEOUT_S), is masked too. Returns
+        the masked ranks, ascending. Ours; needs enable_shrink.
+
+        Raises:
+            PeerLost: the others leave this rank out, and it masks them. They may take it back.
+        """
+        return self._living.masks.agree(timeout_s)
+
     def members(self) -> list[int]:
         """Ranks that take part, ascending: all, less those that recover() went on without."""
         return self._living.members()

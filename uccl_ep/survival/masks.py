@@ -13,7 +13,7 @@ import torch
 
 from uccl_ep import checks
 from uccl_ep.device.protocol import Device
-from uccl_ep.errors import InvalidArgument, NotSupported, refuse
+from uccl_ep.errors import InvalidArgument, NotSupported, PeerLost, refuse
 from uccl_ep.low_latency.launch import LowLatency
 from uccl_ep.session.barrier import Collective
 from uccl_ep.session.session import Session
@@ -74,6 +74,29 @@ class Masks:
         self._device.catch_up()
         members = set(range(self._num_ranks)) - self._session.absent
         self._unmask(members)
+
+    def agree(self, timeout_s: float | None) -> list[int]:
+        """Masks, on all ranks that are left, whom one of them masks."""
+        returning = self._check()
+        session = self._session
+        deadline_s = session.settings.timeout_s if timeout_s is None else timeout_s
+        if type(deadline_s) not in (int, float) or not 0 < deadline_s < float("inf"):
+            refuse("timeout_s", timeout_s, "seconds, more than 0")
+        session.check()
+        session.settle()
+        self._device.begin()
+        self._device.check_host_wait()
+        self._device.catch_up()
+        masked = set(session.mask.nonzero().flatten().tolist())
+        try:
+            agreed = returning.agree(masked, deadline_s)
+        except PeerLost:
+            for rank in set(range(self._num_ranks)) - masked - {session.rank}:
+                session.leave_out(rank, True)
+            raise
+        for rank in agreed - masked:  # others may have made calls without it
+            session.leave_out(rank, True)
+        return sorted(agreed)
 
     def _mask(self, rank: int) -> None:
         returning = self._check()

@@ -12,7 +12,7 @@ A rank that stood still need not ask: its next call finds what the others have o
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 import torch
 
@@ -70,6 +70,10 @@ class Returning:
         """No longer."""
         self._wanted.discard(rank)
         self._returns.forget(rank)
+
+    def agree(self, masked: Collection[int], deadline_s: float) -> frozenset[int]:
+        """Whom all ranks that are left mask from now on (membership/agreed_masks.py)."""
+        return self._agreed.agree(masked, deadline_s)
 
     def settle(self) -> None:
         """Before a call: meets those that come back, and whoever has offered to this rank. Who is not ready in half the
