@@ -704,6 +704,12 @@ class ControlLayout:
 
     def ended(self, peer: int) -> int: ...
 
+    def parted(self, peer: int) -> int: ...
+
+    def consumed(self, phase: int, reader: int) -> int: ...
+
+    def resume(self, phase: int, source: int) -> int: ...
+
     def progress(self, phase: int, source: int) -> int: ...
 
 class SignalLayout:
@@ -728,6 +734,8 @@ class SignalLayout:
     def max_readers(self, arg: int, /) -> None: ...
 
     def flag(self, phase: int, source: int) -> int: ...
+
+    def consumed(self, phase: int, reader: int) -> int: ...
 
     def stream_tail(self, direction: int, source: int, channel: int) -> int: ...
 
@@ -1222,6 +1230,10 @@ class LowLatencyCalls:
     @staticmethod
     def workspace_bytes(num_ranks: int) -> int:
         """Bytes that kernels count in from call to call."""
+
+    @staticmethod
+    def state_at() -> int:
+        """Bytes into them to the LowLatencyState."""
 
     @property
     def dispatch_words(self) -> int:

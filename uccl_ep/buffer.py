@@ -255,11 +255,7 @@ class Buffer(Sleeper, BranchCalls, NoCopies):
     def dump_flight_record(self, path: str = "") -> str:
         """Writes down what this rank has done in its last moments, for `uccl-ep explain`; returns the file's path.
 
-        Args:
-            path: a folder, made when missing; empty: where records of faults go (UCCL_EP_FLIGHT_RECORDER).
-
-        Raises:
-            OSError: it cannot be written.
+        `path`: a folder, made when missing; empty: that of records of faults (UCCL_EP_FLIGHT_RECORDER). Raises OSError.
         """
         return self._resting.dump_flight_record(path)
 
@@ -526,13 +522,13 @@ class Buffer(Sleeper, BranchCalls, NoCopies):
     def low_latency_update_mask_buffer(self, rank_to_mask: int, mask: bool = False) -> None:
         """Masks a rank (mask=True) or takes the mask away. Masks hold for both modes, whatever upstream's name says.
 
-        Nothing is sent to a masked rank, nothing is expected from it, and combine leaves its experts out without
-        renormalising weights. A throughput handle keeps the masks that its dispatch met.
+        Nothing is sent to a masked rank or expected from it; combine leaves its experts out and does not renormalise. A
+        throughput handle keeps the masks that its dispatch met. Where low-latency calls were missed, the next dispatch,
+        barrier or query waits half the timeout at most for the rank to take part again.
 
         Raises:
             InvalidArgument: the Buffer was made without enable_shrink, or there is no such rank.
-            NotSupported: the mask is to be taken from a rank that has missed what cannot be made up for: a low-latency
-                call, when it is on another node, or any throughput dispatch.
+            NotSupported: the mask is to be taken from a rank that has ended, or has missed a throughput dispatch.
         """
         self._living.masks.update(rank_to_mask, mask)
 
@@ -546,6 +542,19 @@ class Buffer(Sleeper, BranchCalls, NoCopies):
         """Takes every mask away; ranks that are no members keep theirs. Raises as low_latency_update_mask_buffer."""
         self._living.masks.clean()
 
+    @in_turn("agree_on_masks")
+    def agree_on_masks(self, timeout_s: float | None = None) -> list[int]:
+        """Masks on all ranks that are left whom one of them masks, so that none waits for a rank that others leave out.
+
+        Collective among them, between calls: each has the same mask from its next call on. Nothing is drained and no
+        traffic stops. Who has ended, or does not come in `timeout_s` (None: UCCL_EP_TIMEOUT_S), is masked too. Returns
+        the masked ranks, ascending. Ours; needs enable_shrink.
+
+        Raises:
+            PeerLost: the others leave this rank out, and it masks them. They may take it back.
+        """
+        return self._living.masks.agree(timeout_s)
+
     def members(self) -> list[int]:
         """Ranks that take part, ascending: all, less those that recover() went on without."""
         return self._resting.members()
@@ -554,31 +563,21 @@ class Buffer(Sleeper, BranchCalls, NoCopies):
     def recover(self, group: Any = None, timeout_s: float | None = None, allow_minority: bool = False) -> list[int]:
         """Goes on after PeerLost or PeerTimeout. Collective among the ranks that are left.
 
-        Ranks and experts keep their numbers. Tokens that are routed to an absent rank's experts are dropped as a masked
-        rank's are: nothing is sent, combine leaves them out and does not renormalise. Handles, hooks and views from
-        before are refused or without effect; sizes and settings stay. A rank that has not noticed the loss is told by
-        the first one that calls this: its current or next call raises PeerLost.
-
-        Survivors go on where they are a majority of the last agreed members, or exactly half of them with the lowest
-        rank, because a network that is cut leaves living ranks on both sides. Ranks whose process has ended are not
-        counted, if a rank of their host is left to see it; that a connection has ended proves nothing.
+        Ranks and experts keep their numbers. Tokens of an absent rank's experts are dropped as a masked rank's are.
+        Handles, hooks and views from before are refused or without effect; sizes and settings stay. A rank that has not
+        noticed the loss is told by the first one that calls this: its current or next call raises PeerLost.
 
         Args:
-            group: None: the survivors agree on who is left, without the group, which may be broken. Else a new group
-                of the original size, in which replaced ranks construct a Buffer with the same arguments: all ranks
-                take part again.
-            timeout_s: how long a rank that lives may take to come, and every later step of the start; None:
-                UCCL_EP_TIMEOUT_S.
-            allow_minority: goes on with fewer, when all survivors say so: the caller knows that no others do. Without
-                effect with a group, which agrees by itself on who takes part.
+            group: None: the survivors agree on who is left, without the group, which may be broken. Else a new group of
+                the original size, in which replaced ranks make a Buffer with the same arguments: all take part again.
+            timeout_s: how long a rank that lives may take to come, and each later step; None: UCCL_EP_TIMEOUT_S.
+            allow_minority: without a group, goes on with fewer, if all survivors say so: the caller knows of no others.
 
-        Returns:
-            The ranks that take part, ascending, the same on all of them.
+        Returns the ranks that take part, ascending, the same on all of them.
 
         Raises:
-            PeerLost: the others have gone on without this rank; says who told so. Make a new Buffer, or recover with a
-                new group.
-            NoQuorum: too few are left; says who is missing and how many are needed. recover() may be called again.
+            PeerLost: the others have gone on without this rank. Make a new Buffer, or recover with a new group.
+            NoQuorum: too few of the last members are left; says who is missing. recover() may be called again.
             PeerTimeout, UcclEpError: the new start failed; recover() may be called again.
             InvalidArgument: the Buffer has been destroyed, or the group is of another size or order.
         """

@@ -26,8 +26,7 @@ class LowLatencyCalls {
   // Kernels count from call to call in the workspace. The caller zeroes it once and gives it to no other rank; 8-byte
   // aligned.
   static u64 workspace_bytes(u32 num_ranks);
-  // Where the LowLatencyState is in it.
-  static u64 state_at();
+  static u64 state_at();  // bytes into it to its LowLatencyState
 
   // Rows of `row_bytes` that dispatch stages before it sends; where pieces are few for the tokens of a call, more.
   static u32 batch_rows(u64 row_bytes);

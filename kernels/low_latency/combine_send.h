@@ -347,7 +347,8 @@ KERNEL KERNEL_BOUNDS(kMaxBlockLanes) low_latency_combine_send(CombineSendArgs a)
   if (simt::tid() == 0) *own_identity(a.rank, Phase::kCombine, turn.epoch) = combine_identity(a);
   simt::sync_block();
   for (u32 i = simt::tid(); i < topology.local_size; i += simt::ntid())
-    simt::st_release_sys(word(a.rank.data[i], a.rank.signals.flag(Phase::kCombine, topology.rank)), turn.epoch);
+    if (!masked(a.rank, topology.mates[i]))  // which got no rows, and must not take old ones for them
+      simt::st_release_sys(word(a.rank.data[i], a.rank.signals.flag(Phase::kCombine, topology.rank)), turn.epoch);
   if (simt::tid() == 0) end_send(a.call, Phase::kCombine, turn);
 }
 

@@ -345,13 +345,15 @@ DEV void announce_consumed(const RankContext& c, const Turn& turn, const LowLate
 }
 
 // Waits for an arrival flag. One lane. As wait_or_mask; a source that is `*absent` is to be treated as having sent
-// nothing.
+// nothing. So is one that has left this rank out and gone on: what it sent for this call has been overwritten.
 DEV bool wait_for_flag(const RankContext& c, const WaitContext& wait, const WaitSite& site, const u64* flag, u64 epoch,
                        bool* absent) {
   u64 last = 0;
   const bool ok =
       wait_or_mask(c, wait, site, SystemWord{flag}, [&](u64 seen) { return (last = seen) >= epoch; }, absent);
   if (!ok || *absent) return ok;
+  *absent = c.shrink && last > epoch + 1;
+  if (*absent) mask_peer(c, site.peer);
   return keeps_step(c, wait, site, last, epoch + 1);  // its call after next needs this one read
 }
 

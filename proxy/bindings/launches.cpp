@@ -204,6 +204,7 @@ void register_low_latency(nb::module_& m) {
        "`workspace`: of workspace_bytes, zeroed once, 8-byte aligned.")
       .def_static("workspace_bytes", &LowLatencyCalls::workspace_bytes, nb::arg("num_ranks"),
                   "Bytes that kernels count in from call to call.")
+      .def_static("state_at", &LowLatencyCalls::state_at, "Bytes into them to the LowLatencyState.")
       .def_prop_ro("dispatch_words", &LowLatencyCalls::dispatch_words, "u64 words of a dispatch, until it is received.")
       .def_static("batch_rows", &LowLatencyCalls::batch_rows, nb::arg("row_bytes"),
                   "Rows that dispatch stages before it sends; a run of neighbours within a batch is one write.")

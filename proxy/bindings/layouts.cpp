@@ -25,6 +25,15 @@ void register_words(nb::module_& m) {
       .def("flag_time", &ControlLayout::flag_time, nb::arg("source"))
       .def("excluded", &ControlLayout::excluded, nb::arg("peer"))
       .def("ended", &ControlLayout::ended, nb::arg("peer"))
+      .def("parted", &ControlLayout::parted, nb::arg("peer"))
+      .def(
+          "consumed",
+          [](const ControlLayout& c, u32 phase, u32 reader) { return c.consumed(static_cast<Phase>(phase), reader); },
+          nb::arg("phase"), nb::arg("reader"))
+      .def(
+          "resume",
+          [](const ControlLayout& c, u32 phase, u32 source) { return c.resume(static_cast<Phase>(phase), source); },
+          nb::arg("phase"), nb::arg("source"))
       .def(
           "progress",
           [](const ControlLayout& c, u32 phase, u32 source) { return c.progress(static_cast<Phase>(phase), source); },
@@ -38,6 +47,10 @@ void register_words(nb::module_& m) {
           "flag",
           [](const SignalLayout& l, u32 phase, u32 source) { return l.flag(static_cast<Phase>(phase), source); },
           nb::arg("phase"), nb::arg("source"))
+      .def(
+          "consumed",
+          [](const SignalLayout& l, u32 phase, u32 reader) { return l.consumed(static_cast<Phase>(phase), reader); },
+          nb::arg("phase"), nb::arg("reader"))
       .def(
           "stream_tail",
           [](const SignalLayout& l, u32 direction, u32 source, u32 channel) {

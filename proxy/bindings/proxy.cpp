@@ -11,7 +11,7 @@
 #include "engine/doorbell.h"
 #include "engine/faults.h"
 #include "engine/words.h"
-#include "ring/layout.h"
+#include "ring/consumer.h"
 
 namespace nb = nanobind;
 
@@ -81,11 +81,16 @@ nb::tuple read_counters(std::uintptr_t address, u32 num_workers, u32 num_ranks) 
   return nb::make_tuple(w, p);
 }
 
-// True when every command ever pushed into these rings is complete at its receiver.
+// True when every command ever pushed into these rings is complete at its receiver. Not by the ring's head, which is a
+// GPU's where that pushes.
 bool rings_idle(std::uintptr_t address, u32 num_rings, u32 capacity) {
   for (u32 i = 0; i < num_rings; ++i) {
-    auto* h = reinterpret_cast<RingHeader*>(address + i * ring_bytes(capacity));
-    if (std::atomic_ref<u64>(h->done).load(std::memory_order_acquire) != relaxed(h->head)) return false;
+    auto* memory = reinterpret_cast<void*>(address + i * ring_bytes(capacity));
+    const RingConsumer ring(memory, capacity);
+    Command next;
+    auto* h = static_cast<RingHeader*>(memory);
+    if (std::atomic_ref<u64>(h->done).load(std::memory_order_acquire) != ring.next_ticket() || ring.peek(&next))
+      return false;
   }
   return true;
 }

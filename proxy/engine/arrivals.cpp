@@ -84,6 +84,22 @@ Verdict Arrivals::expect(u32 source, u32 key, u64 now_ns) {
   return {.arriving_ns = settle(counter, epoch, source, key_phase(key), now_ns)};
 }
 
+void Arrivals::resume(u32 source, u64 now_ns) {
+  for (u32 p = 0; p < kNumPhases; ++p) {
+    const Phase phase = static_cast<Phase>(p);
+    const u64 from = read_word(control_word(control_, layout_.resume(phase, source)));
+    Counter& counter = counters_[p * layout_.num_ranks + source];
+    if (from <= counter.published) continue;
+    for (u64 e = counter.published + 1; e <= std::min(from, counter.published + kEpochWindow); ++e)
+      counter.window[e % kEpochWindow] = Epoch{};
+    counter.published = from;
+    // Raised, not stored: every worker comes here, and the one that counts this phase may be further.
+    for (const u64 set : {0ull, 1ull}) raise_word(control_, layout_.flag_beside(phase, set, source), from);
+    raise_word(control_, layout_.flag(phase, source), from);
+    publish(counter, source, phase, now_ns);
+  }
+}
+
 // After a change of `epoch`: raises the flag when it can be raised, and notes how far the next one is. Returns what
 // publish returns.
 u64 Arrivals::settle(Counter& counter, u64 epoch, u32 source, Phase phase, u64 now_ns) {

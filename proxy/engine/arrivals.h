@@ -25,6 +25,8 @@ class Arrivals {
   // `source` is a rank of the group; `now_ns` stamps a flag that is raised.
   Verdict arrive(u32 source, u32 key, u64 now_ns);
   Verdict expect(u32 source, u32 key, u64 now_ns);  // its ExpectHeader is visible
+  // Goes on from the `resume` words of a rank that missed calls: what it sent, or was sent, before will never be whole.
+  void resume(u32 source, u64 now_ns);
 
  private:
   static constexpr u64 kUnknown = ~0ull;

@@ -72,6 +72,7 @@ bool Worker::poll_arrivals() {
     return false;
   }
   if (settings_.flush.call != nullptr && !make_visible(n)) return true;
+  take_exclusions();  // who comes back sends after this rank has said from where on it counts
   const u64 now_ns = steady_ns();  // one clock read a batch stamps every flag it raises
   for (std::size_t i = 0; i < n; ++i) apply(incoming_[i], now_ns);
   bump(counters_.arrivals, n);
@@ -115,22 +116,28 @@ void Worker::hear_end(u32 peer) {
   if (!membership_.gone(peer) && !departures_.process_ended(peer)) lose({peer, PeerFault::kLost, 0});
 }
 
-// Takes over which peers have ended on other hosts, and which ones kernels or Python leave out. What is on its way to one of them may never be read: it is given
-// kPatienceNs, then the peer is parted with, so that nobody waits for it behind the same ring.
-void Worker::follow_exclusions() {
+// Takes over which peers have ended on other hosts, which ones kernels or Python leave out, and from where on those
+// count that come back.
+void Worker::take_exclusions() {
   std::atomic_ref<u64> changes(control_word(settings_.control, ControlLayout::kExclusions));
   const u64 seen = changes.load(std::memory_order_acquire);  // pairs with whoever changed a word and then added here
-  if (seen != exclusions_seen_) {
-    exclusions_seen_ = seen;
-    num_excluded_ = 0;
-    for (u32 peer = 0; peer < settings_.num_ranks; ++peer) {
-      const bool out = read_word(control_word(settings_.control, settings_.control_layout.excluded(peer))) != 0;
-      ledger_.exclude(peer, out);
-      num_excluded_ += out;
-      if (read_word(control_word(settings_.control, settings_.control_layout.ended(peer))) != 0) hear_end(peer);
-    }
-    excluded_at_ns_ = steady_ns();
+  if (seen == exclusions_seen_) return;
+  exclusions_seen_ = seen;
+  excluded_at_ns_ = steady_ns();
+  num_excluded_ = 0;
+  for (u32 peer = 0; peer < settings_.num_ranks; ++peer) {
+    const bool out = read_word(control_word(settings_.control, settings_.control_layout.excluded(peer))) != 0;
+    ledger_.exclude(peer, out);
+    num_excluded_ += out;
+    if (read_word(control_word(settings_.control, settings_.control_layout.ended(peer))) != 0) hear_end(peer);
+    arrivals_.resume(peer, excluded_at_ns_);
   }
+}
+
+// What is on its way to a peer that is left out may never be read: it is given kPatienceNs, then the peer is parted
+// with, so that nobody waits for it behind the same ring.
+void Worker::follow_exclusions() {
+  take_exclusions();
   if (num_excluded_ == 0 || steady_ns() - excluded_at_ns_ < kPatienceNs) return;
   for (u32 peer = 0; peer < settings_.num_ranks; ++peer)
     if (ledger_.excluded(peer) && ledger_.in_flight_to(peer) != 0) part(peer, PartReason::kLeftOut);
@@ -158,6 +165,7 @@ void Worker::follow_fault() {
 void Worker::part(u32 peer, PartReason reason) {
   if (!ledger_.is_peer(peer) || ledger_.gone(peer)) return;
   events_.record({steady_ns(), EventKind::kParted, peer, static_cast<u64>(reason), 0});
+  raise_word(settings_.control, settings_.control_layout.parted(peer), 1);
   lane_.close_peer(peer);  // before its writes count as complete: from here on nothing reads their sources
   poster_.drop_peer(peer);
 }

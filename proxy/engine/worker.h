@@ -50,6 +50,7 @@ class alignas(64) Worker {
   void lose(const PeerEvent& event);
   void hear_end(u32 peer);
   void follow_exclusions();
+  void take_exclusions();
   void follow_membership();
   void follow_fault();
   void part(u32 peer, PartReason reason);

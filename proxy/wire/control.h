@@ -116,7 +116,7 @@ struct ControlLayout {
   static constexpr u64 kFault = 64;  // FaultRecord
   static constexpr u64 kBarrier = 128;  // u64: rounds of barrier with remote peers completed (proxy)
   static constexpr u64 kLocalBarrier = 192;  // u64: rounds this rank has entered (its kernel; read by node peers)
-  static constexpr u64 kExclusions = 200;  // u64: changes of `excluded` and `ended` so far (kernels, Python)
+  static constexpr u64 kExclusions = 200;  // u64: changes of `excluded`, `ended` and `resume` so far (kernels, Python)
   static constexpr u64 kDoorbell = 208;  // u32: times that the host has announced commands (engine/doorbell.h)
   static constexpr u64 kSleepers = 212;  // u32: proxy threads that sleep until then
   static constexpr u64 kKeepAwake = 216;  // u64: 1 = commands also come unannounced
@@ -164,9 +164,17 @@ struct ControlLayout {
   // Non-zero once a rank of this host knows that the process of `peer`, on another host, has ended without a goodbye
   // (uccl_ep/membership/death_notices.py). Released through kExclusions.
   constexpr u64 ended(u32 peer) const { return excluded(num_ranks) + peer * 8ull; }
+  // Non-zero once a worker of this rank has parted with `peer`, what was on its way to it included: for good (proxy).
+  constexpr u64 parted(u32 peer) const { return ended(num_ranks) + peer * 8ull; }
+  // Epoch of (phase, src) up to which nothing is waited for any more: what comes next from `source` counts from there.
+  // Written by Python when a rank comes back that missed calls; released through kExclusions.
+  constexpr u64 resume(Phase phase, u32 source) const {
+    return parted(num_ranks) + (static_cast<u64>(phase) * num_ranks + source) * 8;
+  }
   // Where the write of (Phase::kIdentity, epoch) from src lands: a CallIdentity. Two sets, by epoch parity.
   constexpr u64 identity(u64 epoch, u32 source) const {
-    return align_up(ended(num_ranks), 16) + ((epoch & 1) * num_ranks + source) * sizeof(CallIdentity);
+    return align_up(resume(static_cast<Phase>(kNumPhases), 0), 16) +
+           ((epoch & 1) * num_ranks + source) * sizeof(CallIdentity);
   }
   constexpr u64 bytes() const { return align_up(identity(0, 0) + 2ull * num_ranks * sizeof(CallIdentity), 4096); }
 

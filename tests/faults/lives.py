@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import time
 from collections.abc import Sequence
 from dataclasses import replace
@@ -129,10 +130,64 @@ def outlast(member: Member, ranks_per_node: int, mode: str, doom: Doom) -> None:
                 break
         if number == doom.number:
             begin = time.monotonic() - begin
-    status = torch.zeros(member.size(), dtype=torch.int32)
-    buffer.low_latency_query_mask_buffer(status)
-    member.tell("went on", (status.nonzero().flatten().tolist(), begin))
+    member.tell("went on", (masks_of(buffer), begin))
     buffer.destroy()
+
+
+def come_back(member: Member, ranks_per_node: int, lost: int, inside: bool) -> None:
+    """With enable_shrink: rounds, some without a rank that is stopped (`inside` of a dispatch) and masked, and, when it
+    goes on, rounds with it."""
+    one = step("l", 0)
+    nvl, rdma = budgets([one], member.size(), ranks_per_node, slack=6)
+    buffer = Buffer(member, nvl, rdma, low_latency_mode=True, enable_shrink=True)
+    member.tell("started")
+    member.ask()
+    play_steps(buffer, ranks_per_node, range(3), ())
+    if member.rank() == lost:
+        stop_for_a_while(member, buffer, inside)
+    else:
+        deliver(buffer)
+        member.tell("ready")
+        member.ask()
+        buffer.low_latency_update_mask_buffer(lost, True)
+        play_steps(buffer, ranks_per_node, range(3, 9), (lost,))
+        member.tell("went on")
+        member.ask()
+        buffer.low_latency_update_mask_buffer(lost)
+        member.tell("asked")
+    play_steps(buffer, ranks_per_node, range(9, 15), ())
+    member.tell("whole again", masks_of(buffer))
+    buffer.destroy()
+
+
+def stop_for_a_while(member: Member, buffer: Buffer, inside: bool) -> None:
+    """Stops this process, and goes on when it is told to."""
+    hook = None
+    if inside:
+        x, ids = torch.zeros(8, 256, dtype=torch.bfloat16), torch.zeros(8, 3, dtype=torch.int64)
+        hook = buffer.low_latency_dispatch(x, ids, 8, member.size() * 2, use_fp8=False, return_recv_hook=True)[4]
+    deliver(buffer)
+    member.tell("ready")
+    member.ask()
+    os.kill(os.getpid(), signal.SIGSTOP)
+    if hook is not None:
+        hook()
+    member.tell("awake", masks_of(buffer))
+    member.ask()
+    if inside:
+        buffer.low_latency_clean_mask_buffer()  # its call has found that the others had left it out
+
+
+def play_steps(buffer: Buffer, ranks_per_node: int, numbers: range, lost: Sequence[int]) -> None:
+    for number in numbers:
+        one = apart(step("l", number), lost)
+        assert set(playing(buffer, one, ranks_per_node or None)) == {"send", "receive"}
+
+
+def masks_of(buffer: Buffer) -> list[int]:
+    status = torch.zeros(buffer.group_size, dtype=torch.int32)
+    buffer.low_latency_query_mask_buffer(status)
+    return status.nonzero().flatten().tolist()
 
 
 def apart(one: Step, lost: Sequence[int]) -> Step:

@@ -9,8 +9,10 @@ import pytest
 from tests.end_to_end.world import World
 from tests.faults.bodies import Doom
 from tests.faults.fleet import Fleet
-from tests.faults.lives import outlast
+from tests.faults.lives import come_back, outlast
 from tests.faults.test_lost_peers import SHARED_MEMORY, TCP, begin, slow
+from tests.uccl_ep.proxies import eventually
+from uccl_ep.membership.root_cause import is_stopped
 
 
 @pytest.mark.parametrize(
@@ -50,4 +52,39 @@ def test_absent_while_stopped() -> None:
             assert masks == [1], (rank, masks)
         fleet.signal(1, signal.SIGKILL)
         for rank in (0, 2, 3):
+            assert fleet.join(rank) == 0
+
+
+@pytest.mark.parametrize("inside", [False, True], ids=["between calls", "inside of a dispatch"])
+@pytest.mark.parametrize(
+    ("ranks", "per_node", "transport", "proxy"),
+    [
+        pytest.param(3, 0, SHARED_MEMORY, "thread", id="one node"),
+        pytest.param(3, 1, TCP, "thread", id="a node each, tcp"),
+        slow(4, 2, SHARED_MEMORY, "process"),
+    ],
+)
+def test_absent_while_stopped_and_back_again(
+    ranks: int, per_node: int, transport: str, proxy: str, inside: bool
+) -> None:
+    """A process that was stopped, masked and is woken takes part again, in the life in which it was stopped."""
+    lost, others = 1, [r for r in range(ranks) if r != 1]
+    world = World(ranks, per_node, transport, proxy=proxy, timeout_s=30.0)
+    with Fleet(world, come_back, per_node, lost, inside) as fleet:
+        begin(fleet, ranks)
+        fleet.wait_for("ready", range(ranks))
+        fleet.answer(lost)
+        assert eventually(lambda: is_stopped(fleet.processes[lost].pid))
+        for rank in others:
+            fleet.answer(rank)
+        fleet.wait_for("went on", others)
+        fleet.signal(lost, signal.SIGCONT)
+        woken = fleet.wait_for("awake", [lost])
+        assert woken == {lost: others if inside else []}
+        for rank in others:
+            fleet.answer(rank)
+        fleet.wait_for("asked", others)
+        fleet.answer(lost)
+        assert fleet.wait_for("whole again", range(ranks)) == {rank: [] for rank in range(ranks)}
+        for rank in range(ranks):
             assert fleet.join(rank) == 0

@@ -53,6 +53,7 @@ QUIET = (
 )
 BARRIER = ("barrier_orders_data", "nobody_leaves_before_all_entered", "progress")
 RECOVER = ("never_two_groups", "nobody_is_refused_in_a_group_that_goes_on", "progress")
+AGREED_MASKS = ("ranks_that_keep_each_other_mask_alike", "progress")
 
 # What only dispatches, with two outstanding, is where announcements are needed.
 _DISPATCHES = ("ORDER=0", "SENDS=3")
@@ -80,6 +81,8 @@ MODELS = (
     Model("recover, 2 tries", "recover.pml", ("GENERATIONS=1", "TRIES=2"), RECOVER),
     Model("recover, one host, 2 deaths", "recover.pml", ("HOST=7", "DEATHS=2", "GENERATIONS=1"), RECOVER),
     Model("recover, 4 ranks", "recover.pml", ("RANKS=4", "DEATHS=0", "GENERATIONS=1"), RECOVER),
+    Model("agreed masks, 3 ranks, 2 deaths", "agreed_masks.pml", ("DEATHS=2",), AGREED_MASKS, quick=True),
+    Model("agreed masks, 4 ranks", "agreed_masks.pml", ("RANKS=4", "DEATHS=0"), AGREED_MASKS),
 )  # fmt: skip
 
 BUGS = (
@@ -133,4 +136,7 @@ BUGS = (
     Bug("BUG_OWN_KNOWLEDGE_ONLY", "recover.pml", ("nobody_is_refused_in_a_group_that_goes_on",),
         ("RANKS=4", "HOST=12", "GENERATIONS=1")),
     Bug("BUG_NOBODY_IS_GIVEN_UP", "recover.pml", ("progress",)),
+    Bug("BUG_SUSPECTS_DECIDE", "agreed_masks.pml", ("ranks_that_keep_each_other_mask_alike",)),
+    Bug("BUG_OLD_CONFIRMATIONS_COUNT", "agreed_masks.pml", ("ranks_that_keep_each_other_mask_alike",)),
+    Bug("BUG_NOBODY_IS_GIVEN_UP", "agreed_masks.pml", ("progress",)),
 )  # fmt: skip

@@ -1,6 +1,7 @@
 /* recover(): who is left, and whether they may go on. No link and no clock is here: any rank may give any other up at
  * any time, however alive it is, and any word may be late or lost. That is every cut, every stop, and every namespace.
- * Ranks of HOST see each other's deaths; every other rank is on a host of its own. Nobody allows a minority. */
+ * Ranks of HOST see each other's deaths; every other rank is on a host of its own. Nobody allows a minority.
+ * Nor is there a quorum or a new life with AGREED_MASKS (agreed_masks.pml). */
 #include "promises.pml"
 
 #ifndef RANKS
@@ -31,7 +32,7 @@ PROMISE(nobody_is_refused_in_a_group_that_goes_on);
 /* uccl_ep/membership/quorum.py reached */
 #define HERE(me) (MEMBERS(me) & ~suspects[me] & COUNTED(me))
 #define COUNTED(me) (base[me] & ~dead[me])
-#if defined(BUG_NO_QUORUM)
+#if defined(BUG_NO_QUORUM) || defined(AGREED_MASKS)
 #define REACHED(me) 1
 #elif defined(BUG_HALF_IS_ENOUGH)
 #define REACHED(me) (2 * COUNT(HERE(me)) >= COUNT(COUNTED(me)))
@@ -65,7 +66,10 @@ byte refused_group[RANKS], refused_generation[RANKS], refused_try[RANKS];
 #define AGREES(rank) (phase[rank] == proposing || phase[rank] == confirming)
 
 inline propose(me) {
-  phase[me] = proposing; backed[me] = 0; proposed[me] = 0; confirmed[me] = 0; heard_backed[me] = 0
+#ifndef BUG_OLD_CONFIRMATIONS_COUNT
+  proposed[me] = 0; confirmed[me] = 0;
+#endif
+  phase[me] = proposing; backed[me] = 0; heard_backed[me] = 0
 }
 
 inline begin(me) {
@@ -83,6 +87,13 @@ inline decide(me, members) {
   generation[me]++;
 #ifdef BUG_WHAT_WAS_AGREED_IS_THE_BASE
   base[me] = MEMBERS(me);
+#endif
+#ifdef AGREED_MASKS
+  for (i : 0 .. RANKS - 1) {
+    HOLDS(ranks_that_keep_each_other_mask_alike,
+          !(DECISION(i, 1) & BIT(me)) || !(DECISION(me, 1) & BIT(i)) || DECISION(i, 1) == DECISION(me, 1))
+  }
+  i = 0;
 #endif
   phase[me] = decided
 }
@@ -194,6 +205,12 @@ inline hear(me, other) {
 #define GIVES_UP 1
 #endif
 
+#if defined(AGREED_MASKS) && !defined(BUG_SUSPECTS_DECIDE)
+#define HEEDS(other) !(suspects[me] & BIT(other))
+#else
+#define HEEDS(other) 1
+#endif
+
 #define WITH(other) \
   :: atomic { GIVES_UP && (OTHERS(me) & BIT(other)) -> suspects[me] = suspects[me] | BIT(other); propose(me) } \
   :: atomic { (suspects[me] & base[me] & ~dead[me] & BIT(other)) && PROVEN(other) -> dead[me] = dead[me] | BIT(other) } \
@@ -201,7 +218,7 @@ inline hear(me, other) {
   :: atomic { (MEMBERS(me) & BIT(other)) && AGREES(other) && generation[other] == generation[me] && \
               try[other] > try[me] -> \
     try[me] = try[other]; suspects[me] = ALL & ~MEMBERS(me); propose(me) } \
-  :: atomic { (MEMBERS(me) & BIT(other)) && generation[other] > generation[me] -> \
+  :: atomic { (MEMBERS(me) & BIT(other)) && HEEDS(other) && generation[other] > generation[me] -> \
     if \
     :: DECISION(other, generation[me] + 1) & BIT(me) -> decide(me, DECISION(other, generation[me] + 1)) \
     :: else -> phase[me] = excluded \
@@ -213,11 +230,13 @@ proctype Rank(byte me) {
 works:
 end:
   do
+#ifndef AGREED_MASKS
   :: atomic {
       LIVES(me) && phase[me] == decided && !(started[me] & BIT(generation[me])) && ALL_GAVE ->
       started[me] = started[me] | BIT(generation[me])
     }
   :: atomic { LIVES(me) && phase[me] == decided && ALL_STARTED -> go_on(me) }
+#endif
   :: atomic {
       LIVES(me) && generation[me] < GENERATIONS &&
       (phase[me] == on || phase[me] == decided || (phase[me] == refused && try[me] < TRIES)) ->

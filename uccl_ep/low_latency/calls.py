@@ -96,6 +96,7 @@ class LowLatencyCalls:
     ) -> tuple[Any, Tensor, LowLatencyHandle, EventOverlap[EventHandle], Callable[[], None] | None]:
         """Sends tokens to their experts, and takes in what comes now, after the event or in the hook."""
         self._check(async_finish, return_recv_hook)
+        self._session.settle()
         key = None
         # Types too: 1.0 equals True and 1, and is refused.
         if (
@@ -383,6 +384,7 @@ class LowLatencyCalls:
     def clean(self, num_max_dispatch_tokens_per_rank: int, hidden: int, num_experts: int) -> None:
         """Lays the rows out for these sizes, and meets all ranks."""
         self._check(False, False)
+        self._session.settle()
         self._begin(False, num_max_dispatch_tokens_per_rank, hidden, num_experts)
         self._collective.barrier()
 

@@ -27,6 +27,20 @@ Received = tuple[Any, Tensor, Handle, Callable[[], None], tuple[Any, ...]]
 handle; what queues the receiving half; tensors that must outlive the queued kernels."""
 
 
+class Progress(NamedTuple):
+    """How far a rank is with its low-latency calls, as its kernels count them; the sizes are those of the last one."""
+
+    dispatches: int  # sent
+    combines: int
+    reduced: int  # of the combines
+    received_dispatches: int
+    received_combines: int
+    announcements: int
+    max_tokens: int
+    hidden: int
+    num_experts: int
+
+
 class _Place(NamedTuple):
     """Registered rows [local, rows], `stride` bf16 elements apart."""
 
@@ -47,7 +61,6 @@ class LowLatency:
         self._session, self._device = session, device
         self.life = object()  # what handles are marked with
         self._dispatches, self._combines = Epochs(), Epochs()
-        self.missed: set[int] = set()  # ranks of other nodes that a call left out because they were masked
         self._masked_at: dict[int, int] = {}  # by rank: calls there were when the caller masked it
         self._calls = 0
         self._shape: tuple[int, int, int] | None = None
@@ -59,7 +72,7 @@ class LowLatency:
             _native.LowLatencyCalls.workspace_bytes(session.num_ranks) // 8, dtype=torch.int64
         )
         self._sums = Sums(session, device)
-        self._ranks, self._has_remote = session.num_ranks, session.topology.num_nodes > 1
+        self._ranks = session.num_ranks
 
     # ---- shared by both calls ------------------------------------------------------------------------------------
 
@@ -136,41 +149,44 @@ class LowLatency:
 
     def _begin(self) -> None:
         """Before a sending half is queued, when nothing speaks against the call any more."""
+        self._calls += 1
         if self._sums.owed:
             self._sums.catch_up()
-        if self._has_remote:
-            self._note_missed()
-
-    def _note_missed(self) -> None:
-        """With several nodes, for each sending half: proxies count the epochs of a source in turn, so one that was not
-        sent cannot be made up for later."""
-        self._calls += 1
-        if self._device.host_memory and self._session.mask.any():
-            topology = self._session.topology
-            node = topology.node_of[self._session.rank]
-            masked = self._session.mask.nonzero().flatten().tolist()
-            self.missed.update(rank for rank in masked if topology.node_of[rank] != node)
 
     def note_masked(self, rank: int, masked: bool) -> None:
-        """The caller has masked a rank, or taken the mask away."""
+        """The caller has masked a rank that was not masked, or a mask was taken away."""
         if masked:
-            self._masked_at.setdefault(rank, self._calls)
+            self._masked_at[rank] = self._calls
         else:
             self._masked_at.pop(rank, None)
 
     def late(self, ranks: set[int]) -> list[int]:
-        """Those masked ranks among `ranks` that have missed a call for good, ascending.
-
-        Where looking at the mask would wait for the device, calls do not look. Then a rank that a kernel masked has
-        missed one, and so has one that the caller masked before the last call, or before a replay could have run.
-        """
+        """Those masked ranks among `ranks` that may have missed a call, ascending: one that a kernel masked has missed
+        one, and so has one that the caller masked before the last call, or before a replay could have run."""
         masked = set(self._session.mask.nonzero().flatten().tolist()) & ranks
-        if self._device.host_memory:
-            return sorted(masked & self.missed)
-        topology = self._session.topology
-        remote = {r for r in masked if topology.node_of[r] != topology.node_of[self._session.rank]}
-        fresh = {r for r in remote if self._recorded is None and self._masked_at.get(r, -1) == self._calls}
-        return sorted(remote - fresh)
+        return sorted(r for r in masked if self._recorded is not None or self._masked_at.get(r) != self._calls)
+
+    # ---- how far this rank is (membership/returns.py) ---------------------------------------------------------------
+
+    def progress(self) -> Progress:
+        """Of all calls that were queued, when they have run."""
+        self._device.catch_up()
+        words = self._state().tolist()
+        shape = self._shape or (0, 0, 0)
+        return Progress(words[0], words[4], words[9], words[1], words[5], words[8], *shape)
+
+    def take_over(self, other: Progress) -> None:
+        """Goes on where another rank is: what this one missed counts as received."""
+        state = self._state()
+        for at, value in ((0, other.dispatches), (4, other.combines)):
+            state[at : at + 4] = torch.tensor([value, value, 0, value], dtype=torch.int64)
+        state[9] = other.reduced
+        self._device.catch_up()
+
+    def _state(self) -> Tensor:
+        """The LowLatencyState: dispatch's sent, consumed, ahead, told; combine's; announcements, reduced."""
+        at = _native.LowLatencyCalls.state_at() // 8
+        return self._workspace[at : at + 10]
 
     # ---- dispatch --------------------------------------------------------------------------------------------------
 
@@ -191,8 +207,7 @@ class LowLatency:
         if topk > self._max_topk:
             self._sums.refuse_topk(topk, self._max_topk)
         epoch = self._dispatches.next("low_latency_dispatch")
-        if self._sums.owed or self._has_remote:
-            self._begin()
+        self._begin()
         # Three planes: token, slot at its source, source rank; then the dispatch's number. The handle shows the first;
         # combine finds the others in the same storage, also where a handle was put together again from its parts.
         # Behind them, on an 8-byte border, are the words that the sending half leaves for the receiving one.
@@ -268,8 +283,7 @@ class LowLatency:
             self._sums.refuse_topk(topk, self._max_topk)
         registered = self._written_rows(handle) if zero_copy else None
         epoch = self._combines.next("low_latency_combine")
-        if self._sums.owed or self._has_remote:
-            self._begin()
+        self._begin()
         words = device.empty(_native.LowLatencyCalls.COMBINE_WORDS, dtype=torch.int64)
         reduces = self._sums.reduces(form)
         readable = self._session.regions.zero_copy_rows

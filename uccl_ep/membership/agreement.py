@@ -63,6 +63,7 @@ class Agreement:
         self._hints: frozenset[int] = frozenset()
         self._phase = ALIVE
         self._views: dict[int, View] = {}
+        self._left_out: frozenset[int] = frozenset()
         self._gone: set[int] = set()  # since the open generation began
         self._refusing: dict[int, float] = {}  # whose listeners refuse though they seem to live, and since when
         self._ballot, self._refusals = 0, 0  # of the open generation
@@ -72,6 +73,39 @@ class Agreement:
         self._moved_at = 0.0
         self._told: tuple[int, int, int] | None = None
         self._called = False  # on_call was told of the open generation
+
+    def suspect(self, ranks: Collection[int]) -> None:
+        """These are left out by what is agreed next, whatever they say."""
+        with self._changed:
+            self._left_out = frozenset(ranks) - {self.rank}
+
+    def lose(self, rank: int) -> None:
+        """A rank's listener refuses."""
+        with self._changed:
+            self._refusing.setdefault(rank, time.monotonic())
+            self._look()
+            self._step()
+            self._changed.notify_all()
+
+    def hear(self, rank: int, generation: int, view: View) -> list[int] | None:
+        """What a rank says of a generation, the open one or one that is decided. Returns whom to report when it is
+        news to this rank."""
+        called = None
+        with self._changed:
+            if rank in self.members and generation == self.generation + 1:
+                called = self._note(rank, view)
+            elif generation <= self.generation and ALIVE < view.phase < DECIDED:
+                self._answer(rank, generation if generation in self._decisions else self.generation)
+            elif rank not in self.members and view.phase < DECIDED:
+                self._answer(rank, self.generation)
+            self._changed.notify_all()
+        return called
+
+    def end(self) -> None:
+        """Ends every wait here."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
 
     def _answer(self, rank: int, generation: int) -> None:
         self._send(rank, generation, self._decisions[generation], DECIDED)
@@ -149,7 +183,7 @@ class Agreement:
     def _open_ballot(self, ballot: int) -> None:
         """Proposes anew, with no suspects. Lock held."""
         self._ballot, self._phase = ballot, PROPOSING
-        self._suspects = set(range(self.num_ranks)) - self.members
+        self._suspects = set(range(self.num_ranks)) - self.members | self._left_out
         self._views = {r: view for r, view in self._views.items() if view.ballot == ballot or view.phase == ALIVE}
         self._moved_at = time.monotonic()
         self._tell()
@@ -289,6 +323,8 @@ class Agreement:
         if self._quorum is not None and view.phase > ALIVE:
             self._quorum.hear(view.dead)
         if view.phase == DECIDED:
+            if self._quorum is None and rank in self._suspects:
+                return None  # others may have confirmed its absence since: no quorum would notice
             if self.rank in view.suspects:
                 self.excluded_by = rank
             elif self._joined:

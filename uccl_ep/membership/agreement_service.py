@@ -6,11 +6,13 @@ import time
 from collections.abc import Callable, Collection, Mapping
 
 from uccl_ep.errors import PeerLost, PeerTimeout, UcclEpError
+from uccl_ep.membership.agreed_masks import AgreedMasks
 from uccl_ep.membership.agreement import PHASE, Agreement
-from uccl_ep.membership.agreement_view import ALIVE, DECIDED, View, whole
+from uccl_ep.membership.agreement_view import ALIVE, View, whole
 from uccl_ep.membership.messenger import Message, Messenger
 from uccl_ep.membership.proof import keyed
 from uccl_ep.membership.quorum import Quorum
+from uccl_ep.membership.returns import Returns
 from uccl_ep.membership.wait_reports import POLL_S, WaitReport, WaitReports
 
 _MAX_EXCHANGES = 16
@@ -23,6 +25,10 @@ class AgreementService(Agreement):
 
     Args:
         quorum: survivors go on where they are one (quorum.py); else any do.
+
+    Attributes:
+        returns: how ranks that left each other out take up again, without a new group.
+        agreed_masks: how ranks come to leave out the same ones, without a new group.
     """
 
     def __init__(
@@ -41,6 +47,8 @@ class AgreementService(Agreement):
         self._words = WaitReports(
             rank, num_ranks, self._changed, lambda to, said: self._board.send(to, said), self._over
         )
+        self.returns = Returns(rank, num_ranks, self._changed, lambda to, said: self._board.send(to, said))
+        self.agreed_masks = AgreedMasks(rank, num_ranks, lambda to, said: self._board.send(to, said))
         self._secret = secret
         self._board = Messenger(rank, secret, interface, self._hear, self._lose)
 
@@ -89,6 +97,7 @@ class AgreementService(Agreement):
         if error:
             self._words.report_error(self.generation, error)
         self._board.close()
+        self.agreed_masks.close()
         with self._changed:
             self._closed = True
             if self._quorum is not None:
@@ -98,11 +107,8 @@ class AgreementService(Agreement):
     # ---- what is heard (on the messenger's thread) ---------------------------------------------------------------
 
     def _lose(self, rank: int) -> None:
-        with self._changed:
-            self._refusing.setdefault(rank, time.monotonic())
-            self._look()
-            self._step()
-            self._changed.notify_all()
+        self.lose(rank)
+        self.agreed_masks.lose(rank)
 
     def _hear(self, rank: int, message: Message) -> None:
         """A frame of a rank. Raises ValueError, TypeError or KeyError when no correct rank says that."""
@@ -116,23 +122,22 @@ class AgreementService(Agreement):
                     self._answer(rank, self.generation)  # it does not know yet
             self._words.hear(rank, generation, message, current)
             return
+        if message["k"] == "returns":
+            self.returns.hear(rank, message)
+            return
+        if message["k"] == "masks":
+            self.agreed_masks.hear(rank, message)
+            return
         if message["k"] == "give":
             self._take(rank, generation, whole(message["i"]), message["v"])
             return
         if message["k"] != "state":
             raise ValueError("no such message")
         view, before = View.of(message, self.num_ranks)
-        called = None
         with self._changed:
             if generation > self.generation + 1:
                 self._catch_up(rank, generation - 1, before)
-            if rank in self.members and generation == self.generation + 1:
-                called = self._note(rank, view)
-            elif generation <= self.generation and ALIVE < view.phase < DECIDED:
-                self._answer(rank, generation if generation in self._decisions else self.generation)
-            elif rank not in self.members and view.phase < DECIDED:
-                self._answer(rank, self.generation)
-            self._changed.notify_all()
+            called = self.hear(rank, generation, view)
         if called is not None and self.on_call is not None:
             self.on_call(called, rank)
 

@@ -8,11 +8,15 @@ from uccl_ep.session.session import Session
 
 
 class Collective:
-    """Numbered barriers; every rank makes the same calls."""
+    """Numbered barriers; every rank makes the same calls.
+
+    Attributes:
+        round: of the last one.
+    """
 
     def __init__(self, session: Session, device: Device) -> None:
         self._session, self._device = session, device
-        self._round = 0
+        self.round = 0
 
     def barrier(self) -> None:
         """Returns when all ranks have come and everything they sent before is delivered. Collective.
@@ -22,6 +26,6 @@ class Collective:
         """
         self._device.begin()
         self._device.check_host_wait()
-        self._round += 1
-        self._device.launch(_native.barrier_launch(self._session.context, self._round))
+        self.round += 1
+        self._device.launch(_native.barrier_launch(self._session.context, self.round))
         self._device.finish()

@@ -89,6 +89,7 @@ class Session(NoCopies):
         agreement_service: what survivors agree by when ranks are lost.
         regions: this rank's memory and what it sees of others'. placement: where rows lie, and why.
         closed: close() was called. asleep: memory was given back (fall_asleep). unusable: either.
+        settle: what a call does first, when nothing speaks against it.
         context: the kernels' RankContext. combine_form: of low-latency combines, once memory is laid out for them.
     """
 
@@ -116,6 +117,7 @@ class Session(NoCopies):
         self.notes: list[tuple[str, str]] = []
         self.combine_form: CombineForm | None = None
         self._admitted = 0  # bytes of zero-copy rows that NICs have registered
+        self.settle: Callable[[], None] = lambda: None
         self.last_kernel = ""  # the one queued last; for reports
         self.recorder: FlightRecorder = FlightRecorder(self.rank, settings, kind_of(start.driver) == "cuda")
         shared = {
@@ -412,6 +414,11 @@ class Session(NoCopies):
         """Masks a rank for the kernels and for the proxy, or takes the mask away."""
         self.mask[rank] = int(out)
         _native.exclude_peer(self.regions.control.address, self.plan.control, rank, out)
+
+    def has_gone(self, rank: int) -> bool:
+        """Whether a rank has left, or this rank's proxy has parted with it: nothing goes there in this life."""
+        control = self.plan.control
+        return any(self.regions.control_word(self.rank, at(rank)) for at in (control.departed, control.parted))
 
     @property
     def peer_stats(self) -> torch.Tensor:

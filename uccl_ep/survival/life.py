@@ -108,7 +108,7 @@ class Life:
         allowed = self.terms.low_latency_mode
         self.low_latency = LowLatencyCalls(session, device, self.collective, low_latency, allowed)
         self.throughput = ThroughputCalls(session, device, throughput, self.terms.default_config)
-        self.masks = Masks(session, device, low_latency, throughput)
+        self.masks = Masks(session, device, low_latency, throughput, self.collective)
         self.sleep = Sleep(session, device, self.collective, low_latency)
         device.settle()
 
@@ -141,6 +141,7 @@ class Life:
     def barrier(self) -> None:
         """Waits until all ranks have come and everything that they sent before is delivered. Collective."""
         self.session.check()
+        self.session.settle()
         self.collective.barrier()
 
     def dump_flight_record(self, path: str) -> str:

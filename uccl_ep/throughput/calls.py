@@ -89,6 +89,7 @@ class ThroughputCalls:
         allocate_on_comm_stream: bool,
     ) -> tuple[Tensor, Tensor | None, Tensor, Tensor, Event]:
         """Queues the kernel that counts where tokens go."""
+        self._session.settle()
         with self._begin(previous_event, async_finish, allocate_on_comm_stream, topk_idx=topk_idx):
             num_experts = checks.check_int("num_experts", num_experts, 1, _native.MAX_EXPERTS)
             if num_experts % self.num_ranks:

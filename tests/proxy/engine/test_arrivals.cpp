@@ -130,6 +130,53 @@ TEST(engine_arrivals_refuses_what_is_beyond_the_window) {
   CHECK_EQ(v.seen, 5ull);
 }
 
+// A rank that missed calls counts from its resume word on: what of them is here never becomes a part of a later call, and
+// what of the first calls after them came early is kept.
+TEST(engine_arrivals_resume_drops_what_was_missed_and_keeps_what_came_early) {
+  for (const u64 base : {0ull, 9ull, (1ull << kEpochBits) - 2})
+    for (const u64 missed : {0ull, 1ull, 3ull, 4ull, 5ull, 100ull, (1ull << kEpochBits) + 1}) {
+      RankMemory rank(Shape{});
+      rank.set_word(rank.layout.flag(Phase::kCombine, 1), base);
+      Arrivals arrivals(rank.control(), rank.layout);
+      for (u64 e = base + 1; e <= base + std::min<u64>(missed, 4); ++e)  // half of each
+        CHECK(hand_in(arrivals, Phase::kCombine, 1, {e, false}).outcome == Outcome::kApplied);
+      const u64 next = base + missed + 1;
+      const bool early = missed + 1 <= Arrivals::kEpochWindow;
+      if (early) CHECK(hand_in(arrivals, Phase::kCombine, 1, {next, false}).outcome == Outcome::kApplied);
+      rank.set_word(rank.layout.resume(Phase::kCombine, 1), base + missed);
+      arrivals.resume(1, 7);
+      CHECK_EQ(rank.flag(Phase::kCombine, 1), missed == 0 ? base : next - 1);
+      CHECK(hand_in(arrivals, Phase::kCombine, 1, {next - 1, false}).outcome == Outcome::kStale);
+      if (!early) hand_in(arrivals, Phase::kCombine, 1, {next, false});
+      CHECK_EQ(rank.flag(Phase::kCombine, 1), missed == 0 ? base : next - 1);
+      for (u64 e = next; e < next + 6; ++e) {
+        if (e != next) CHECK(hand_in(arrivals, Phase::kCombine, 1, {e, false}).outcome == Outcome::kApplied);
+        rank.land_header(Phase::kCombine, e, 1, 1);
+        CHECK(hand_in(arrivals, Phase::kCombine, 1, {e, true}).outcome == Outcome::kApplied);
+        CHECK_EQ(rank.flag(Phase::kCombine, 1), e);
+        for (const u64 set : {0ull, 1ull}) CHECK_EQ(rank.word(rank.layout.flag_beside(Phase::kCombine, set, 1)), e);
+        arrivals.resume(1, 8);  // an old word changes nothing
+      }
+      CHECK_EQ(rank.flag(Phase::kCombine, 2) + rank.flag(Phase::kDispatch, 1), 0ull);
+    }
+}
+
+TEST(engine_arrivals_resume_publishes_what_is_whole_already) {
+  RankMemory rank(Shape{});
+  Arrivals arrivals(rank.control(), rank.layout), other(rank.control(), rank.layout);  // of two workers
+  for (const u64 e : {3ull, 4ull}) {
+    rank.land_header(Phase::kDispatch, e, 1, 1);
+    hand_in(arrivals, Phase::kDispatch, 1, {e, true});
+    hand_in(arrivals, Phase::kDispatch, 1, {e, false});
+  }
+  CHECK_EQ(rank.flag(Phase::kDispatch, 1), 0ull);
+  rank.set_word(rank.layout.resume(Phase::kDispatch, 1), 2);
+  arrivals.resume(1, 5);
+  CHECK_EQ(rank.flag(Phase::kDispatch, 1), 4ull);
+  other.resume(1, 5);  // which counts nothing of it
+  CHECK_EQ(rank.flag(Phase::kDispatch, 1), 4ull);
+}
+
 // A key's phase field holds more values than there are phases.
 TEST(engine_arrivals_refuses_a_phase_that_is_none) {
   RankMemory rank(Shape{});

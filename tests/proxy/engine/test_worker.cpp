@@ -111,10 +111,27 @@ TEST(engine_worker_sends_what_was_pushed_before_a_peer_was_left_out) {
   const u64 limit = steady_ns() + 20'000'000'000ull;
   while (rank.lane().closed().empty() && steady_ns() < limit) rank.step();
   CHECK_EQ(rank.lane().closed().size(), 1u);
+  CHECK_EQ(rank.word(rank.layout.parted(1)), 1ull);
+  CHECK_EQ(rank.word(rank.layout.parted(2)), 0ull);
   rank.push(0, write_command(1, 2));
   rank.step(64);
   CHECK_EQ(rank.done(0), 3ull);
   CHECK_EQ(rank.aborted(), 0ull);
+}
+
+// The first arrival after a return is counted from the resume word, however far beyond the old window it is.
+TEST(engine_worker_takes_resume_words_before_arrivals) {
+  Stepper rank(Shape{});
+  rank.step(1);
+  const u64 next = (3ull << kEpochBits) + 77;
+  rank.set_word(rank.layout.resume(Phase::kDispatch, 2), next - 1);
+  rank.set_word(ControlLayout::kExclusions, 1);
+  rank.land_header(Phase::kDispatch, next, 2, 1);
+  rank.deliver(ImmediateKind::kArrive, 2, epoch_key(Phase::kDispatch, next));
+  rank.deliver(ImmediateKind::kExpect, 2, epoch_key(Phase::kDispatch, next));
+  rank.step(1);
+  CHECK_EQ(rank.aborted(), 0ull);
+  CHECK_EQ(rank.flag(Phase::kDispatch, 2), next);
 }
 
 namespace {
