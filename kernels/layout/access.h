@@ -153,7 +153,7 @@ DEV bool last_block(u32* ticket, u32* shared_word) {
   if (simt::tid() == 0) {
     const u32 n = simt::add_acq_rel_gpu(ticket, 1u);
     const bool last = n == static_cast<u32>(simt::nbid()) - 1;
-    if (last) simt::st_relaxed_gpu(ticket, 0u);  // the next launch comes behind this one
+    if (last) *ticket = 0;  // the next launch comes behind this one
     *shared_word = last;
   }
   simt::sync_block();

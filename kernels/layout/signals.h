@@ -43,8 +43,12 @@ struct SignalLayout {
   // The identity of this rank's call, for ranks of its node: released by the flag of the same phase and epoch. No shape
   // of a call moves it, so that what another shape has left is never taken for it. Two sets, by epoch parity.
   constexpr u64 identity(Phase phase, u64 epoch) const {
-    return align_up(barrier() + 64, 64) + (static_cast<u64>(phase) * 2 + (epoch & 1)) * sizeof(CallIdentity);
+    return align_up(barrier() + 64, 64) + (static_cast<u64>(phase) * 2 + (epoch & 1)) * 32;
   }
+  // The epoch of a low-latency call's identity, which releases it and all that this rank has stored for its node: in one
+  // sector of 32 bytes with it, so a GPU reads both at once. The words of flag() then say the same to reports, and where
+  // ranks may leave each other out, to each reader of a combine by itself.
+  constexpr u64 flag_beside(Phase phase, u64 epoch) const { return identity(phase, epoch) + sizeof(CallIdentity); }
   constexpr u64 bytes() const { return align_up(identity(static_cast<Phase>(kNumPhases), 0), 4096); }
 
   u32 max_readers = 1;  // largest node

@@ -50,8 +50,7 @@ struct Awaited {
 DEV Awaited awaited(const CombineReceiveArgs& a, const Turn& turn, u32 r) {
   const TopologyView& topology = a.rank.topology;
   WaitSite site{WaitPhase::kCombineReceive, r, {}, turn.epoch};
-  if (topology.is_local(r))
-    return Awaited{word(own_data(a.rank), a.rank.signals.flag(Phase::kCombine, r)), site, nullptr};
+  if (topology.is_local(r)) return Awaited{rows_flag(a.rank, turn.epoch, r), site, nullptr};
   // Of a node that sums its rows only this rank's landing rank there sends.
   if (a.call.reduces && (topology.is_absent(r) || topology.landing_rank(topology.rank, topology.cell_of[r]) != r))
     return Awaited{nullptr, site, nullptr};

@@ -36,7 +36,7 @@ DEV bool stands_for(const TopologyView& topology, u32 source) {
 
 // One thread: rank `r` of the node has stored its rows. Pairs with the release at the end of a sending half.
 DEV bool await_contributor(const CombineReduceArgs& a, const Turn& turn, u32 r) {
-  const u64* flag = word(own_data(a.rank), a.rank.signals.flag(Phase::kCombine, r));
+  const u64* flag = rows_flag(a.rank, turn.epoch, r);
   const WaitSite site{WaitPhase::kCombineReduce, r, {}, turn.epoch};
   return wait_and_count(a.rank, turn.wait, site, flag, a.wait_stats) &&
          (masked(a.rank, r) || in_same_call(a.rank, turn, Phase::kCombine, site, nullptr));
@@ -216,8 +216,8 @@ KERNEL KERNEL_BOUNDS(kMaxBlockLanes) low_latency_combine_reduce(CombineReduceArg
   if (!last_block(a.call.ticket, &shared.last)) return;
   for (u32 s = simt::warp(); simt::lane() == 0 && s < topology.num_ranks; s += simt::num_warps()) {
     if (!stands_for(topology, s)) continue;
-    const u32 writes = simt::ld_relaxed_gpu(&a.num_writes[s]);
-    simt::st_relaxed_gpu(&a.num_writes[s], 0u);
+    const u32 writes = a.num_writes[s];
+    a.num_writes[s] = 0;
     send_expect(
         a.rank, turn, a.call,
         Announcement{Phase::kReduced, s, turn.number, writes, 4, *own_identity(a.rank, Phase::kCombine, turn.epoch)});

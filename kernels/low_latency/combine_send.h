@@ -344,11 +344,18 @@ KERNEL KERNEL_BOUNDS(kMaxBlockLanes) low_latency_combine_send(CombineSendArgs a)
   if (!send_all_rows(a, turn) && simt::lane() == 0) fail_launch(a.call.ticket);
   for (u32 r = grid_warp(); r < topology.num_ranks; r += grid_warps()) count_rows_that_stay(a, r);
   if (!last_block(a.call.ticket, &shared.last)) return;
-  if (simt::tid() == 0) *own_identity(a.rank, Phase::kCombine, turn.epoch) = combine_identity(a);
-  simt::sync_block();
-  for (u32 i = simt::tid(); i < topology.local_size; i += simt::ntid())
-    if (!masked(a.rank, topology.mates[i]))  // which got no rows, and must not take old ones for them
-      simt::st_release_sys(word(a.rank.data[i], a.rank.signals.flag(Phase::kCombine, topology.rank)), turn.epoch);
+  if (simt::tid() == 0) {
+    *own_identity(a.rank, Phase::kCombine, turn.epoch) = combine_identity(a);
+    simt::st_release_sys(node_flag(a.rank, Phase::kCombine, turn.epoch, topology.rank), turn.epoch);
+  }
+  if (a.rank.shrink) simt::sync_block();  // the words below then release the identity too
+  for (u32 i = simt::tid(); i < topology.local_size; i += simt::ntid()) {
+    u64* const flag = word(a.rank.data[i], a.rank.signals.flag(Phase::kCombine, topology.rank));
+    if (!a.rank.shrink)
+      simt::st_relaxed_sys(flag, turn.epoch);
+    else if (!masked(a.rank, topology.mates[i]))  // which got no rows, and must not take old ones for them
+      simt::st_release_sys(flag, turn.epoch);
+  }
   if (simt::tid() == 0) end_send(a.call, Phase::kCombine, turn);
 }
 

@@ -34,7 +34,7 @@ DEV const u16* row_of_mark(const TopologyView& topology, const u8* const* regist
 }
 
 // How far this rank is with the calls of one phase. Changed by the last block of a launch only, so every block of one
-// launch reads the same numbers; launches of one rank do not overlap.
+// launch reads the same numbers; launches of one rank do not overlap. So these words need no order of their own.
 struct PhaseEpochs {
   u64 sent;  // calls whose sending half has finished
   u64 consumed;  // this rank has received every call up to here
@@ -101,6 +101,18 @@ DEV const u64* flag_beside(const RankContext& c, u8* control, Phase phase, u64 n
   return word(control, c.control_layout.flag_beside(phase, number, source));
 }
 
+// The same of a rank of this node, which raises it when all that it has for its node is stored.
+DEV u64* node_flag(const RankContext& c, Phase phase, u64 epoch, u32 source) {
+  return word(data_of(c, source), c.signals.flag_beside(phase, epoch));
+}
+
+// That of a combine, whose rows lie here. Where ranks may leave each other out it is this rank's own word, which a
+// source that masks this rank does not raise.
+DEV const u64* rows_flag(const RankContext& c, u64 epoch, u32 source) {
+  if (c.shrink) return word(own_data(c), c.signals.flag(Phase::kCombine, source));
+  return node_flag(c, Phase::kCombine, epoch, source);
+}
+
 DEV PhaseEpochs& epochs_of(const LowLatencyCall& call, Phase phase) {
   return phase == Phase::kDispatch ? call.state->dispatch : call.state->combine;
 }
@@ -108,55 +120,50 @@ DEV PhaseEpochs& epochs_of(const LowLatencyCall& call, Phase phase) {
 // Of the call with this epoch, which has not been counted yet.
 DEV u64 number_of(const LowLatencyCall& call, Phase phase, u64 epoch) {
   if (phase == Phase::kDispatch) return epoch;
-  const u64 reduced = simt::ld_relaxed_gpu(&call.state->reduced);
+  const u64 reduced = call.state->reduced;
   return call.reduces ? reduced + 1 : epoch - reduced;
 }
 
 // Peers may soon wait for what they have not been told: call `sent` + 1 reuses the set of `sent` - 1.
 DEV bool overdue(const PhaseEpochs& p, u64 sent) {
-  const u64 told = simt::ld_relaxed_gpu(&p.told);
-  return told < simt::ld_relaxed_gpu(&p.consumed) && told + 1 < sent;
+  const u64 told = p.told;
+  return told < p.consumed && told + 1 < sent;
 }
 
 // Every thread of a sending half, first of all. Until its last block has come to its end there is no such call.
 DEV Turn begin_send(const RankContext& c, const LowLatencyCall& call, Phase phase) {
   const LowLatencyState& s = *call.state;
-  const u64 dispatches = simt::ld_relaxed_gpu(&s.dispatch.sent) + (phase == Phase::kDispatch ? 1 : 0);
-  const u64 combines = simt::ld_relaxed_gpu(&s.combine.sent) + (phase == Phase::kCombine ? 1 : 0);
+  const u64 dispatches = s.dispatch.sent + (phase == Phase::kDispatch ? 1 : 0);
+  const u64 combines = s.combine.sent + (phase == Phase::kCombine ? 1 : 0);
   const bool due = c.topology.num_nodes > 1 && (overdue(s.dispatch, dispatches) || overdue(s.combine, combines));
-  if (simt::bid() == 0 && simt::tid() == 0) simt::st_relaxed_gpu(call.epoch, 0ull);
+  if (simt::bid() == 0 && simt::tid() == 0) call.epoch[0] = 0;
   const u64 epoch = phase == Phase::kDispatch ? dispatches : combines;
   return Turn{wait_context(c),
               epoch,
               number_of(call, phase, epoch),
-              simt::ld_relaxed_gpu(&s.dispatch.consumed),
-              simt::ld_relaxed_gpu(&s.combine.consumed),
-              due ? simt::ld_relaxed_gpu(&s.announcements) + 1 : 0};
+              s.dispatch.consumed,
+              s.combine.consumed,
+              due ? s.announcements + 1 : 0};
 }
 
 // One thread of the last block: the call is on its way.
 DEV void end_send(const LowLatencyCall& call, Phase phase, const Turn& turn) {
-  simt::st_relaxed_gpu(&call.state->dispatch.told, turn.consumed_dispatch);
-  simt::st_relaxed_gpu(&call.state->combine.told, turn.consumed_combine);
-  if (turn.announcement != 0) simt::st_relaxed_gpu(&call.state->announcements, turn.announcement);
-  simt::st_relaxed_gpu(&epochs_of(call, phase).sent, turn.epoch);
-  if (call.reduces) simt::st_relaxed_gpu(&call.state->reduced, turn.number);
-  simt::st_relaxed_gpu(call.epoch + 1, turn.number);
-  simt::st_relaxed_gpu(call.epoch, turn.epoch);
+  call.state->dispatch.told = turn.consumed_dispatch;
+  call.state->combine.told = turn.consumed_combine;
+  if (turn.announcement != 0) call.state->announcements = turn.announcement;
+  epochs_of(call, phase).sent = turn.epoch;
+  if (call.reduces) call.state->reduced = turn.number;
+  call.epoch[1] = turn.number;
+  call.epoch[0] = turn.epoch;
 }
 
 // Every thread of a receiving half. After a sending half that failed it waits for the call that never was, and the
 // rank's fault ends that wait.
 DEV Turn begin_receive(const RankContext& c, const LowLatencyCall& call, Phase phase) {
-  const u64 sent = simt::ld_relaxed_gpu(call.epoch);
-  const u64 epoch = sent != 0 ? sent : simt::ld_relaxed_gpu(&epochs_of(call, phase).sent) + 1;
-  const u64 number = sent != 0 ? simt::ld_relaxed_gpu(call.epoch + 1) : number_of(call, phase, epoch);
-  return Turn{wait_context(c),
-              epoch,
-              number,
-              simt::ld_relaxed_gpu(&call.state->dispatch.consumed),
-              simt::ld_relaxed_gpu(&call.state->combine.consumed),
-              0};
+  const u64 sent = call.epoch[0];
+  const u64 epoch = sent != 0 ? sent : epochs_of(call, phase).sent + 1;
+  const u64 number = sent != 0 ? call.epoch[1] : number_of(call, phase, epoch);
+  return Turn{wait_context(c), epoch, number, call.state->dispatch.consumed, call.state->combine.consumed, 0};
 }
 
 // The finished epoch of a phase that a reader has made known here. One of another node says it to whoever it sends
@@ -285,17 +292,17 @@ DEV bool wait_for_reuse(const RankContext& c, const Turn& turn, Phase phase) {
 // The last block of a receiving half: counts the call as read and tells the ranks of this node how far that brings it.
 DEV void end_receive(const RankContext& c, const LowLatencyCall& call, Phase phase, const Turn& turn) {
   PhaseEpochs& p = epochs_of(call, phase);
-  u64 consumed = simt::ld_relaxed_gpu(&p.consumed), ahead = simt::ld_relaxed_gpu(&p.ahead);
+  u64 consumed = p.consumed, ahead = p.ahead;
   if (turn.epoch == consumed + 1) {
     consumed = ahead == turn.epoch + 1 ? ahead : turn.epoch;
     ahead = 0;
   } else if (turn.epoch > consumed) {
     ahead = turn.epoch;
   }
-  simt::sync_block();  // all have read it
+  simt::sync_block();  // all have read them
   if (simt::tid() == 0) {
-    simt::st_relaxed_gpu(&p.consumed, consumed);
-    simt::st_relaxed_gpu(&p.ahead, ahead);
+    p.consumed = consumed;
+    p.ahead = ahead;
   }
   const u64 word_offset = c.signals.consumed(phase, c.topology.rank);
   for (u32 i = simt::tid(); i < c.topology.local_size; i += simt::ntid())

@@ -80,7 +80,7 @@ DEV u8* landing_control(const DispatchReceiveArgs& a, u32 source) {
 DEV const u64* dispatch_flag(const DispatchReceiveArgs& a, u64 epoch, u32 source) {
   u8* const control = landing_control(a, source);
   if (control != nullptr) return flag_beside(a.rank, control, Phase::kDispatch, epoch, source);
-  return word(data_of(a.rank, source), a.rank.signals.flag(Phase::kDispatch, source));
+  return node_flag(a.rank, Phase::kDispatch, epoch, source);
 }
 
 // One thread waits for a source, or finds that it is masked, and checks that it is in the same call.

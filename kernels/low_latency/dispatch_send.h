@@ -114,7 +114,7 @@ DEV bool is_last_piece(u32* arrivals, u32 pieces) {
   bool last = false;
   if (simt::lane() == 0) {
     last = simt::add_acq_rel_gpu(arrivals, 1u) + 1 == pieces;  // pairs with that of the batch's other warps
-    if (last) simt::st_relaxed_gpu(arrivals, 0u);
+    if (last) *arrivals = 0;
   }
   return warp_agree(last);
 }
@@ -135,8 +135,8 @@ DEV void stage_pieces(const DispatchSendArgs& a, const Turn& turn, u8* rows, u64
   }
 }
 
-// The whole of the last block, which has the least else to do, writes the routing block, 2 bytes an id. An expert that a token names again is left out, so that
-// receivers find each of its rows once.
+// The whole of the last block, which has the least else to do, writes the routing block, 2 bytes an id. An expert that a
+// token names again is left out, so that receivers find each of its rows once.
 DEV void stage_routing(const DispatchSendArgs& a, u64 epoch) {
   u8* block = own_data(a.rank) + a.call.layout.staged_routing(epoch);
   if (simt::tid() == 0) *reinterpret_cast<RoutingHeader*>(block) = RoutingHeader{a.num_tokens, a.topk, 0};
@@ -158,8 +158,8 @@ DEV void finish_dispatch(const DispatchSendArgs& a, const Turn& turn) {
   for (u32 n = simt::warp(); simt::lane() == 0 && n < topology.num_cells; n += simt::num_warps()) {
     if (!topology.is_remote(n)) continue;
     const u32 landing = topology.landing_rank(topology.rank, n);
-    const u32 runs = simt::ld_relaxed_gpu(&a.num_writes[n]);
-    simt::st_relaxed_gpu(&a.num_writes[n], 0u);
+    const u32 runs = a.num_writes[n];
+    a.num_writes[n] = 0;
     if (masked(a.rank, landing)) continue;
     Command m;
     m.op = Op::kWrite;
@@ -173,7 +173,8 @@ DEV void finish_dispatch(const DispatchSendArgs& a, const Turn& turn) {
   }
   if (simt::tid() != 0) return;
   *own_identity(a.rank, Phase::kDispatch, turn.epoch) = identity;
-  simt::st_release_sys(word(own_data(a.rank), a.rank.signals.flag(Phase::kDispatch, topology.rank)), turn.epoch);
+  simt::st_release_sys(node_flag(a.rank, Phase::kDispatch, turn.epoch, topology.rank), turn.epoch);
+  simt::st_relaxed_sys(word(own_data(a.rank), a.rank.signals.flag(Phase::kDispatch, topology.rank)), turn.epoch);
   end_send(a.call, Phase::kDispatch, turn);
 }
 

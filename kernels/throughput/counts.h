@@ -326,7 +326,7 @@ DEV bool sum_counts(const CountsArgs& a, const WaitContext& wait, const CountsSh
 KERNEL KERNEL_BOUNDS(kMaxBlockLanes) throughput_counts(CountsArgs a) {
   CountsShared& shared = simt::smem<CountsShared>();
   const WaitContext wait = wait_context(a.rank);
-  const u64 epoch = simt::ld_relaxed_gpu(a.epoch) + 1;
+  const u64 epoch = *a.epoch + 1;
   if (simt::tid() == 0) simt::st_release_cta(&shared.failed, 0u);
   leave_out_masked(a);
   const LayoutCheck check = layout_check(a);
@@ -358,7 +358,7 @@ KERNEL KERNEL_BOUNDS(kMaxBlockLanes) throughput_counts(CountsArgs a) {
   if (!simt::sync_block_and(good)) return;
   if (!simt::sync_block_and(sum_counts(a, wait, shared, epoch))) return;
   if (simt::tid() == 0) *a.number = static_cast<u32>(epoch);
-  if (simt::tid() == 0) simt::st_relaxed_gpu(a.epoch, epoch);  // every thread read it before the last sync_block
+  if (simt::tid() == 0) *a.epoch = epoch;  // every thread read it before the last sync_block
 }
 
 }  // namespace uccl

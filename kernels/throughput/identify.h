@@ -62,7 +62,7 @@ DEV bool identify(const RankContext& c, const ThroughputCall& call, CallKind kin
   if (simt::warp() != simt::num_warps() - 1) return true;
   bool ok = true;
   if (simt::lane() == 0) {
-    const u64 epoch = simt::ld_relaxed_gpu(&call.identities->calls) + 1;
+    const u64 epoch = call.identities->calls + 1;
     const CallIdentity identity = identity_of(c, call, kind);
     const WaitPhase phase = kind == CallKind::kCombine ? WaitPhase::kCombineReceive : WaitPhase::kDispatchReceive;
     ok = tell_identity(c, wait, identity, epoch) && compare_identities(c, wait, phase, identity, epoch, true);
@@ -80,7 +80,7 @@ DEV bool await_identified(const RankContext& c, const ThroughputCall& call, cons
                           const WaitContext& wait) {
   bool ok = true;
   if (simt::lane() == 0) {
-    const u64 epoch = simt::ld_relaxed_gpu(&call.identities->calls) + 1;
+    const u64 epoch = call.identities->calls + 1;
     WaitContext patient = wait;
     patient.deadline_ns = ~0ull;
     ok = wait_until(patient, WaitSite{WaitPhase::kCombineReceive, c.topology.rank, {}, epoch}, DeviceWord{compared},
@@ -93,7 +93,7 @@ DEV bool await_identified(const RankContext& c, const ThroughputCall& call, cons
 // identify(), which names the one that is missing.
 DEV u64 reader_deadline(const RankContext& c, const ThroughputCall& call, const WaitContext& wait) {
   const IdentityState& seen = *call.identities;
-  const bool all_here = simt::ld_relaxed_gpu(&seen.compared) > simt::ld_relaxed_gpu(&seen.calls);
+  const bool all_here = simt::ld_relaxed_gpu(&seen.compared) > seen.calls;
   return all_here ? wait.deadline_ns : later_deadline(c, wait);
 }
 
@@ -102,8 +102,8 @@ DEV void end_identified(const ThroughputCall& call) {
   simt::sync_block();
   if (simt::tid() != 0) return;
   if (simt::add_acq_rel_gpu(&call.identities->ticket, 1u) != static_cast<u32>(simt::nbid()) - 1) return;
-  simt::st_relaxed_gpu(&call.identities->ticket, 0u);
-  simt::st_relaxed_gpu(&call.identities->calls, simt::ld_relaxed_gpu(&call.identities->calls) + 1);
+  call.identities->ticket = 0;
+  ++call.identities->calls;  // all blocks have read it
 }
 
 }  // namespace uccl

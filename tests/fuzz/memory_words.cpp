@@ -143,7 +143,7 @@ Places combined_words(const World& world, const LowLatencyCase& c, u64 epoch, u3
   }
   for (u32 peer = 0; peer < t.num_ranks; ++peer) {
     if (t.is_local(peer)) add_identities(me, Phase::kCombine, peer, to);
-    to.add(data + me.signals.flag(Phase::kCombine, peer), 8, Proof::kNone);
+    if (t.is_local(peer)) to.add(node_flag(me, Phase::kCombine, epoch, peer), 8, Proof::kNone);
     to.add(data + me.signals.consumed(Phase::kCombine, peer), 8, Proof::kNone);
     for (const Phase phase : {Phase::kCombine, Phase::kWeights, Phase::kReduced}) {
       to.add(own_control(me) + me.control_layout.flag_beside(phase, epoch, peer), 8, Proof::kNone);

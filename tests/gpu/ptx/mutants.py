@@ -48,10 +48,15 @@ class Mutant:
     place: str  # file:line, and behind each "<" where that was inlined
 
     @property
-    def source(self) -> str:
+    def lines(self) -> list[str]:
         """The lines of source that say what is ordered: callers of the primitive, the nearest first."""
         places = self.place.split(" < ")
-        return " < ".join(source_line(place) for place in places[1:] or places)
+        return [source_line(place) for place in places[1:] or places]
+
+    @property
+    def source(self) -> str:
+        """The same in one text."""
+        return " < ".join(self.lines)
 
     @property
     def key(self) -> tuple[str, int, str]:
@@ -119,7 +124,7 @@ def _changes(op: str, memory: str) -> list[tuple[str, str]]:
 
 def known(mutant: Mutant) -> str:
     """Why it is not found, or ""."""
-    text = f"{mutant.kernel}: {mutant.what}: {mutant.source}"
+    text = "\n".join([f"{mutant.kernel}: {mutant.what}: {mutant.lines[0]}", *mutant.lines[1:]])
     return next((why for how, pattern, why in KNOWN if mutant.how in how.split("|") and re.search(pattern, text)), "")
 
 

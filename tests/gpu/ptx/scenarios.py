@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 import torch
 
-from tests.end_to_end.steps import LowLatencyStep, Step, ThroughputStep
+from tests.end_to_end.steps import LowLatencyStep, Step, ThroughputStep, throughput_expected
 from tests.end_to_end.world import World as Ranks
-from tests.gpu.calls import buffer_for, low_latency, throughput
-from tests.gpu.places import FakePlatform, run
+from tests.gpu.calls import buffer_for, cached, layout_of, low_latency, throughput
+from tests.gpu.places import FakePlatform, Here, run
 from tests.gpu.ptx.executor import PtxExecutor, World, playing
 from tests.gpu.ptx.programs import lowered
 from tests.gpu.test_forms import NodeWorld, Rank
@@ -25,6 +25,7 @@ from tests.uccl_ep.gpu.fake_driver import FakeDriver
 from tests.uccl_ep.gpu.worlds import install
 from tests.uccl_ep.ranks import assert_low_latency, case, expert_rows, reference_of
 from tests.uccl_ep.ranks import low_latency as uneven
+from uccl_ep import Config
 from uccl_ep.reference import low_latency_combine, low_latency_combine_by_node
 from uccl_ep.settings import settings
 
@@ -155,6 +156,22 @@ def _shapes() -> list[Step]:
     ]
 
 
+def _cached_shapes(group: Any, platform: FakePlatform, ranks: Ranks) -> None:
+    """Two shapes in turn, and nothing between their dispatches but that streams are drained."""
+    steps, here, handles = _shapes()[:2], Here(platform), []
+    with buffer_for(group, platform, steps, ranks.ranks_per_node) as buffer:
+        for step in steps:
+            assert isinstance(step, ThroughputStep)
+            due = throughput_expected(step, group.size(), ranks.node_sizes)
+            given, ids = due.inputs[group.rank()], here.put(due.case.topk_idx[group.rank()])
+            arguments, *_ = layout_of(buffer, ids, group.size() * step.local_experts)
+            arguments |= {"topk_idx": ids, "topk_weights": here.put(given.topk_weights)}
+            handles.append((step, due, buffer.dispatch(here.put(given.x), config=Config(step.num_sms), **arguments)[4]))
+        for call in range(1, 4):
+            for step, due, handle in handles:
+                cached(buffer, platform, step, due, (handle, call))
+
+
 def _rows_as_they_come(platform: FakePlatform) -> None:
     """Other nodes' rows too, each when its signal says that it is there."""
     c = case(44, "some_unused", num_ranks=2, num_experts=4, num_topk=2, hidden=128, max_tokens=8)
@@ -210,6 +227,8 @@ SCENARIOS: dict[str, Body] = {
     "low latency, stats of waits for sums in the node": lambda platform: run(platform, NodeWorld(4, 2), _stats),
     "low latency, rows as they are computed": _rows_as_they_come,
     "throughput, shapes that change": rounds_of(Ranks(4, 2), _shapes),
+    "throughput, cached, 2 nodes": rounds_of(Ranks(4, 2), throughput_rounds(num_cached=2)),
+    "throughput, cached, shapes that change": lambda platform: run(platform, Ranks(4, 2), _cached_shapes, Ranks(4, 2)),
     "throughput, full rings": rounds_of(Ranks(2, 1, rings=1, ring_capacity=16), throughput_rounds(120), 1),
     "throughput, many blocks, 2 nodes": rounds_of(Ranks(3, 2, rings=1), throughput_rounds(60)),
 }

@@ -33,14 +33,19 @@ def test_ptx_busiest_lane_of_low_latency(ranks_per_node: int, capfd: pytest.Capt
     assert {launch.kernel for launch in launches} >= MOST_LANE16.keys()
 
 
-def test_ptx_host_reads_of_low_latency(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(("ranks", "ranks_per_node"), [(8, 4), (16, 4)], ids=str)
+def test_ptx_host_reads_of_low_latency(
+    ranks: int, ranks_per_node: int, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
     """In the second call staging rows are used again. How wide rows are changes nothing."""
     monkeypatch.setattr(critical_paths, "HIDDEN", 512)
-    with gpu_of(counting.open_driver, 4) as driver:
+    monkeypatch.setattr(critical_paths, "RANKS", ranks)
+    monkeypatch.setattr(critical_paths, "SMS", 132 * 8 // ranks)
+    with gpu_of(counting.open_driver, ranks_per_node) as driver:
         launches = low_latency(driver, counting.counts, tokens=16, calls=2)
     with capfd.disabled():
         print(f"\n{table(launches)}")
-    assert not findings(launches, RANKS - 4)
+    assert not findings(launches, ranks - ranks_per_node)
     assert {launch.kernel for launch in launches} >= MOST_LANE16.keys()
 
 

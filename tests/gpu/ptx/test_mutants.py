@@ -30,12 +30,12 @@ def _executed(scenario: str, kernel: str) -> list[int]:
 @pytest.mark.parametrize(
     ("kernel", "how", "source", "scenario"),
     [
-        pytest.param("low_latency_dispatch_send", "relax", r"signals\.flag", ONE, id="flag of rows, relaxed"),
-        pytest.param("low_latency_dispatch_send", "narrow", r"signals\.flag", ONE, id="flag of rows, to its own GPU"),
+        pytest.param("low_latency_dispatch_send", "relax", r"node_flag", ONE, id="flag of rows, relaxed"),
+        pytest.param("low_latency_dispatch_send", "narrow", r"node_flag", ONE, id="flag of rows, to its own GPU"),
         pytest.param("low_latency_dispatch_send", "relax", r"ring\.slots", TWO, id="command, before the rows it sends"),
         pytest.param("low_latency_dispatch_send", "remove", r"sync_block.*last_block", ONE, id="barrier of last_block"),
         pytest.param("low_latency_dispatch_recv", "relax", r"add_acq_rel_gpu\(counter", ONE, id="grid barrier"),
-        pytest.param("low_latency_combine_send", "relax", r"signals\.flag", ONE, id="flag of sums, relaxed"),
+        pytest.param("low_latency_combine_send", "relax", r"node_flag", ONE, id="flag of sums, relaxed"),
         pytest.param("low_latency_combine_send", "relax", r"add_acq_rel_gpu\(ticket, 1u", ONE, id="blocks of a launch"),
         pytest.param("rank_barrier", "relax", r"signals\.barrier", "only barriers", id="barrier of all ranks"),
         pytest.param("throughput_dispatch", "relax", r"sent_word, number \+ 1", HIGH, id="chunk of a stream"),

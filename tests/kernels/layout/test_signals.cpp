@@ -29,6 +29,12 @@ void check_words(u32 ranks, u32 channels, u32 readers) {
         for (u32 g = 0; g < readers; ++g) words.push_back(s.stream_head(d, r, c, g));
       }
   words.push_back(s.barrier());
+  for (u32 p = 0; p < kNumPhases; ++p)
+    for (const u64 epoch : {0, 1}) {
+      const u64 identity = s.identity(static_cast<Phase>(p), epoch), flag = s.flag_beside(static_cast<Phase>(p), epoch);
+      words.insert(words.end(), {identity, identity + 8, flag});
+      CHECK_EQ(identity / 32, flag / 32);  // in one sector
+    }
   std::sort(words.begin(), words.end());
   CHECK(std::adjacent_find(words.begin(), words.end()) == words.end());
   for (const u64 w : words) CHECK(w % 8 == 0 && w + 8 <= s.bytes());

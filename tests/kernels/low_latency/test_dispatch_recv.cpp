@@ -231,7 +231,7 @@ TEST(low_latency_dispatch_recv_refuses_a_flag_of_the_call_after_next) {
   world.run({0}, [&](u32 me) {
     LowLatencyRank rank(world, me, c);
     rank.dispatch_send(low_latency_input(world, c, 0, me));
-    *const_cast<u64*>(arrival_flag(world.context(0), Phase::kDispatch, 1)) = 3;
+    *node_flag(world.context(0), Phase::kDispatch, 1, 1) = 3;
     Received got(world, c);
     rank.dispatch_recv(&got);
     const Fault f = world.fault(0);
