@@ -15,7 +15,7 @@ _ONE_BLOCK = "one block of a launch does this at a time: the first, before it le
 _ONE_LANE = "one lane of a launch counts for a peer"
 _EXCLUDED = "it leaves a peer out, from some time on; nobody reads by it what was written before it"
 _REFUSED = "it finds or tells that the caller's layout is wrong: no row is sent in that call"
-_AGAIN = "the word is acquired once more before a row is read: one of the two would do"
+_AGAIN = "the word is acquired once more before a row is read or written: one of the two would do"
 _GATE = "only the word's own value counts: what is read after it has flags of its own"
 _TWICE = "a barrier of the same lanes follows, or has come before, with nothing to order between them"
 _TAKEN_ALONG = "the machine lets a lane's release take all stores along for words stored later too: PTX needs this one"
@@ -68,6 +68,7 @@ KNOWN: tuple[tuple[str, str, str], ...] = (
     ("relax", r"^throughput_combine: (.*\n)+.*return seen > head", _AGAIN),
     ("relax", r"^.*in_ring && simt::ld_acquire_sys\(tail\)|^.*tail_fits\(wait, site, call\.geometry", _AGAIN),
     ("remove", r"^.*(\n.*)?\n.*open_contributions\(", _TWICE),
+    ("relax", r"^throughput_settle: ld(.*\n)+.*drain_(dispatch|combine)\(", _AGAIN),
     ("remove", r"^throughput.*a shuffle alone orders no memory", _AGREED),
     (
         "narrow",

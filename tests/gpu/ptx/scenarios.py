@@ -73,9 +73,10 @@ def _only_dispatches(group: Any, platform: FakePlatform) -> None:
             assert_low_latency(rank.received(rank.dispatch(use_fp8=False)), due)
 
 
-def _two_in_flight(group: Any, platform: FakePlatform) -> None:
+def _two_in_flight(group: Any, platform: FakePlatform, tokens: int = 9) -> None:
     """Each call is received when the next one has been sent: only words of what was read let a set be reused."""
-    c = case(17, "uniform", num_ranks=group.size(), num_experts=2 * group.size(), num_topk=2, hidden=128, max_tokens=9)
+    ranks = group.size()
+    c = case(17, "uniform", num_ranks=ranks, num_experts=2 * ranks, num_topk=2, hidden=128, max_tokens=tokens)
     due = reference_of(c)[group.rank()]
     with uneven(group, c.shape, device=platform.device) as buffer:
         rank = Rank(buffer, platform, c)
@@ -210,6 +211,7 @@ SCENARIOS: dict[str, Body] = {
     "low latency, sums in the node in NVFP4": _coded_sums("nvfp4"),
     "low latency, two calls in flight": lambda platform: run(platform, Ranks(3), _two_in_flight),
     "low latency, two calls in flight, 2 nodes": lambda platform: run(platform, Ranks(2, 1), _two_in_flight),
+    "low latency, two calls in flight, many blocks": lambda platform: run(platform, Ranks(2), _two_in_flight, 30),
     "low latency, many blocks": rounds_of(Ranks(2), low_latency_rounds(30, 2, hidden=128)),
     "low latency, many blocks, 2 nodes": rounds_of(Ranks(3, 2, rings=1), low_latency_rounds(30, 2, hidden=128)),
     "low latency, full rings": rounds_of(
