@@ -11,11 +11,13 @@ from uccl_ep import _native
 from uccl_ep.device.protocol import Device
 from uccl_ep.errors import InvalidArgument, NotSupported, refuse
 from uccl_ep.layout.combine_formats import RowFormat
+from uccl_ep.low_latency import progress
 from uccl_ep.low_latency.dispatch_formats import Format, ReceivedRows
 from uccl_ep.low_latency.epochs import Epochs
 from uccl_ep.low_latency.handle import Handle, make_handle
 from uccl_ep.low_latency.node_sums import Sums
 from uccl_ep.low_latency.overlap import Overlap
+from uccl_ep.low_latency.progress import Progress
 from uccl_ep.session.session import Session
 from uccl_ep.sizes import format_bytes
 
@@ -25,20 +27,6 @@ Tensor = torch.Tensor
 Received = tuple[Any, Tensor, Handle, Callable[[], None], tuple[Any, ...]]
 """What a dispatch returns, before it is wrapped for the caller: rows, or (rows, scales); how many for each expert; the
 handle; what queues the receiving half; tensors that must outlive the queued kernels."""
-
-
-class Progress(NamedTuple):
-    """How far a rank is with its low-latency calls, as its kernels count them; the sizes are those of the last one."""
-
-    dispatches: int  # sent
-    combines: int
-    reduced: int  # of the combines
-    received_dispatches: int
-    received_combines: int
-    announcements: int
-    max_tokens: int
-    hidden: int
-    num_experts: int
 
 
 class _Place(NamedTuple):
@@ -171,22 +159,12 @@ class LowLatency:
     def progress(self) -> Progress:
         """Of all calls that were queued, when they have run."""
         self._device.catch_up()
-        words = self._state().tolist()
-        shape = self._shape or (0, 0, 0)
-        return Progress(words[0], words[4], words[9], words[1], words[5], words[8], *shape)
+        return progress.read_progress(self._workspace, self._shape or (0, 0, 0))
 
     def take_over(self, other: Progress) -> None:
         """Goes on where another rank is: what this one missed counts as received."""
-        state = self._state()
-        for at, value in ((0, other.dispatches), (4, other.combines)):
-            state[at : at + 4] = torch.tensor([value, value, 0, value], dtype=torch.int64)
-        state[9] = other.reduced
+        progress.take_over(self._workspace, other)
         self._device.catch_up()
-
-    def _state(self) -> Tensor:
-        """The LowLatencyState: dispatch's sent, consumed, ahead, told; combine's; announcements, reduced."""
-        at = _native.LowLatencyCalls.state_at() // 8
-        return self._workspace[at : at + 10]
 
     # ---- dispatch --------------------------------------------------------------------------------------------------
 
@@ -385,8 +363,8 @@ class LowLatency:
         if self._recorded is not None and all(sent == received for sent, received in counted):
             self._device.catch_up()
             self._device.settle()
-            places = _native.LowLatencyCalls.DISPATCHES_AT, _native.LowLatencyCalls.COMBINES_AT
-            counted = [tuple(self._workspace[at : at + 2].tolist()) for at in places]
+            seen = self.progress()
+            counted = [(seen.dispatches, seen.received_dispatches), (seen.combines, seen.received_combines)]
         for call, (sent, received) in zip(("low_latency_dispatch", "low_latency_combine"), counted, strict=True):
             if sent != received:
                 raise InvalidArgument(

@@ -102,13 +102,13 @@ class Session(NoCopies):
         settings: Settings,
         start: Start = Start(),  # noqa: B008 - frozen
     ) -> None:
-        self.rank, self.num_ranks = group.rank(), group.size()
+        self.rank, self.num_ranks, self.settings = group.rank(), group.size(), settings
         make_room(100 + 8 * self.num_ranks * max(1, settings.proxy_threads))
-        self.settings = settings
         self._driver, self._prepare = start.driver, start.prepare
         self._proxy: ProxyLink | None = None
         self._guard: _native.ProxyGuard | None = None
         self.closed = self.asleep = self.unusable = False
+        self._admitted = 0  # bytes of zero-copy rows that NICs have registered
         self._closing = threading.Lock()  # the agreement service calls on a thread of its own
         self.absent: frozenset[int] = getattr(group, "absent", frozenset())
         self.agreement_service: AgreementService | None = getattr(group, "agreement_service", None)
@@ -116,7 +116,6 @@ class Session(NoCopies):
         self.shrink, self.fault_raised = shrink, False
         self.notes: list[tuple[str, str]] = []
         self.combine_form: CombineForm | None = None
-        self._admitted = 0  # bytes of zero-copy rows that NICs have registered
         self.settle: Callable[[], None] = lambda: None
         self.last_kernel = ""  # the one queued last; for reports
         self.recorder: FlightRecorder = FlightRecorder(self.rank, settings, kind_of(start.driver) == "cuda")

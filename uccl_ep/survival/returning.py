@@ -18,7 +18,8 @@ import torch
 
 from uccl_ep import _native
 from uccl_ep.device.protocol import Device
-from uccl_ep.low_latency.launch import LowLatency, Progress
+from uccl_ep.low_latency.launch import LowLatency
+from uccl_ep.low_latency.progress import Progress
 from uccl_ep.membership.returns import Offer
 from uccl_ep.session.barrier import Collective
 from uccl_ep.session.session import Session

@@ -8,11 +8,11 @@ from importlib import metadata
 
 def install(extra: str) -> str:
     """ "pip install ..." with the packages that `extra` names in pyproject.toml; where uccl-ep is a folder on the path
-    and not installed, the command for a checkout."""
+    and not installed, the command for its checkout."""
     try:
         required = metadata.requires("uccl-ep") or []
     except metadata.PackageNotFoundError:
-        return f"pip install '.[{extra}]' in a checkout of uccl-ep"
+        return f"in its checkout: pip install '.[{extra}]'"
     found = []
     for line in required:
         package, _, condition = line.partition(";")

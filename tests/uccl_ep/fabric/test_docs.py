@@ -13,7 +13,7 @@ from tests.uccl_ep.fabric import machines
 from tests.uccl_ep.fabric.machines import Recorded
 from tests.uccl_ep.fabric.test_choice import Cluster
 from uccl_ep.fabric.choice import explain
-from uccl_ep.layout import regions
+from uccl_ep.layout import placement
 from uccl_ep.settings import VARIABLES, Settings
 from uccl_ep.tools.doctor.catalogue import CHECKS
 
@@ -77,7 +77,7 @@ def printed(tmp_path: Path, name: str) -> str:
     }[name]()
     chosen, stream = made.choose(), io.StringIO()
     explain([(f"transport {chosen.family}", chosen.whole_reason), *chosen.notes], stream)
-    one_node = regions.choose_placement(
+    one_node = placement.choose_placement(
         [i.__class__(**{**vars(i), "device": "cuda", "exportable": 1}) for i in made.hellos],
         made.topology,
         "tcp",

@@ -138,7 +138,7 @@ def test_compiler_reads_the_assemblers_report() -> None:
 def test_compiler_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "cupy", None)
     monkeypatch.setitem(sys.modules, "cupy.cuda", None)
-    with pytest.raises(UcclEpError, match=r"CuPy.*pip install 'uccl-ep\[cuda13\]'"):
+    with pytest.raises(UcclEpError, match=r"CuPy.*pip install 'cupy-cuda13x>=\d+' 'nvidia-cuda-nvrtc>=13' \(CUDA 12: "):
         RuntimeCompiler()
 
 

@@ -170,5 +170,5 @@ def test_metrics_refuse_where_not_to_listen(arguments: Any, words: str) -> None:
 
 def test_metrics_without_the_library_say_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "prometheus_client", None)
-    with pytest.raises(NotSupported, match=r"uccl-ep\[metrics\]"):
+    with pytest.raises(NotSupported, match=r"pip install 'prometheus-client>="):
         serve_metrics(0)

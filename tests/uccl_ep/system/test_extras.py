@@ -32,7 +32,7 @@ def test_extras_of_a_package_that_is_only_on_the_path(monkeypatch: pytest.Monkey
         raise metadata.PackageNotFoundError(name)
 
     monkeypatch.setattr(metadata, "requires", absent)
-    assert install("rdma") == "pip install '.[rdma]' in a checkout of uccl-ep"
+    assert install("rdma") == "in its checkout: pip install '.[rdma]'"
 
 
 def test_extras_no_source_tells_to_install_from_an_index_that_has_no_uccl_ep() -> None:

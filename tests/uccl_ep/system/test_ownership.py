@@ -72,6 +72,7 @@ def calls_of(buffer: Buffer) -> dict[str, Callable[[], object]]:
         "low_latency_update_mask_buffer": lambda: buffer.low_latency_update_mask_buffer(0, False),
         "low_latency_query_mask_buffer": lambda: buffer.low_latency_query_mask_buffer(torch.zeros(1).int()),
         "low_latency_clean_mask_buffer": buffer.low_latency_clean_mask_buffer,
+        "agree_on_masks": buffer.agree_on_masks,
         "recover": buffer.recover,
         "pause": buffer.pause,
         "resume": buffer.resume,
