@@ -114,11 +114,11 @@ DEV void write_contribution(const CombineArgs& a, const Contributing& k, u32 cha
   if (simt::lane() == 0)
     *reinterpret_cast<RowHeader*>(row) = RowHeader::make(place, static_cast<u32>(a.recv_src_idx[at]),
                                                          RowHeader::position(k.number, k.rows - 1 - k.done - i));
+  for (u32 j = simt::lane(); shape.has_weights && j < shape.topk; j += simt::kWarp)
+    reinterpret_cast<float*>(row + shape.weights())[j] = a.topk_weights[at * shape.topk + j];
   if (place == 0)
     copy_row_shared(row + sizeof(RowHeader), reinterpret_cast<const u8*>(a.x + at * a.hidden), shape.payload_bytes,
                     all < g.unit_bytes ? all : g.unit_bytes);
-  for (u32 j = simt::lane(); shape.has_weights && j < shape.topk; j += simt::kWarp)
-    reinterpret_cast<float*>(row + shape.weights())[j] = a.topk_weights[at * shape.topk + j];
 }
 
 // A team puts this rank's rows into rings, a lane a source: in rounds, of a chunk of each source that has room. False: the

@@ -35,8 +35,13 @@ DEV Team team_of(TeamWords& words, u32 first, u32 size) { return Team{&words, fi
 
 // The whole warp: what the leader says of the next turn; `mine` is what this warp says if it leads.
 DEV TeamWord hear_leader(Team& t, TeamWord mine) {
-  u32 word = ++t.turn << 2 | static_cast<u32>(mine);
-  if (t.size != 1 && simt::lane() == 0) {
+  ++t.turn;
+  if (t.size == 1) {
+    simt::sync_warp();  // what lane 0 wrote is visible to all
+    return mine;
+  }
+  u32 word = t.turn << 2 | static_cast<u32>(mine);
+  if (simt::lane() == 0) {
     u32* const told = &t.words->told[t.leader];
     if (t.member() == 0)
       simt::st_release_cta(told, word);  // pairs with the helpers' acquire
