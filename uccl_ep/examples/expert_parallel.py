@@ -128,14 +128,14 @@ class Dispatch(torch.autograd.Function):
 
 
 class Combine(torch.autograd.Function):
-    """Adds up each token's results. Its backward pass is a dispatch with the same handle.
+    """Adds up each token's results, by a Buffer of V1 or V2. Its backward pass is a dispatch with the same handle.
 
     `received` only ties the results to the dispatch: a rank whose experts got no row must take part in its backward
     exchange all the same, because the other ranks wait for it there.
     """
 
     @staticmethod
-    def forward(ctx: Any, results: Tensor, received: Tensor, buffer: Buffer, handle: Any) -> Tensor:
+    def forward(ctx: Any, results: Tensor, received: Tensor, buffer: Any, handle: Any) -> Tensor:
         ctx.buffer, ctx.handle = buffer, handle
         combined: Tensor = buffer.combine(results, handle)[0]
         return combined

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from uccl_ep import ElasticBuffer, EPBuffer, HybridEPBuffer
-from uccl_ep.examples.expert_parallel import LocalExperts
+from uccl_ep.examples.expert_parallel import LocalExperts, combine
 
 Name = Literal["elastic", "ep", "hybrid"]
 
@@ -52,7 +52,7 @@ class ElasticExperts(nn.Module):
         )
         local_idx = torch.where(local_idx < 0, self.num_local, local_idx)  # other ranks' experts
         results = self.local(received.to(hidden_states.dtype), local_idx, weights)
-        return elastic_combine(results.bfloat16(), received, self.buffer, handle).to(hidden_states.dtype)
+        return combine(results.bfloat16(), received, self.buffer, handle).to(hidden_states.dtype)
 
 
 class HybridExperts(nn.Module):
@@ -87,24 +87,6 @@ class ElasticDispatch(torch.autograd.Function):
         return rows, None, weights, None, None
 
 
-class ElasticCombine(torch.autograd.Function):
-    """Adds up each token's results. Its backward pass is a dispatch with the same handle.
-
-    `received` ties the results to the dispatch, as in expert_parallel.py.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, results: Tensor, received: Tensor, buffer: Any, handle: Any) -> Tensor:
-        ctx.buffer, ctx.handle = buffer, handle
-        combined: Tensor = buffer.combine(results, handle)[0]
-        return combined
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> Any:
-        rows = ctx.buffer.dispatch(grad.contiguous(), handle=ctx.handle)[0]
-        return rows, torch.zeros_like(rows), None, None
-
-
 class HybridDispatch(torch.autograd.Function):
     """As ElasticDispatch; rows come grouped by expert."""
 
@@ -128,7 +110,7 @@ class HybridDispatch(torch.autograd.Function):
 
 
 class HybridCombine(torch.autograd.Function):
-    """As ElasticCombine."""
+    """As Combine of expert_parallel.py."""
 
     @staticmethod
     def forward(ctx: Any, results: Tensor, received: Tensor, buffer: HybridEPBuffer, handle: Any) -> Tensor:
@@ -142,6 +124,5 @@ class HybridCombine(torch.autograd.Function):
 
 
 elastic_dispatch: Callable[..., tuple[Tensor, Tensor, Tensor, Any]] = ElasticDispatch.apply
-elastic_combine: Callable[..., Tensor] = ElasticCombine.apply
 hybrid_dispatch: Callable[..., tuple[Tensor, Tensor, Tensor, Any]] = HybridDispatch.apply
 hybrid_combine: Callable[..., Tensor] = HybridCombine.apply
