@@ -18,7 +18,7 @@ from uccl_ep.membership.messenger import Message
 
 PHASE = "agreed masks"
 _KEPT = 2  # agreements whose decision is still answered: nobody is further behind, or it has been left out
-_EARLY = 4  # messages of a rank about an agreement that this one has not begun
+_EARLY = 4  # messages of a rank about an agreement that this one has not begun, of the newest so many agreements
 
 
 class AgreedMasks:
@@ -84,6 +84,8 @@ class AgreedMasks:
             if one is None:
                 self._early.setdefault((number, rank), []).append(message)
                 del self._early[number, rank][:-_EARLY]
+                newest = sorted({at for at, _ in self._early})[-_EARLY:]  # a rank that is left out hears of all of them
+                self._early = {key: said for key, said in self._early.items() if key[0] in newest}
                 return
         self._hand(one, rank, message)
 

@@ -50,6 +50,15 @@ def test_agreed_masks_are_the_union_each_time_anew() -> None:
     assert ranks.agree({0: set(), 1: set(), 2: set()}) == dict.fromkeys(range(3), frozenset())
 
 
+def test_agreed_masks_of_a_rank_that_is_left_out_keep_little() -> None:
+    ranks = Ranks()
+    for _ in range(12):
+        assert ranks.agree({0: {2}, 1: set()}) == dict.fromkeys((0, 1), frozenset({2}))
+    assert len(ranks.made[2]._early) <= 2 * 4  # of each other rank, about the newest agreements
+    ranks.made[2].number = ranks.made[0].number  # it has come back
+    assert ranks.agree({0: set(), 1: set(), 2: set()}) == dict.fromkeys(range(3), frozenset())
+
+
 def test_agreed_masks_give_up_who_does_not_come() -> None:
     ranks = Ranks()
     assert ranks.agree({0: set(), 2: set()}, deadline_s=0.2) == dict.fromkeys((0, 2), frozenset({1}))
