@@ -153,11 +153,17 @@ class Machine:
         patience_s: float = 4.0,
     ) -> None:
         self._calls = _library()
-        self._machine = self._calls.ptx_open(seed, preempt, judge, count, *lag, shared_bytes, int(patience_s * 1e9))
+        self._machine: int | None = self._calls.ptx_open(
+            seed, preempt, judge, count, *lag, shared_bytes, int(patience_s * 1e9)
+        )
 
     def close(self) -> None:
-        """Ends it; nothing may be running."""
-        self._calls.ptx_close(self._machine)
+        """Ends it; nothing may be running. Also when nobody holds it any more, as a launch under way does. Idempotent."""
+        machine, self._machine = self._machine, None
+        if machine is not None:
+            self._calls.ptx_close(machine)
+
+    __del__ = close
 
     def load(self, program: str) -> None:
         """Takes kernels as `lower` wrote them; one that it has by name already is left out."""

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import functools
+import gc
 import hashlib
 import json
 import logging
@@ -261,6 +262,7 @@ class Hunt:
     def _play(self, batch: list[Mutant], name: str, seed: int) -> str:
         """Whether they are found, together."""
         played = play(name, seed, [m.key for m in batch], self.notes.arch)
+        gc.collect()  # or the machines of earlier plays stay, tens of MiB each
         keys = [m.key for m in batch]
         self.notes.add([m.kernel for m in batch], scenario=name, seed=seed, wrong=played.wrong, mutants=keys)
         if len(batch) == 1 and played.wrong:
