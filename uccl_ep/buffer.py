@@ -29,8 +29,8 @@ from uccl_ep.refused import FORKS_CAST, BranchCalls
 from uccl_ep.session.session import Session
 from uccl_ep.session.stats import collect_stats
 from uccl_ep.survival.life import Life, Terms
+from uccl_ep.survival.members import MemberChanges
 from uccl_ep.survival.recovery import Recovery, RecoveryReport
-from uccl_ep.survival.sleep import Sleeper
 from uccl_ep.system import process_end
 from uccl_ep.system.ownership import NoCopies, Owner, in_turn
 from uccl_ep.throughput.bounded import bounded
@@ -40,7 +40,7 @@ from uccl_ep.throughput.handle import ThroughputHandle
 Tensor = torch.Tensor
 
 
-class Buffer(Sleeper, BranchCalls, NoCopies):
+class Buffer(MemberChanges, BranchCalls, NoCopies):
     """Memory, proxy and kernels of one rank for expert-parallel dispatch and combine. Making one is collective.
 
     Args:
@@ -138,7 +138,10 @@ class Buffer(Sleeper, BranchCalls, NoCopies):
     def _destroy(self) -> None:
         session, self.runtime = self.runtime, None
         if session is not None:
-            self._life.end()
+            try:
+                self._life.end()
+            finally:
+                self._end_change()
 
     def __del__(self) -> None:
         if getattr(self, "runtime", None) is None:
@@ -159,7 +162,9 @@ class Buffer(Sleeper, BranchCalls, NoCopies):
     def _run_hook(self, session: Session, hook: Hook) -> None:
         """A receive hook: a call of its Buffer, which lives as long as the hook."""
         if session is not self._living.session:
-            raise InvalidArgument("this receive hook is of a call before recover(): its rows are gone")
+            raise InvalidArgument(
+                "this receive hook is of a call before recover() or switch_members(): its rows are gone"
+            )
         hook()
 
     # ---- static helpers ----------------------------------------------------------------------------------------
@@ -245,8 +250,8 @@ class Buffer(Sleeper, BranchCalls, NoCopies):
         self._living.set_tag(tag)
 
     def memory_bill(self) -> MemoryBill:
-        """What this rank has allocated, by purpose; print it."""
-        return self._session.bill()
+        """What this rank has allocated, by purpose, in a change of members for both lives; print it."""
+        return self._bill(self._session.bill())
 
     def stats(self) -> dict[str, Any]:
         """Counters since the start: rows, bytes, waiting time per peer, and the proxy's (uccl_ep/session/stats.py)."""
@@ -583,6 +588,7 @@ class Buffer(Sleeper, BranchCalls, NoCopies):
         """
         if self.runtime is None:
             raise InvalidArgument("this Buffer has been destroyed; there is nothing to recover")
+        self._resolve_change()
         recovery = Recovery(self._life, group, timeout_s)
         self._life = recovery.next_life(allow_minority)
         self.runtime = self._life.session

@@ -1,4 +1,4 @@
-/* agree_on_masks(), in uccl_ep/membership/agreed_masks.py: the agreement of recover.pml without a quorum and without a
+/* agree_on_masks(), in uccl_ep/membership/agreed_values.py: the agreement of recover.pml without a quorum and without a
  * new life. Any rank may give any other up at any time; whom it masked before, it gives up at once. Two ranks of which
  * neither leaves the other out have the same masks. Planted bugs: BUG_SUSPECTS_DECIDE, BUG_OLD_CONFIRMATIONS_COUNT,
  * BUG_NOBODY_IS_GIVEN_UP. */

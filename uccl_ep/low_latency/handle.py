@@ -74,7 +74,7 @@ def check_handle(handle: Any, num_ranks: int, owner: object = None) -> tuple[int
             "handle",
             Described("one of another Buffer"),
             wanted,
-            "One from before recover() counts as that. Dispatch again.",
+            "One from before recover() or switch_members() counts as that. Dispatch again.",
         )
     local = num_experts // num_ranks
     for tensor, shape, dtype in (

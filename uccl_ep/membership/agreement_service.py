@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Collection, Mapping
 
 from uccl_ep.errors import PeerLost, PeerTimeout, UcclEpError
-from uccl_ep.membership.agreed_masks import AgreedMasks
+from uccl_ep.membership.agreed_values import AgreedValues
 from uccl_ep.membership.agreement import PHASE, Agreement
 from uccl_ep.membership.agreement_view import ALIVE, View, whole
 from uccl_ep.membership.messenger import Message, Messenger
@@ -28,7 +28,7 @@ class AgreementService(Agreement):
 
     Attributes:
         returns: how ranks that left each other out take up again, without a new group.
-        agreed_masks: how ranks come to leave out the same ones, without a new group.
+        agreed_masks, changes: how ranks come to leave out the same ones, and to know the next life, without a group.
     """
 
     def __init__(
@@ -41,16 +41,18 @@ class AgreementService(Agreement):
         quorum: bool = False,
     ) -> None:
         known = Quorum(rank, num_ranks) if quorum else None
-        super().__init__(rank, num_ranks, known, lambda to, said: self._board.send(to, said))
+        super().__init__(rank, num_ranks, known, self._post)
         self.on_call = on_call
         self._given: dict[tuple[int, int], dict[int, bytes]] = {}
-        self._words = WaitReports(
-            rank, num_ranks, self._changed, lambda to, said: self._board.send(to, said), self._over
-        )
-        self.returns = Returns(rank, num_ranks, self._changed, lambda to, said: self._board.send(to, said))
-        self.agreed_masks = AgreedMasks(rank, num_ranks, lambda to, said: self._board.send(to, said))
+        self._words = WaitReports(rank, num_ranks, self._changed, self._post, self._over)
+        self.returns = Returns(rank, num_ranks, self._changed, self._post)
+        self.agreed_masks = AgreedValues("masks", "agreed masks", rank, num_ranks, self._post)
+        self.changes = AgreedValues("members", "change of members", rank, num_ranks, self._post)
         self._secret = secret
         self._board = Messenger(rank, secret, interface, self._hear, self._lose)
+
+    def _post(self, rank: int, message: Message) -> None:
+        self._board.send(rank, message)
 
     @property
     def address(self) -> str:
@@ -98,6 +100,7 @@ class AgreementService(Agreement):
             self._words.report_error(self.generation, error)
         self._board.close()
         self.agreed_masks.close()
+        self.changes.close()
         with self._changed:
             self._closed = True
             if self._quorum is not None:
@@ -109,6 +112,7 @@ class AgreementService(Agreement):
     def _lose(self, rank: int) -> None:
         self.lose(rank)
         self.agreed_masks.lose(rank)
+        self.changes.lose(rank)
 
     def _hear(self, rank: int, message: Message) -> None:
         """A frame of a rank. Raises ValueError, TypeError or KeyError when no correct rank says that."""
@@ -127,6 +131,9 @@ class AgreementService(Agreement):
             return
         if message["k"] == "masks":
             self.agreed_masks.hear(rank, message)
+            return
+        if message["k"] == "members":
+            self.changes.hear(rank, message)
             return
         if message["k"] == "give":
             self._take(rank, generation, whole(message["i"]), message["v"])

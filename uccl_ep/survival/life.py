@@ -65,18 +65,23 @@ class Terms:
             InvalidArgument: an argument or a UCCL_EP_* variable is out of range.
         """
         shorten(lambda: settings().explain)
-        for name, value in zip(("num_nvl_bytes", "num_rdma_bytes"), budgets, strict=True):
-            if isinstance(value, bool) or not isinstance(value, int) or value < 0 or value % 128:
-                refuse(name, value, "a multiple of 128, 0 or more")
         low_latency_mode = checks.check_bool("low_latency_mode", low_latency_mode)
         enable_shrink = checks.check_bool("enable_shrink", enable_shrink)
-        if low_latency_mode and budgets[1] == 0:
-            allowed = "the low-latency size with low_latency_mode=True"
-            refuse("num_rdma_bytes", 0, allowed, "Buffer.get_low_latency_rdma_size_hint gives it.")
+        check_budgets(budgets, low_latency_mode)
         environment = settings()
         with naming("the choice of a device"):
             choice = choose_device(device, environment.device)
         return Terms(budgets, low_latency_mode, enable_shrink, environment, choice, alike, default_config)
+
+
+def check_budgets(budgets: tuple[int, int], low_latency_mode: bool) -> None:
+    """Raises InvalidArgument when a Buffer cannot have these num_nvl_bytes and num_rdma_bytes."""
+    for name, value in zip(("num_nvl_bytes", "num_rdma_bytes"), budgets, strict=True):
+        if isinstance(value, bool) or not isinstance(value, int) or value < 0 or value % 128:
+            refuse(name, value, "a multiple of 128, 0 or more")
+    if low_latency_mode and budgets[1] == 0:
+        allowed = "the low-latency size with low_latency_mode=True"
+        refuse("num_rdma_bytes", 0, allowed, "Buffer.get_low_latency_rdma_size_hint gives it.")
 
 
 class Life:
@@ -105,12 +110,22 @@ class Life:
         self._open = self.device = device = make_device(self.terms.choice, session)
         self.collective = Collective(session, device)
         low_latency, throughput = LowLatency(session, device), Throughput(session, device)
+        self._refuse_outstanding = low_latency.refuse_outstanding
         allowed = self.terms.low_latency_mode
         self.low_latency = LowLatencyCalls(session, device, self.collective, low_latency, allowed)
         self.throughput = ThroughputCalls(session, device, throughput, self.terms.default_config)
         self.masks = Masks(session, device, low_latency, throughput, self.collective)
         self.sleep = Sleep(session, device, self.collective, low_latency)
+        assert session.agreement_service is not None  # which this session has made or taken over
+        for agreed in (session.agreement_service.agreed_masks, session.agreement_service.changes):
+            agreed.begin(session.life)
         device.settle()
+
+    def settle(self, what: str) -> None:
+        """Waits for this rank's queued kernels. Raises InvalidArgument, which names `what`, when a receive hook of a
+        low-latency call has not run."""
+        self._refuse_outstanding(what)
+        self.device.settle()
 
     def members(self) -> list[int]:
         """Ranks that take part, ascending."""

@@ -87,7 +87,7 @@ class Masks:
         self._device.begin()
         self._device.check_host_wait()
         self._device.catch_up()
-        masked = set(session.mask.nonzero().flatten().tolist())
+        masked = self.masked()
         try:
             agreed = returning.agree(masked, deadline_s)
         except PeerLost:
@@ -97,6 +97,10 @@ class Masks:
         for rank in agreed - masked:  # others may have made calls without it
             session.leave_out(rank, True)
         return sorted(agreed)
+
+    def masked(self) -> set[int]:
+        """Whom this rank leaves out, members or not."""
+        return set(self._session.mask.nonzero().flatten().tolist())
 
     def _mask(self, rank: int) -> None:
         returning = self._check()

@@ -52,8 +52,7 @@ class Returning:
         assert service is not None  # a session that has started
         self._returns = service.returns
         self._returns.begin(session.life)
-        self._agreed = service.agreed_masks
-        self._agreed.begin(session.life)
+        self._agreed, self._changes = service.agreed_masks, service.changes
         session.settle = self.settle
 
     def ask(self, ranks: set[int]) -> None:
@@ -73,8 +72,8 @@ class Returning:
         self._returns.forget(rank)
 
     def agree(self, masked: Collection[int], deadline_s: float) -> frozenset[int]:
-        """Whom all ranks that are left mask from now on (membership/agreed_masks.py)."""
-        return self._agreed.agree(masked, deadline_s)
+        """Whom all ranks that are left mask from now on (membership/agreed_values.py)."""
+        return frozenset(range(self._session.num_ranks)) - self._agreed.agree(masked, deadline_s).keys()
 
     def settle(self) -> None:
         """Before a call: meets those that come back, and whoever has offered to this rank. Who is not ready in half the
@@ -133,7 +132,7 @@ class Returning:
     # ---- what is told ----------------------------------------------------------------------------------------------
 
     def _counts(self) -> tuple[int, ...]:
-        return *self._low_latency.progress(), self._collective.round, self._agreed.number
+        return *self._low_latency.progress(), self._collective.round, self._agreed.number, self._changes.number
 
     def _company(self, wanted: set[int]) -> frozenset[int]:
         return frozenset(set(range(self._session.num_ranks)) - self._masked() | wanted)
@@ -149,7 +148,7 @@ class Returning:
 
     @staticmethod
     def _calls(counts: tuple[int, ...]) -> tuple[int, ...]:
-        """What a pair must have alike: dispatches, combines, those reduced, barriers, agreements on masks."""
+        """What a pair must have alike: dispatches, combines, those reduced, barriers, agreements of both kinds."""
         return *counts[:3], *counts[9:]
 
     def _alike(self, counts: tuple[int, ...], offer: Offer) -> bool:
@@ -167,7 +166,7 @@ class Returning:
     def _catch_up(self, offer: Offer) -> None:
         """Takes over the other's numbers. Who is not met now is left out."""
         self._low_latency.take_over(Progress(*offer.counts[:9]))
-        self._collective.round, self._agreed.number = offer.counts[9:]
+        self._collective.round, self._agreed.number, self._changes.number = offer.counts[9:]
         for rank in set(range(self._session.num_ranks)) - {self._session.rank}:
             self._session.leave_out(rank, True)
 

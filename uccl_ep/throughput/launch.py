@@ -112,7 +112,7 @@ class Throughput:
                 "handle",
                 Described("one of another Buffer"),
                 wanted,
-                "One from before recover() counts as that. Dispatch again.",
+                "One from before recover() or switch_members() counts as that. Dispatch again.",
             )
         return routing
 
