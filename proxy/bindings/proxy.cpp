@@ -146,7 +146,9 @@ void register_fabric(nb::module_& m) {
       .def_rw("relaxed_ordering", &FabricSettings::relaxed_ordering)
       .def_rw("flush_by_read", &FabricSettings::flush_by_read);
   m.def("explain_network_code", &explain_code, nb::arg("family"), nb::arg("code"),
-        "A network family's error code in words; empty for 0.");
+        nb::arg("nics") = std::vector<std::string>{},
+        "A network family's error code in words, behind the name of the NIC that it is of, where that is known; empty "
+        "for 0.");
 }
 
 void register_settings(nb::module_& m) {

@@ -49,7 +49,10 @@ std::unique_ptr<Transport> make_transport(const std::string& family, const Trans
                               "'; there are: efa, libfabric, loopback, shared_memory, simulated, tcp, verbs");
 }
 
-std::string explain_code(const std::string& family, int code) {
+std::string explain_code(const std::string& family, int code_of_nic, const std::vector<std::string>& nics) {
+  const int code = without_nic(code_of_nic);
+  const u32 nic = code == code_of_nic ? 0 : static_cast<u32>(code_of_nic >> kNicShift);
+  if (nic != 0) return (nic <= nics.size() ? nics[nic - 1] + ": " : "") + explain_code(family, code);
   if (code >= kFlushFailed) {
     return "the GPU's driver could not make visible what NICs have written: its error " +
            std::to_string(code - kFlushFailed) + "; has the GPU failed, or its context ended?";

@@ -148,7 +148,13 @@ std::unique_ptr<Transport> make_transport(const std::string& family, const Trans
 // codes as high.
 inline constexpr int kFlushFailed = 0x20000;
 
-// A PeerEvent's code, or a flush's, in words: what happened and what it usually means; "" for 0.
-std::string explain_code(const std::string& family, int code);
+// A PeerEvent's code says which of this rank's NICs it was, where the family knows: its index + 1 from this bit on.
+inline constexpr int kNicShift = 24;
+constexpr int on_nic(int code, u32 nic) { return code | static_cast<int>(std::min(nic + 1, 127u)) << kNicShift; }
+constexpr int without_nic(int code) { return code < 0 ? code : code & ((1 << kNicShift) - 1); }
+
+// A PeerEvent's code, or a flush's, in words: the NIC of `nics` (FabricSettings::nics, as people know them), what happened
+// and what it usually means; "" for 0.
+std::string explain_code(const std::string& family, int code, const std::vector<std::string>& nics = {});
 
 }  // namespace uccl

@@ -30,12 +30,13 @@ class Diagnosis:
     """Finds the root cause of a rank's fault, and what is known of it.
 
     Attributes:
-        family, absent, hostnames, topology, plan, regions, agreement_service: the session's.
+        family, nics, absent, hostnames, topology, plan, regions, agreement_service: the session's.
         timeout_s: how long a wait lasts.
     """
 
     rank: int
     family: str
+    nics: list[str]
     absent: frozenset[int]
     hostnames: list[str]
     topology: Topology
@@ -87,7 +88,7 @@ class Diagnosis:
             return ""
         if fault["kind"] == FaultKind.PEER_LOST and fault["phase"] != 0:
             return ""  # a kernel that waited for this peer has put arrivals where the network's code was (wait.h)
-        words = _native.explain_network_code(self.family, code_of(fault))
+        words = _native.explain_network_code(self.family, code_of(fault), self.nics)
         return words or (
             f"{self.family} reported status {code_of(fault)}" if fault["kind"] == FaultKind.TRANSPORT else ""
         )

@@ -356,7 +356,8 @@ class Session(NoCopies):
         self.mask[sorted(self.absent)] = 1
 
     def _diagnose(self) -> Diagnosis:
-        known = self.rank, self.family, self.absent, self.hostnames, self.topology, self.plan, self.regions
+        nics = [f"{device}:{port}" for device, port, _ in self.fabric.config.nics]
+        known = self.rank, self.family, nics, self.absent, self.hostnames, self.topology, self.plan, self.regions
         return Diagnosis(*known, self.agreement_service, self.settings.timeout_s)
 
     # ---- life --------------------------------------------------------------------------------------------------

@@ -152,7 +152,8 @@ void EfaLane::ring(u32 nic) {
   rail.started = false;
   const int error = rail.pair->extended()->wr_complete(rail.pair->extended());
   for (u32 p = 0; error != 0 && p < peers_.size(); ++p) {  // the queue pair is shared, so is its end
-    if (!peers_[p].paths.empty() && peers_[p].paths[0].nic == nic) book_.fail(p, PeerFault::kNetwork, error);
+    if (!peers_[p].paths.empty() && peers_[p].paths[0].nic == nic)
+      book_.fail(p, PeerFault::kNetwork, on_nic(error, nic));
   }
 }
 
@@ -190,7 +191,8 @@ void EfaLane::complete(const Completion& c) {
   if (greets && c.status == ibv::kWcRemOpErr)
     p.refused |= 1ull << q.path;
   else if (c.status != ibv::kWcSuccess && !p.leaving)
-    book_.fail(q.write.peer, verbs_fault(c.status), kVerbsStatus | static_cast<int>(c.status));
+    book_.fail(q.write.peer, verbs_fault(c.status),
+               on_nic(kVerbsStatus | static_cast<int>(c.status), p.paths[q.path].nic));
   if (q.left == 0) {
     if (c.status == ibv::kWcSuccess && book_.state(q.write.peer) < PeerState::kLost)
       succeed(index, kind);
@@ -299,11 +301,11 @@ std::size_t EfaLane::poll_events(std::span<PeerEvent> out) {
 }
 
 void EfaLane::look_around(u64 now_ns) {
-  for (const auto& nic : shared_.nics) {
-    if (hears_events_) nic->poll_async();
-    const int fault = nic->fault();
+  for (u32 nic = 0; nic < shared_.nics.size(); ++nic) {
+    if (hears_events_) shared_.nics[nic]->poll_async();
+    const int fault = shared_.nics[nic]->fault();
     for (u32 p = 0; fault != 0 && p < peers_.size(); ++p) {
-      if (book_.is_open(p)) book_.fail(p, PeerFault::kNetwork, fault);
+      if (book_.is_open(p)) book_.fail(p, PeerFault::kNetwork, on_nic(fault, nic));
     }
   }
   for (u64 left = rounds_.due(now_ns, peers_.size()); left != 0; --left) {

@@ -32,12 +32,7 @@ VerbsFlush::VerbsFlush(const VerbsNic& nic, const VerbsMemory& memory, const u8*
       rkey_(memory.find(at).rkey),
       completions_(nic, kEntries, false),
       pair_(nic, shape_of(completions_)) {
-  VerbsPath itself;
-  itself.gid = nic.uses_gid() ? &nic.gid() : nullptr;
-  itself.lid = nic.port().lid;
-  itself.queue_pair = pair_.number();
-  itself.mtu = mtu_of_bytes(nic.mtu());
-  pair_.connect(fabric, itself);
+  pair_.connect(fabric, path_to_itself(nic, pair_.number()));
 }
 
 bool VerbsFlush::begin() {

@@ -16,6 +16,9 @@ namespace {
 
 constexpr std::size_t kMaxNamedReasons = 8;
 constexpr u32 kBatch = 64;
+constexpr const char* kNoRestart =
+    " cannot begin anew, because its driver flushes a queue pair that has failed once for ever: bnxt_re is right from "
+    "rdma-core 47 on";
 constexpr u32 kPsnMask = 0xffffff;
 constexpr u32 kPsnPurpose = 1u << 31;  // keeps packet numbers apart from proofs, which must not be guessed from them
 
@@ -50,7 +53,8 @@ std::vector<NicPair> pair_nics(u32 rank, u32 num_nics, u32 peer, u32 num_peer_ni
   return pairs;
 }
 
-VerbsGreeting::VerbsGreeting(const GreetingSetting& setting) : s_(setting), reasons_(setting.settings.num_ranks) {
+VerbsGreeting::VerbsGreeting(const GreetingSetting& setting)
+    : s_(setting), reasons_(setting.settings.num_ranks), resets_(setting.nics.size(), Reset::kUntried) {
   by_queue_.resize(s_.lanes.size());
   const std::size_t queues = (s_.settings.num_ranks - 1) * s_.nics.size() * s_.settings.fabric.queue_pairs;
   for (auto& v : by_queue_) v.assign(queues, ~0u);
@@ -68,6 +72,7 @@ VerbsGreeting::Link VerbsGreeting::make_link(u32 lane, u32 peer, const NicPair& 
   link.queue = s_.lanes[lane]->queue_index(peer, nics.mine, q);
   link.peer = peer;
   link.nic = nics.mine;
+  link.patience = s_.first_patience;
   link.number = pair_idx * per_peer + q;
   link.slot = (peer * s.num_lanes + lane) * per_peer + q;
   link.path.gid = nic.uses_gid() ? &n.gid : nullptr;
@@ -221,11 +226,22 @@ void VerbsGreeting::received(const Completion& c, u32 lane, u32 endpoint) {
   num_proven_ += link->proven();
 }
 
+bool VerbsGreeting::can_restart(u32 nic) {
+  Reset& r = resets_[nic];
+  if (r == Reset::kUntried)
+    r = can_be_reset(*s_.nics[nic], s_.settings.fabric, kTrialNs) ? Reset::kWorks : Reset::kFails;
+  return r == Reset::kWorks;
+}
+
+bool VerbsGreeting::left_to_nics() const {
+  return std::find(resets_.begin(), resets_.end(), Reset::kFails) != resets_.end();
+}
+
 // The error state ends what is on its way: its completion says that it was flushed, and the link counts as broken.
 void VerbsGreeting::interrupt_unheard() {
   const Clock::time_point now = Clock::now();
   for (Link& link : links_) {
-    if (!link.unheard() || now < link.again) continue;
+    if (!link.unheard() || now < link.again || !can_restart(link.nic)) continue;
     VerbsQueue& q = s_.lanes[link.lane]->queue(link.queue);
     poll(link.lane, q.endpoint);  // this thread may have stood still since it looked
     if (!link.unheard()) continue;
@@ -239,12 +255,14 @@ void VerbsGreeting::restart_broken() {
   for (Link& link : links_) {
     VerbsQueue& q = s_.lanes[link.lane]->queue(link.queue);
     if (!link.broken || !q.idle()) continue;  // its flushed completions first
-    if (link.after != 0) {
-      throw std::runtime_error("verbs: the connection to rank " + std::to_string(link.peer) +
-                               " broke while it was being proven: " + reasons_[link.peer]);
-    }
-    // With receives of its own, their flushed completions first too: the new ones need the queue's room.
+    // What had arrived before, too: a peer that works already has sent packets that nobody has counted. And with receives of
+    // its own, their flushed completions: the new ones need the queue's room.
     while (poll_receives(link.lane, q.endpoint) != 0) {}
+    if (link.after != 0 || !can_restart(link.nic)) {
+      throw std::runtime_error("verbs: the connection to rank " + std::to_string(link.peer) +
+                               " broke while it was being proven: " + reasons_[link.peer] +
+                               (link.after != 0 ? "" : "; " + s_.nics[link.nic]->name() + kNoRestart));
+    }
     num_proven_ -= link.proven();
     link.broken = link.arrived = link.interrupted = false;
     link.path.receive_psn = (link.begin_receive_psn + (link.heard ? 1 : 0)) & kPsnMask;

@@ -11,7 +11,8 @@
 // Who speaks before the other side is there is not heard, and its NIC would repeat that seconds later only: its queue pair
 // is made anew and speaks again, after 0.1 s, then 0.2 s and so on to 1.6 s. That loses nothing: the packet number begins
 // where it began, so what had arrived already is recognised by the other NIC. It is done where neither side was heard:
-// then the peer, which answers what it hears, has sent nothing.
+// then the peer, which answers what it hears, has sent nothing. A NIC whose driver cannot use a queue pair again
+// (can_be_reset) is left to repeat by itself.
 #pragma once
 #include <chrono>
 #include <memory>
@@ -50,6 +51,7 @@ class GreetingArea {
 
 struct GreetingSetting {
   const TransportSettings& settings;
+  std::chrono::nanoseconds first_patience;
   const Nonce& nonce;  // that this rank's address says
   const std::vector<std::unique_ptr<VerbsNic>>& nics;
   const std::vector<std::unique_ptr<GreetingArea>>& areas;
@@ -69,10 +71,12 @@ class VerbsGreeting {
   // Opens every peer on every lane, or throws std::runtime_error naming the ranks and what happened.
   void run();
   u32 num_restarts() const { return num_restarts_; }  // queue pairs made anew because the peer was not there yet
+  bool left_to_nics() const;  // whether some could not be made anew
 
  private:
   using Clock = std::chrono::steady_clock;
-  static constexpr std::chrono::milliseconds kFirstPatience{100}, kMostPatience{1600};
+  static constexpr std::chrono::milliseconds kMostPatience{1600};
+  static constexpr u64 kTrialNs = 5'000'000'000;  // for a busy machine: a driver answers at once
   struct Link {
     u32 lane, queue;  // the lane's index
     u32 peer, number;  // which of the peer's queue pairs here: NIC pair and queue
@@ -83,7 +87,7 @@ class VerbsGreeting {
     bool spoken = false, arrived = false, heard = false, broken = false;
     bool interrupted = false;  // by us: whatever its greeting's completion says, the queue pair is of no use
     u32 after = 0;  // arrivals behind the greeting
-    Clock::duration patience = kFirstPatience;
+    Clock::duration patience;
     Clock::time_point again{};  // when it is made anew if nothing was heard
     bool proven() const { return arrived && heard; }
     bool unheard() const { return spoken && !arrived && !heard && !broken && !interrupted; }
@@ -95,6 +99,7 @@ class VerbsGreeting {
   int poll_receives(u32 lane, u32 endpoint);  // how many there were
   void sent(const Completion& c, u32 lane);
   void received(const Completion& c, u32 lane, u32 endpoint);
+  bool can_restart(u32 nic);
   void interrupt_unheard();
   void restart_broken();
   void open_all();
@@ -107,6 +112,8 @@ class VerbsGreeting {
   std::vector<Link> links_;
   std::vector<std::vector<u32>> by_queue_;  // [lane][queue] -> link
   std::vector<std::string> reasons_;  // by rank
+  enum class Reset { kUntried, kWorks, kFails };
+  std::vector<Reset> resets_;  // by NIC
   u32 num_proven_ = 0, num_restarts_ = 0;
 };
 

@@ -37,7 +37,7 @@ void VerbsLane::end_peer(u32 peer, PeerFault fault, int code) {
 void VerbsLane::fail_queue(VerbsQueue& q, int code) {
   const bool retries = code == (kVerbsStatus | static_cast<int>(ibv::kWcRetryExcErr));
   if (retries && nics_[q.endpoint]->link_down()) code = kVerbsEvent | static_cast<int>(ibv::kEventPortErr);
-  end_peer(q.peer, fault_of(code), code);
+  end_peer(q.peer, fault_of(code), on_nic(code, q.endpoint));
 }
 
 void VerbsLane::fail_endpoint(u32 endpoint, int code) {

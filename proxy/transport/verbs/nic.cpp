@@ -112,6 +112,10 @@ bool VerbsNic::takes_inline() const { return device_.vendor_id != kBroadcomVendo
 // bnxt_re of rdma-core 44 to 56 at least looks for receives of its own in a queue pair that has failed, and ends the process
 // when there are none (seen over the drivers themselves: tests/providers).
 bool VerbsNic::shares_receives() const { return device_.max_srq > 0 && device_.vendor_id != kBroadcomVendor; }
+// bnxt_re of rdma-core 46 and before (Debian 12 has 44) keeps a queue pair that has failed among those whose requests it
+// flushes: when it has been reset and connected, whatever is posted there is flushed at the next poll, although it is sent
+// (seen over the driver itself: tests/providers).
+bool VerbsNic::surely_resets() const { return device_.vendor_id != kBroadcomVendor; }
 
 void VerbsNic::register_dummy() {
   dummy_ = std::aligned_alloc(kDummyBytes, kDummyBytes);

@@ -18,6 +18,7 @@ struct VerbsTuning {
   u32 signal_every = 32;  // writes of a queue pair per completion, besides the last before a doorbell
   bool extended = true;  // ibv_wr_* and extended completion polling where the provider has them
   u64 probe_ns = 1'000'000'000;  // a peer we do not write to is asked for a sign of life this often
+  u64 greeting_ns = 100'000'000;  // how long a greeting may find nobody at first, until it is sent anew
   u64 farewell_ns = 1'000'000'000;  // how long the end of a lane may wait for what is on its way
 };
 
@@ -47,12 +48,13 @@ class VerbsNic {
   // some devices leave out otherwise; sources of zero bytes; targets of bytes that nobody looks at.
   ibv::Sge dummy() const { return {reinterpret_cast<u64>(dummy_), kDummyBytes, dummy_mr_->lkey}; }
   // Whether its provider takes several requests between ibv_wr_start and ibv_wr_complete, whether it tells what has arrived
-  // through ibv_start_poll, whether its device takes payloads inside of requests, and whether queue pairs share their
-  // receives: by vendor, since none of them says.
+  // through ibv_start_poll, whether its device takes payloads inside of requests, whether queue pairs share their
+  // receives, and whether one that has failed can be used again for sure: by vendor, since none of them says.
   bool chains_extended() const;
   bool polls_extended() const;
   bool takes_inline() const;
   bool shares_receives() const;
+  bool surely_resets() const;
   // How often a queue pair's packet is sent again: as asked, or what its provider still counts.
   u32 retries(const FabricSettings& fabric) const {
     return is_soft() ? std::min(fabric.retries, kMostCountedBySoftRoce) : fabric.retries;

@@ -1,7 +1,10 @@
 // The states of a reliable connected queue pair, and posting with ibv_wr_* or ibv_post_send.
 #include "transport/verbs/queue_pair.h"
 
+#include <sched.h>
+
 #include <cerrno>
+#include <chrono>
 #include <stdexcept>
 
 #include "transport/verbs/errors.h"
@@ -12,6 +15,7 @@ namespace {
 constexpr u32 kFirstUdpPort = 0xc000;  // RoCE's range; the low 14 bits of the flow label choose within it
 constexpr u8 kRnrTimer = 12;           // 0.64 ms: how long a peer without a posted receive asks us to wait
 constexpr u8 kRnrRetriesForEver = 7;   // the engine's deadline judges a peer that never posts one
+constexpr u32 kTrialEntries = 16;
 constexpr u64 kSendOps = ibv::kExRdmaWrite | ibv::kExRdmaWriteWithImm | ibv::kExSendWithImm;
 
 ibv::Qp* create_extended(const VerbsNic& nic, const ibv::QpInitAttr& a) {
@@ -44,6 +48,15 @@ ibv::AhAttr address_handle(const VerbsNic& nic, const FabricSettings& fabric, co
   a.grh.traffic_class = static_cast<u8>(fabric.traffic_class);
   a.grh.flow_label = path.udp_source_port == 0 ? 0 : path.udp_source_port & (kFirstUdpPort ^ 0xffff);
   return a;
+}
+
+VerbsPath path_to_itself(const VerbsNic& nic, u32 queue_pair) {
+  VerbsPath path;
+  path.gid = nic.uses_gid() ? &nic.gid() : nullptr;
+  path.lid = nic.port().lid;
+  path.queue_pair = queue_pair;
+  path.mtu = mtu_of_bytes(nic.mtu());
+  return path;
 }
 
 QueuePair::QueuePair(const VerbsNic& nic, const QueuePairShape& shape) : nic_(&nic) {
@@ -172,6 +185,29 @@ int QueuePair::send_extended(ibv::SendWr* first, ibv::SendWr** bad) {
 
 int QueuePair::post_receives(ibv::RecvWr* first, ibv::RecvWr** bad) {
   return qp_->context->ops.post_recv(qp_, first, bad);
+}
+
+bool can_be_reset(const VerbsNic& nic, const FabricSettings& fabric, u64 limit_ns) {
+  if (nic.surely_resets()) return true;
+  using Clock = std::chrono::steady_clock;
+  CompletionQueue completions(nic, kTrialEntries, false);
+  QueuePairShape shape;
+  shape.send_cq = shape.receive_cq = completions.get();
+  shape.depth = shape.receive_depth = kTrialEntries;
+  shape.try_extended = false;
+  QueuePair pair(nic, shape);
+  ibv::Sge dummy = nic.dummy();
+  ibv::RecvWr receive{0, nullptr, &dummy, 1}, *bad = nullptr;
+  Completion flushed;
+  pair.connect(fabric, path_to_itself(nic, pair.number()));
+  if (pair.post_receives(&receive, &bad) != 0) return true;
+  pair.to_error();
+  for (const auto deadline = Clock::now() + std::chrono::nanoseconds(limit_ns); completions.poll({&flushed, 1}) == 0;) {
+    if (Clock::now() > deadline) return true;
+    sched_yield();
+  }
+  pair.reset();
+  return pair.post_receives(&receive, &bad) == 0 && completions.poll({&flushed, 1}) == 0;
 }
 
 }  // namespace uccl

@@ -29,6 +29,8 @@ struct QueuePairShape {
 // The address as verbs wants it; also for address handles.
 ibv::AhAttr address_handle(const VerbsNic& nic, const FabricSettings& fabric, const VerbsPath& path);
 
+VerbsPath path_to_itself(const VerbsNic& nic, u32 queue_pair);
+
 class QueuePair {
  public:
   // Made, and moved to INIT. Throws std::runtime_error with the device's limits.
@@ -69,5 +71,10 @@ class QueuePair {
   u32 inline_bytes_ = 0;
   unsigned access_ = ibv::kAccessLocalWrite | ibv::kAccessRemoteWrite;
 };
+
+// Whether a queue pair that has failed can be used again once it was reset: tried with one that is made for it, where the
+// vendor leaves a doubt (VerbsNic::surely_resets). True when the device says nothing for `limit_ns`. Control path; throws
+// std::runtime_error.
+bool can_be_reset(const VerbsNic& nic, const FabricSettings& fabric, u64 limit_ns);
 
 }  // namespace uccl

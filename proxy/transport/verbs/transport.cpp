@@ -212,7 +212,8 @@ void VerbsTransport::connect(const std::vector<std::string>& addresses) {
     }
     peers_[p] = parse_peer(addresses[p], p, own_, notes_);
   }
-  VerbsGreeting greeting(GreetingSetting{settings_, own_.nonce, nics_, areas_, lanes_, peers_});
+  VerbsGreeting greeting(GreetingSetting{settings_, std::chrono::nanoseconds(tuning_.greeting_ns), own_.nonce, nics_,
+                                         areas_, lanes_, peers_});
   greeting.run();
   for (auto& lane : lanes_) lane->flush_device(settings_.connect_timeout_ns);
   if (settings_.fabric.flushed_span >= 0) {
@@ -222,6 +223,10 @@ void VerbsTransport::connect(const std::vector<std::string>& addresses) {
   if (greeting.num_restarts() != 0) {
     notes_.push_back({std::to_string(greeting.num_restarts()) + " queue pair(s) greeted again",
                       "their peers came to connect() later than the retries lasted"});
+  }
+  if (greeting.left_to_nics()) {
+    notes_.push_back({"who comes late is greeted by the NIC's own retries",
+                      "bnxt_re of rdma-core 46 and before cannot use a queue pair again"});
   }
 }
 

@@ -1,6 +1,7 @@
 // The contract of the transports over a provider's own library, and what the box has to say about it.
 #include <cstdio>
 #include <cstdlib>
+#include <thread>
 
 #include "native/check.h"
 #include "providers/native/box.h"
@@ -146,6 +147,49 @@ TEST(provider_read_before_arrivals) {
     s.fabric.flushed_span = 0;
   });
   contract::random_writes(f, Shape{.num_ranks = 2}, 400, 5000, 8);
+  none_found();
+}
+
+// Who comes late has been greeted by then, and is greeted again: each rank hears one write of the other's, and no more.
+TEST(provider_a_late_rank_is_greeted_once) {
+  if (!refusal().empty()) return;
+  const contract::Family f = family();
+  const Shape shape;
+  std::vector<std::shared_ptr<Segment>> segments;
+  std::vector<std::unique_ptr<Transport>> two;
+  std::vector<std::string> addresses;
+  std::string error;
+  for (u32 r = 0; r < 2; ++r) {
+    segments.push_back(Segment::create("late", shape.region_bytes));
+    two.push_back(f.make(contract::settings_for(shape, r, *segments.back())));
+    addresses.push_back(two.back()->local_address());
+  }
+  std::thread early([&] {
+    try {
+      two[0]->connect(addresses);
+    } catch (const std::exception& e) { error = e.what(); }
+  });
+  std::this_thread::sleep_for(std::chrono::milliseconds(400));  // it has lost patience twice
+  two[1]->connect(addresses);
+  early.join();
+  CHECK_EQ(error, std::string());
+  std::vector<u32> heard[2];
+  u32 done = 0;
+  for (u32 r = 0; r < 2; ++r) {
+    const WriteRequest w{1 - r, 1000 + r, contract::random_bytes(), contract::Group::kBase, 64, 1};
+    CHECK_EQ(two[r]->lane(0).post(std::span(&w, 1)), 1u);
+    two[r]->lane(0).flush();
+  }
+  CHECK(contract::poll_until([&] {
+    for (u32 r = 0; r < 2; ++r) {
+      Arrival a[4];
+      u64 ids[4];
+      done += static_cast<u32>(two[r]->lane(0).poll_completions(ids));
+      for (std::size_t n = two[r]->lane(0).poll_arrivals(a); n != 0; --n) heard[r].push_back(a[n - 1].immediate);
+    }
+    return done == 2 && !heard[0].empty() && !heard[1].empty();
+  }));
+  for (u32 r = 0; r < 2; ++r) CHECK(heard[r] == std::vector<u32>{1001 - r});
   none_found();
 }
 

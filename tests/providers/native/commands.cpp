@@ -226,6 +226,8 @@ int modify_qp(Command& c) {
   Pair& p = *found->second;
   if (q.attr_mask & ibv::kQpAv) std::copy(std::begin(q.dest.dgid), std::end(q.dest.dgid), p.peer.begin());
   if (q.attr_mask & ibv::kQpDestQpn) p.peer_number = q.dest_qp_num;
+  if (q.attr_mask & ibv::kQpRqPsn) p.expected_number = q.rq_psn;
+  if (q.attr_mask & ibv::kQpSqPsn) p.next_number = q.sq_psn;
   if (q.attr_mask & ibv::kQpQkey) p.qkey = q.qkey;
   if (q.attr_mask & ibv::kQpAccessFlags) p.access = q.qp_access_flags;
   if (q.attr_mask & ibv::kQpTimeout) p.timeout = q.timeout;

@@ -90,6 +90,7 @@ struct Completion {
   u32 immediate = 0;
   u64 bytes = 0;
   u32 source_queue_pair = 0, source_handle = 0;
+  Gid source{};
   u64 token = 0;
 };
 
@@ -123,6 +124,7 @@ struct Pair {  // queue pair
   std::shared_ptr<Shared> shared;
   Gid peer{};
   u32 peer_number = 0, qkey = 0, access = 0;
+  u32 next_number = 0, expected_number = 0;  // of packets; a message counts as one
   u8 timeout = 0, retries = 0, rnr_retries = 0;
   std::deque<Request> requests;
   std::deque<Receive> receives;
@@ -218,6 +220,7 @@ class Device {
   bool work(Pair& p);
   Done execute(Pair& p, Request& r);
   Done deliver(Pair& from, Request& r, Device& there, Pair& to);
+  Done give_up(Pair& p, const Request& r);
   Pair* find_target(Pair& p, const Request& r, Device*& there, u32& status);
   bool gather(Pair& p, Request& r, std::vector<u8>& bytes);
   u8* translate(u32 key, u64 address, u64 bytes, u32 pd, u32 access);

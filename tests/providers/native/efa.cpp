@@ -10,7 +10,8 @@ namespace {
 constexpr u32 kSendBytes = 64, kReceiveBytes = 16;
 constexpr u32 kSendLimit = 4096, kReceiveLimit = 32768, kInlineLimit = 32;
 constexpr u64 kPage = 4096;
-constexpr u32 kCapRead = 1, kCapRnrRetry = 2, kCapWrite = 1 << 5, kCapUnsolicited = 1 << 6;
+constexpr u32 kCapRead = 1, kCapRnrRetry = 2, kCapSources = 1 << 3, kCapWrite = 1 << 5, kCapUnsolicited = 1 << 6;
+constexpr u32 kNoHandle = 0xffff;
 
 struct OpenReply {
   u32 mask, commands;
@@ -80,6 +81,7 @@ struct Entry {  // of a completion queue
 
 struct EfaQueue final : Own {
   u8* entries = nullptr;
+  bool says_sources = false;  // by their addresses, where there is no handle for one
   u32 entry_bytes = 0, promised = 0;  // entries that queue pairs may fill before one is read
 };
 struct EfaPair final : Own {
@@ -144,7 +146,7 @@ class Efa final : public Provider {
 
   void query(Device&, const Extra& e) override {
     e.write(QueryReply{0, kSendLimit, kReceiveLimit, 2, 3, 1u << 30,
-                       kCapRead | kCapRnrRetry | kCapWrite | kCapUnsolicited});
+                       kCapRead | kCapRnrRetry | kCapSources | kCapWrite | kCapUnsolicited});
   }
 
   void make_domain(Device&, u32 handle, const Extra& e) override { e.write(Numbered{0, static_cast<u16>(handle), 0}); }
@@ -160,6 +162,7 @@ class Efa final : public Provider {
     const u64 memory = d.allocate(bytes), doorbell = d.allocate(kPage);
     own->entries = d.memory(memory);
     own->entry_bytes = ask.entry_bytes;
+    own->says_sources = (ask.flags & 2) != 0;
     q.own = std::move(own);
     e.write(QueueReply{1, 0, memory, bytes, static_cast<u16>(q.handle), 0, 0, doorbell});
     return 0;
@@ -225,6 +228,8 @@ class Efa final : public Provider {
     const u8 before = to[3];
     e.flags = before;
     std::memcpy(to, &e, std::min<std::size_t>(sizeof(e), own.entry_bytes));
+    if (own.says_sources && c.of_receive && c.source_handle == kNoHandle)
+      std::memcpy(to + offsetof(Entry, length_high), c.source.data(), c.source.size());
     const u32 flags =
         phase | kind << 1 | (c.has_immediate && c.of_receive ? 8u : 0u) | operation << 4 | (c.unsolicited ? 0x80u : 0u);
     // Release: pairs with the library's barrier behind its read of the phase.

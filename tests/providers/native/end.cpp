@@ -3,6 +3,7 @@
 
 #include <sched.h>
 
+#include <algorithm>
 #include <chrono>
 
 #include "native/check.h"
@@ -89,6 +90,11 @@ void End::connect(const End& to) {
   CHECK(handle_ != nullptr);
 }
 
+void End::connect_again(const End& to) {
+  pair_->reset();
+  connect(to);
+}
+
 int End::write_plain(const End& to, const Posted& what) {
   std::vector<ibv::Sge> pieces(what.requests);
   std::vector<ibv::SendWr> wrs(what.requests);
@@ -146,6 +152,11 @@ u32 End::status() {
     sched_yield();
   }
   return c.status;
+}
+
+u32 End::num_arrived() {
+  uccl::Completion several[8];
+  return static_cast<u32>(std::max(receives_->poll(several), 0));
 }
 
 }  // namespace box

@@ -34,11 +34,13 @@ class End {
   End& operator=(const End&) = delete;
 
   void connect(const End& to);
+  void connect_again(const End& to);  // the queue pair is reset first; not with datagrams
   // Posted through ibv_wr_* where there is one, all in one session; 0 or an errno.
   int write(const End& to, const Posted& what);
   int receive(int pieces);
   // The status of the next completion; ~0 when none comes within twenty seconds of devices.
   uccl::u32 status();
+  uccl::u32 num_arrived();  // since this was asked
   const uccl::VerbsNic& nic() const { return nic_; }
   uccl::u32 rkey() const { return mr_->rkey; }
   bool is_extended() const { return pair_->is_extended(); }

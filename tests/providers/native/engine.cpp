@@ -17,6 +17,7 @@ constexpr u64 kFileBytes = 64ull << 30;  // sparse
 constexpr u64 kPage = 4096;
 constexpr u32 kAtOnce = 64;
 constexpr u8 kForEver = 7;  // retries
+constexpr u32 kNumbers = 1 << 24;  // of packets
 constexpr auto kReceiverNotReady = std::chrono::milliseconds(1);
 constexpr auto kNeverReady = std::chrono::seconds(2);
 
@@ -218,6 +219,13 @@ void flush_pair(Device&, Pair& p) {
 }
 
 Device::Done Device::deliver(Pair& from, Request& r, Device& there, Pair& to) {
+  const u32 behind = identity().datagrams ? 0 : (to.expected_number - from.next_number) % kNumbers;
+  if (behind >= kNumbers / 2) return give_up(from, r);  // asked for what came before it, for ever
+  if (behind != 0) {  // it had arrived: acknowledged, and not executed again
+    from.next_number = (from.next_number + 1) % kNumbers;
+    finish(from, r, ibv::kWcSuccess, r.bytes);
+    return Done::kYes;
+  }
   const bool send = r.kind == Request::Kind::kSend;
   const bool unsolicited = there.provider_->takes_unsolicited(to) && !send;
   Receive* receive = (send || r.has_immediate) && !unsolicited ? there.next_receive(to) : nullptr;
@@ -270,6 +278,7 @@ Device::Done Device::deliver(Pair& from, Request& r, Device& there, Pair& to) {
     c.bytes = r.bytes;
     c.source_queue_pair = from.number;
     c.source_handle = 0xffff;
+    c.source = gid_;
     for (const auto& [number, handle] : there.handles)
       if (handle.gid == gid_ && handle.pd == to.pd) c.source_handle = number;
     if (receive != nullptr) {
@@ -279,7 +288,17 @@ Device::Done Device::deliver(Pair& from, Request& r, Device& there, Pair& to) {
     }
     there.push(to, *to.receives_to, c);
   }
+  from.next_number = (from.next_number + 1) % kNumbers;
+  to.expected_number = (to.expected_number + 1) % kNumbers;
   finish(from, r, ibv::kWcSuccess, r.bytes);
+  return Done::kYes;
+}
+
+// Nobody answers.
+Device::Done Device::give_up(Pair& p, const Request& r) {
+  if (!waited(p, retry_time(p))) return Done::kWait;
+  finish(p, r, ibv::kWcRetryExcErr);
+  break_off(p);
   return Done::kYes;
 }
 
@@ -312,10 +331,7 @@ Device::Done Device::execute(Pair& p, Request& r) {
   }
   Pair* to = find_target(p, r, there, status);
   if (to != nullptr) return deliver(p, r, *there, *to);
-  if (status == ibv::kWcSuccess) {
-    if (!waited(p, retry_time(p))) return Done::kWait;
-    status = ibv::kWcRetryExcErr;
-  }
+  if (status == ibv::kWcSuccess) return give_up(p, r);
   finish(p, r, status);
   break_off(p);
   return Done::kYes;

@@ -74,6 +74,19 @@ RULE(nothing_is_found_in_what_is_right) {
   CHECK_EQ(found(kSoon), std::string());
 }
 
+// Packet numbers begin where they began, so the device knows what it has had.
+RULE(what_had_arrived_before_a_reset_is_not_taken_again) {
+  if (datagrams_under_test()) return;
+  Ends e;
+  for (int i = 0; i < 2; ++i) CHECK_EQ(e.to.receive(1), 0);
+  for (int i = 0; i < 2; ++i) {
+    if (i != 0) e.from.connect_again(e.to);
+    CHECK_EQ(e.from.write(e.to, {.immediate = true}), 0);
+    CHECK_EQ(e.from.status(), u32{ibv::kWcSuccess});
+    CHECK_EQ(e.to.num_arrived(), i == 0 ? 1u : 0u);
+  }
+}
+
 // libefa takes the receive and never tells the device; libbnxt_re and libmlx5 write one that holds nothing.
 RULE(a_receive_without_an_entry) {
   Ends e;

@@ -30,7 +30,8 @@ def diagnosis_of(topology: Topology, rank: int, **words: dict[tuple[int, int], i
         read_counters=lambda: ([], [{"last_arrival_ns": 0}] * topology.num_ranks),
         knowledge=Knowledge,
     )
-    return Diagnosis(rank, "verbs", absent, list("aabb"), topology, plan, regions, None, timeout_s=100.0)
+    nics = ["mlx5_0:1", "mlx5_3:1"]
+    return Diagnosis(rank, "verbs", nics, absent, list("aabb"), topology, plan, regions, None, timeout_s=100.0)
 
 
 def fault(**changes: int) -> dict[str, int]:
@@ -68,7 +69,8 @@ def raised(made: Any, found: dict[str, int]) -> UcclEpError:
 def test_diagnosis_a_network_error_is_a_lost_peer_in_the_networks_words(
     monkeypatch: pytest.MonkeyPatch, kind: int
 ) -> None:
-    monkeypatch.setattr(_native, "explain_network_code", lambda family, code: f"{family} code {code}" if code else "")
+    words = lambda family, code, nics: f"{family} code {code}" if code else ""  # noqa: E731
+    monkeypatch.setattr(_native, "explain_network_code", words)
     error = raised(world(), fault(kind=kind, peer=2, seen=-5 % 2**64))
     assert isinstance(error, PeerLost) and (error.peer, error.reason) == (2, "verbs code -5")
     quiet = raised(world(), fault(kind=kind, peer=2))
@@ -77,9 +79,16 @@ def test_diagnosis_a_network_error_is_a_lost_peer_in_the_networks_words(
     )
 
 
+def test_diagnosis_a_network_error_names_the_nic() -> None:
+    retries = 2 << 24 | 0x10000 | 12  # transport/transport.h, transport/verbs/errors.h
+    error = raised(world(), fault(kind=FaultKind.TRANSPORT, peer=2, seen=retries))
+    assert isinstance(error, PeerLost) and error.reason is not None
+    assert error.reason.startswith("mlx5_3:1: transport retry counter exceeded")
+
+
 def test_diagnosis_arrivals_in_a_record_of_a_loss_are_no_network_code(monkeypatch: pytest.MonkeyPatch) -> None:
     """A kernel that waited for the lost peer has put its phase and what had arrived into the record."""
-    monkeypatch.setattr(_native, "explain_network_code", lambda family, code: f"code {code}")
+    monkeypatch.setattr(_native, "explain_network_code", lambda family, code, nics: f"code {code}")
     error = raised(world(), fault(kind=FaultKind.PEER_LOST, phase=3, peer=2, seen=124, expected=125))
     assert isinstance(error, PeerLost) and (error.peer, error.reason) == (2, None)
 
@@ -99,7 +108,7 @@ def test_diagnosis_a_network_error_without_a_peer_is_no_loss() -> None:
 def test_diagnosis_words_about_one_rank_are_not_said_of_another(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rank 2 has left because it lost rank 3: its connection's end says nothing of rank 3's."""
     made = world()
-    monkeypatch.setattr(_native, "explain_network_code", lambda family, code: "connection reset")
+    monkeypatch.setattr(_native, "explain_network_code", lambda family, code, nics: "connection reset")
     monkeypatch.setattr(made, "_root", lambda found, waited_for: 3)
     error = raised(made, fault(kind=FaultKind.PEER_LOST, peer=2, seen=104))
     assert isinstance(error, PeerLost) and (error.peer, error.reason) == (3, None)

@@ -45,6 +45,7 @@ Fabric& Fabric::begin(const Options& o) {
   f.state_ = o.seed;
   f.functions_ = control_functions();
   f.cut_.resize(o.num_devices, false);
+  f.held_.resize(o.num_devices, false);
   return f;
 }
 
@@ -82,9 +83,21 @@ void Fabric::break_queue_pair(u32 number) {
   flush(*qps_.at(number));
 }
 
+u32 Fabric::first_queue_pair(u32 device) const {
+  std::lock_guard lock(mutex);
+  for (const auto& [number, qp] : qps_)
+    if (device_of(qp->base.context) == device) return number;
+  return 0;
+}
+
 void Fabric::invalidate(u32 rkey) {
   std::lock_guard lock(mutex);
   regions_.erase(rkey);
+}
+
+void Fabric::hold_completions(u32 device, bool hold) {
+  std::lock_guard lock(mutex);
+  held_[device] = hold;
 }
 
 void Fabric::hold_back_receives(bool hold) {
@@ -147,6 +160,11 @@ bool Fabric::take_receive(Qp& qp) {
 // Everything still queued is answered with a flush, as the error state does.
 void Fabric::flush(Qp& qp) {
   qp.base.state = ibv::kQpsErr;
+  qp.failed_once = true;
+  answer_with_flush(qp);
+}
+
+void Fabric::answer_with_flush(Qp& qp) {
   for (const Wr& wr : qp.queue)
     push(*static_cast<Cq*>(reinterpret_cast<ibv::CqEx*>(qp.base.send_cq)), completion(qp, wr, ibv::kWcWrFlushErr));
   qp.queue.clear();
@@ -270,7 +288,7 @@ void Fabric::progress() {
     Qp& qp = *busy[random() % busy.size()];
     if (qp.queue.empty() || qp.base.state != ibv::kQpsRts) continue;
     if (random() % 3 == 0) {
-      retire(qp);
+      if (!held_[device_of(qp.base.context)]) retire(qp);
       continue;
     }
     const bool srd = qp.base.qp_type == ibv::kQptDriver;
@@ -282,6 +300,13 @@ void Fabric::progress() {
     const auto wr = std::find_if(qp.queue.begin(), qp.queue.end(), [](const Wr& w) { return !w.delivered; });
     if (wr != qp.queue.end()) deliver(qp, *wr);
   }
+}
+
+bool Fabric::polls_nothing(const Cq& cq) {
+  progress();
+  for (auto& [number, qp] : qps_)
+    if (options.old_broadcom && qp->failed_once && qp->base.context == cq.base.context) answer_with_flush(*qp);
+  return held_[device_of(cq.base.context)];
 }
 
 u32 device_of(const ibv::Context* context) {

@@ -23,7 +23,7 @@ struct Options {
   bool extended = true;             // ibv_wr_*, extended polling
   u32 vendor = 0x02c9;              // of all devices: Mellanox; kBroadcom and kIntel have rules of their own
   int max_srq = 1000, max_srq_wr = 1 << 15, max_qp = 100000, max_qp_wr = 1 << 14, max_cqe = 1 << 20;
-  bool old_intel = false;
+  bool old_intel = false, old_broadcom = false;
   u32 max_inline = 256;
   u32 max_message = 1u << 30;
   std::vector<u32> link_layers;     // by device; missing: Ethernet
@@ -38,6 +38,7 @@ struct Options {
 };
 
 // Its provider finishes only the last request between ibv_wr_start and ibv_wr_complete, and its device refuses inline data.
+// An old one flushes for ever what is posted to a queue pair that has failed once.
 inline constexpr u32 kBroadcom = 0x14e4;
 // Its provider does not know what has arrived between ibv_start_poll and ibv_end_poll; an old one does not anywhere.
 inline constexpr u32 kIntel = 0x8086;
@@ -73,7 +74,7 @@ struct Qp : ibv::QpEx {
   std::vector<Wr> building;
   u32 dest_qpn, next_psn, expected_psn, posted_receives, depth, max_inline, qkey, access, timeout, retries, rnr_retries;
   u32 flow_label;  // of its packets
-  bool unsolicited;
+  bool unsolicited, failed_once;
 };
 
 struct Region {
@@ -99,6 +100,7 @@ class Fabric {
   void push_event(u32 device, u32 type, int port);
   void break_queue_pair(u32 number);  // moves it to the error state, as an event of its own
   void invalidate(u32 rkey);
+  void hold_completions(u32 device, bool hold);  // those there see none, and what they have sent is not acknowledged
   void hold_back_receives(bool hold);  // nobody's receives are found: receiver not ready
   u32 num_overruns() const { return overruns_; }
   u32 num_not_ready() const { return not_ready_; }
@@ -114,6 +116,7 @@ class Fabric {
     return moved_to_error_;
   }
   u32 num_registrations() const { return static_cast<u32>(regions_.size()); }
+  u32 first_queue_pair(u32 device) const;  // the lowest number there
   u32 num_queue_pairs() const { return static_cast<u32>(qps_.size()); }
   u64 last_access() const { return last_access_; }
 
@@ -126,6 +129,8 @@ class Fabric {
   void miss(Qp& qp, Wr& wr);
   void fail(Qp& qp, const Wr& wr, u32 status);
   void flush(Qp& qp);
+  void answer_with_flush(Qp& qp);
+  bool polls_nothing(const Cq& cq);  // makes progress first
   void push(Cq& cq, const ibv::Wc& wc);
   void raise(u32 device, u32 type, int port);
   void post(Qp& qp, Wr wr);
@@ -150,7 +155,7 @@ class Fabric {
   std::vector<Dmabuf> dmabufs_;  // that were registered, in their order
   std::multiset<std::pair<const ibv::Pd*, u32>> handles_;  // address handles: whose, and of which device
   std::vector<Context*> contexts_;
-  std::vector<bool> cut_;
+  std::vector<bool> cut_, held_;
   u32 next_number_ = 100, next_key_ = 1000;
   u32 overruns_ = 0, not_ready_ = 0, doorbells_ = 0, signalled_ = 0, inlined_ = 0, reads_ = 0, deadlocks_ = 0;
   u32 moved_to_error_ = 0;

@@ -1,5 +1,6 @@
 // Every status has words of its own, and says who is to blame.
 #include <cerrno>
+#include <cstring>
 #include <set>
 
 #include "native/check.h"
@@ -35,4 +36,14 @@ TEST(transport_verbs_errors_blame) {
 TEST(transport_verbs_errors_reach_explain_code) {
   CHECK(explain_code("verbs", kVerbsStatus | int{ibv::kWcRetryExcErr}).find("retry") != std::string::npos);
   CHECK_EQ(explain_code("verbs", 0), std::string());
+}
+
+TEST(transport_verbs_errors_name_the_nic) {
+  const int lost = kVerbsStatus | int{ibv::kWcRetryExcErr};
+  const std::vector<std::string> nics = {"mlx5_0:1", "mlx5_3:1"};
+  CHECK_EQ(explain_code("verbs", on_nic(lost, 1), nics), "mlx5_3:1: " + verbs_explain(lost));
+  CHECK_EQ(explain_code("verbs", on_nic(ENOMEM, 0), nics), "mlx5_0:1: " + verbs_explain(ENOMEM));
+  CHECK_EQ(explain_code("verbs", on_nic(lost, 2), nics), verbs_explain(lost));  // of another list
+  CHECK_EQ(explain_code("verbs", lost, nics), verbs_explain(lost));
+  CHECK_EQ(explain_code("tcp", -1, nics), std::string(std::strerror(-1)));
 }
