@@ -163,6 +163,9 @@ DEV bool send_credit(const RankContext& c, const WaitContext& wait, Direction d,
   return push(ring_of_channel(c, channel), m, wait) != kNoTicket;
 }
 
+// Rows of a stream's next chunk, when `left` are still to come.
+DEV u32 rows_in_chunk(const StreamGeometry& g, u32 left) { return left < g.rows_per_chunk ? left : g.rows_per_chunk; }
+
 // The tokens of one channel: contiguous, in equal shares.
 DEV u32 channel_begin(u32 tokens, u32 channels, u32 channel) {
   const u32 share = static_cast<u32>(ceil_div(tokens, channels));

@@ -47,43 +47,19 @@ DEV bool sums_elsewhere(const CombineArgs& a, u32 source) {
   return !t.is_absent(source) && t.landing_rank(source, t.cell) != t.rank;
 }
 
-// Warps that put rows into rings together: on a GPU all of a block, which take turns with the rows, on a CPU each one by
-// itself. What the first of them says, the others hear.
-struct ContributeShared {
-  u32 said[64];  // a word a lane: no warp is wider
-};
-struct Crew {
-  u32 member, size;  // this warp's place, 0 = the first
-  bool block;  // all of the block
-  ContributeShared* shared;
-
-  DEV_MEMBER void sync() const { block ? simt::sync_block() : simt::sync_warp(); }
-  // A word a lane. Between two of these the crew meets once more.
-  DEV_MEMBER u32 hear(u32 word) const {
-    if (block && member == 0) shared->said[simt::lane()] = word;
-    sync();
-    return block ? shared->said[simt::lane()] : word;
-  }
-};
-DEV Crew crew_of(const ThroughputCall& call, ContributeShared* shared) {
-  if (call.share_rows == 0) return Crew{0, 1, false, shared};
-  return Crew{simt::warp(), simt::num_warps(), true, shared};
-}
-
 // What the lane that stands for a source knows of this rank's rows for it.
 struct Contributing {
   u32 source, rows, done;  // rows: of the call; 0: none, or there will be no more
   u64 number;  // of the chunk that comes next
 };
-DEV Contributing contributing(const CombineArgs& a, const Crew& crew, u32 channel, u32 source) {
+DEV Contributing contributing(const CombineArgs& a, bool leads, u32 channel, u32 source, u32 end) {
   const TopologyView& t = a.rank.topology;
   Contributing k{source, 0, 0, 0};
-  if (source >= t.num_ranks) return k;
+  if (source >= end) return k;
   const u32 rows = a.call.recv_tokens[source * a.call.geometry.num_channels + channel];
   if (rows == 0) return k;
   if (!sums_elsewhere(a, source)) {  // they stay: open_contributions finds them
-    if (crew.member == 0 && !(a.rank.shrink && masked(a.rank, source)))
-      add_stat(a.rank, t.rank, PeerStat::kRowsOut, rows);
+    if (leads && !(a.rank.shrink && masked(a.rank, source))) add_stat(a.rank, t.rank, PeerStat::kRowsOut, rows);
     return k;
   }
   k.rows = rows;
@@ -91,14 +67,13 @@ DEV Contributing contributing(const CombineArgs& a, const Crew& crew, u32 channe
   return k;
 }
 
-inline constexpr u32 kLeftOut = ~0u, kGivenUp = ~1u;
-// One warp: how many rows each lane's source now has room for, a chunk at most; kLeftOut: it is masked. At least one lane
-// has something. kGivenUp in every lane: the call has failed.
-DEV u32 await_room(const CombineArgs& a, const WaitContext& wait, const Contributing& k, u32 channel) {
+// One warp: waits until the source of some lane has room for a chunk, or is masked. False: the call has failed.
+DEV bool await_room(const CombineArgs& a, const WaitContext& wait, const Contributing& k, u32 channel,
+                    TeamRound* round) {
   const StreamGeometry& g = a.call.geometry;
   const bool on = k.done < k.rows;
   const u64* head = contribution_stream(a.rank, a.call.layout, a.rank.topology.rank, on ? k.source : 0, channel).heads;
-  bool room = false, absent = false;
+  bool room = false, absent = false, ok = true;
   for (u32 polls = 0;; ++polls) {
     absent = on && a.rank.shrink && masked(a.rank, combine_peer(a.rank, k.source));
     room = on && !absent && k.number - simt::ld_acquire_sys(head) < g.num_slots;  // pairs with release_contributions
@@ -110,7 +85,6 @@ DEV u32 await_room(const CombineArgs& a, const WaitContext& wait, const Contribu
     }
     // In ascending order, as whoever reads them: see combine_for_others.
     const u32 first = simt::first_lane(waiting);
-    bool ok = true;
     if (simt::lane() == first) {
       const WaitSite site{WaitPhase::kCombineSend, combine_peer(a.rank, k.source), channel, k.number};
       WaitContext patient = wait;
@@ -118,11 +92,12 @@ DEV u32 await_room(const CombineArgs& a, const WaitContext& wait, const Contribu
       ok = wait_for_slot(a.rank, patient, site, g, SystemWord{head}, &absent);
       room = ok && !absent;
     }
-    if (simt::shfl(static_cast<u32>(ok), first) == 0) return kGivenUp;
     break;
   }
-  const u32 left = k.rows - k.done;
-  return absent ? kLeftOut : !room ? 0 : left < g.rows_per_chunk ? left : g.rows_per_chunk;
+  *round = TeamRound{simt::ballot(room), simt::ballot(absent)};
+  const bool all = simt::ballot(!ok) == 0;
+  simt::sync_warp();  // what each lane acquired is visible to all
+  return all;
 }
 
 // One warp: row `i` of a source's chunk, into its place. `bytes`: about what all channels write before a row is read; a
@@ -146,26 +121,29 @@ DEV void write_contribution(const CombineArgs& a, const Contributing& k, u32 cha
                     all < g.unit_bytes ? all : g.unit_bytes);
 }
 
-// A crew puts this rank's rows into rings, a lane a source: in rounds, of a chunk of each source that has room. False: the
+// A team puts this rank's rows into rings, a lane a source: in rounds, of a chunk of each source that has room. False: the
 // call has failed.
-DEV bool contribute(const CombineArgs& a, const WaitContext& wait, const Crew& crew, u32 channel, u32 source) {
-  Contributing k = contributing(a, crew, channel, source);
+DEV bool contribute(const CombineArgs& a, const WaitContext& wait, Team& team, u32 channel, u32 source, u32 end) {
+  const bool leads = team.member() == 0;
+  Contributing k = contributing(a, leads, channel, source, end);
   u32 dealt = 0;  // rows of the rounds before, so that the warps' turns go on where they ended
   while (simt::ballot(k.done < k.rows) != 0) {
-    u32 n = crew.hear(crew.member == 0 ? await_room(a, wait, k, channel) : 0);
-    if (simt::ballot(n == kGivenUp) != 0) return false;
-    if (n == kLeftOut) n = k.rows = k.done = 0;
-    const u32 turn = (crew.member + crew.size - dealt % crew.size) % crew.size;
+    TeamRound round{0, 0};
+    const bool ok = !leads || await_room(a, wait, k, channel, &round);
+    if (!hear_round(team, ok, &round)) return false;
+    if (round.gone >> simt::lane() & 1) k.rows = k.done = 0;
+    const u32 n = round.here >> simt::lane() & 1 ? rows_in_chunk(a.call.geometry, k.rows - k.done) : 0;
+    const u32 turn = (team.member() + team.size - dealt % team.size) % team.size;
     simt::deal_rows(
-        simt::kWarp, 1, turn, crew.size, [&](u32) { return n; },
+        simt::kWarp, 1, turn, team.size, [&](u32) { return n; },
         [&](u32 lane, u32 i, u32) {
           const Contributing one{simt::shfl(k.source, lane), simt::shfl(k.rows, lane), simt::shfl(k.done, lane),
                                  simt::shfl(k.number, lane)};
           write_contribution(a, one, channel, i);
           return true;
         });
-    crew.sync();
-    if (crew.member == 0 && n != 0) {
+    finish_turn(team);
+    if (leads && n != 0) {
       u64* const tail =
           const_cast<u64*>(contribution_stream(a.rank, a.call.layout, a.rank.topology.rank, k.source, channel).tail);
       simt::st_release_sys(tail, k.number + 1);  // pairs with look_ahead's acquire
@@ -174,7 +152,7 @@ DEV bool contribute(const CombineArgs& a, const WaitContext& wait, const Crew& c
     k.number += n != 0;
     dealt += simt::warp_sum(n);
   }
-  if (crew.member != 0 || k.rows == 0) return true;
+  if (!leads || k.rows == 0) return true;
   const u32 reader = combine_peer(a.rank, k.source);
   add_stat(a.rank, reader, PeerStat::kRowsOut, k.rows);
   const u64 written = a.call.geometry.row_bytes - (rows_stay(a) ? a.call.shape.payload_bytes : 0);
@@ -198,16 +176,52 @@ DEV void await_read(const CombineArgs& a, const WaitContext& wait, u32 channel, 
   if (ok && !absent) keeps_step(a.rank, wait, site, simt::ld_acquire_sys(s.heads), site.expected);
 }
 
-// The whole block: all sources.
-DEV void contribute_all(const CombineArgs& a, const WaitContext& wait, ContributeShared& shared, u32 channel) {
-  const u32 ranks = a.rank.topology.num_ranks;
-  const Crew crew = crew_of(a.call, &shared);
-  const u32 first = crew.block ? 0 : simt::warp(), step = crew.block ? 1 : simt::num_warps();
-  for (u32 s = first; s < ranks; s += step * simt::kWarp)
-    if (!contribute(a, wait, crew, channel, s + step * simt::lane())) return;
+// Sources that a team gives rows to: those from `first` on, below `end`; on a CPU each warp by itself takes every so many.
+struct Receivers {
+  u32 first, end;
+};
+
+// A team: all of its sources.
+DEV void contribute_all(const CombineArgs& a, const WaitContext& wait, Team& team, const Receivers& to, u32 channel) {
+  const u32 step = a.call.share_rows != 0 ? 1 : simt::num_warps();
+  for (u32 s = to.first; s < to.end; s += step * simt::kWarp)
+    if (!contribute(a, wait, team, channel, s + step * simt::lane(), to.end)) return;
   if (!rows_stay(a)) return;
-  crew.sync();  // all tails are there
-  for (u32 s = simt::warp(); s < ranks; s += simt::num_warps()) await_read(a, wait, channel, s);
+  hear_leader(team, TeamWord::kGo);  // all tails are there
+  for (u32 s = to.first + step * team.member(); s < to.end; s += step * team.size) await_read(a, wait, channel, s);
+}
+
+// How the rows that a channel gives are shared out on a GPU with several nodes: the block that sums for other nodes has
+// less to do than the one that gives, so its last warps give to the last sources.
+struct GivingPlan {
+  u32 sources;  // that the giving block gives to, the first ones
+  u32 helpers;  // warps of the other block that give to the rest
+};
+// The whole warp. A row that is given is read and written, one that is summed is read, and a sum is written.
+DEV GivingPlan plan_giving(const CombineArgs& a, u32 channel) {
+  const TopologyView& t = a.rank.topology;
+  const u32 warps = simt::num_warps(), channels = a.call.geometry.num_channels;
+  const GivingPlan alone{t.num_ranks, 0};
+  if (t.num_nodes == 1 || a.call.share_rows == 0 || warps == 1 || rows_stay(a)) return alone;
+  const auto given = [&](u32 source) {
+    return sums_elsewhere(a, source) ? a.call.recv_tokens[source * channels + channel] : 0;
+  };
+  u32 out = 0, summed = 0;
+  for (u32 s = simt::lane(); s < t.num_ranks; s += simt::kWarp) {
+    out += given(s);
+    if (t.is_local(s) || t.is_absent(s) || t.landing_rank(s, t.cell) != t.rank) continue;
+    summed += a.call.stream_rows[s * channels + channel];
+    for (u32 g = 0; g < t.crowd_size(s); ++g)
+      summed += a.call.reducer_tokens[(static_cast<u64>(s) * a.call.readers + g) * channels + channel];
+  }
+  out = simt::warp_sum(out);
+  summed = simt::warp_sum(summed);
+  if (summed >= 2 * out) return alone;
+  u32 kept = 0;
+  const u32 sources = sources_with(t.num_ranks, (2 * out + summed) / 4, &kept, given), rest = 2 * (out - kept);
+  if (rest == 0) return alone;
+  const u32 helpers = static_cast<u32>((static_cast<u64>(warps) * rest + (rest + summed) / 2) / (rest + summed));
+  return GivingPlan{sources, helpers < 1 ? 1 : helpers < warps ? helpers : warps - 1};
 }
 
 // One lane: a batch read rows where the rank with this index in the node keeps them.

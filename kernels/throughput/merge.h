@@ -1,12 +1,12 @@
 // Combine's inner step: the rows that the ranks of a node or cell have for one source, merged by token.
 //
-// A reducing block works in batches. Lane 0 plans: it finds the next tokens and where their rows are, and never waits
+// Warps work in batches. Lane 0 of the first one plans: it finds the next tokens and where their rows are, and never waits
 // while it holds an unfinished batch (its readers may be needed to free what it would wait for); on a GPU its warp has
 // fetched what it needs to know before. Then all warps reduce one planned row each, and only after that are the rings'
 // heads released. Rows that the reducing rank itself has are read where its caller left them; they pass no ring. Of rows
 // that lie in another rank's arena the ring has headers and weights only.
 #pragma once
-#include "kernels/throughput/common.h"
+#include "kernels/throughput/team.h"
 
 namespace uccl {
 
@@ -58,12 +58,13 @@ struct MergeShared {
 inline constexpr u32 kSourceLeftOut = 2;
 inline constexpr u32 kNoOwnRow = ~0u;
 
-// Whose turn the entries of a batch are: the warps of a block go on where the batch before has ended.
+// Whose turn the entries of a batch are: the warps that reduce, the first ones of a block, go on where the batch before has
+// ended.
 struct WarpTurn {
-  u32 dealt = 0;
+  u32 warps, dealt = 0;
   // This warp's first of the `count` entries of the next batch.
   DEV_MEMBER u32 first(u32 count) {
-    const u32 warps = simt::num_warps(), at = (simt::warp() + warps - dealt) % warps;
+    const u32 at = (simt::warp() + warps - dealt) % warps;
     dealt = (dealt + count) % warps;
     return at;
   }
@@ -75,12 +76,12 @@ DEV void clear_entry(PlanEntry& p) {
   p.own_row = kNoOwnRow;
 }
 
-// Lanes of the block: opens the contributions to `source` on a channel; `own` are this rank's.
+// One warp, the first: opens the contributions to `source` on a channel; `own` are this rank's.
 DEV void open_contributions(const RankContext& c, const ThroughputCall& call, MergeShared& m, u32 source, u32 channel,
                             const OwnRows& own) {
   const u32 channels = call.geometry.num_channels;
   const u32 size = c.topology.crowd_size(source);
-  for (u32 g = simt::tid(); g < size; g += simt::ntid()) {
+  for (u32 g = simt::lane(); g < size; g += simt::kWarp) {
     Contribution& k = m.from[g];
     const u32 rank = c.topology.crowd_member(source, g);
     k.stream = contribution_stream(c, call.layout, rank, source, channel);
@@ -90,13 +91,13 @@ DEV void open_contributions(const RankContext& c, const ThroughputCall& call, Me
     k.ready = k.fetched = k.used = k.least = 0;
     k.own = rank == c.topology.rank ? own : OwnRows{};
   }
-  if (simt::tid() == 0) {
+  if (simt::lane() == 0) {
     m.source = source;
     m.num_from = size;
     m.ok = c.shrink && masked(c, source) ? kSourceLeftOut : 1;
     m.bad = 0;
   }
-  simt::sync_block();
+  simt::sync_warp();
 }
 
 // The `ahead`th row from the current one on, which came through a ring.
@@ -225,9 +226,9 @@ DEV u64 take_token(const ThroughputCall& call, MergeShared& m, u32 channel, u32 
   return had;
 }
 
-// After the batch has been reduced: gives the chunks back.
+// The same warp, after the batch has been reduced: gives the chunks back.
 DEV void release_contributions(MergeShared& m) {
-  for (u32 g = simt::tid(); g < m.num_from; g += simt::ntid()) {
+  for (u32 g = simt::lane(); g < m.num_from; g += simt::kWarp) {
     Contribution& k = m.from[g];
     if (k.released == k.head) continue;
     simt::st_release_sys(k.stream.heads, k.head);  // pairs with the contributor's wait for a slot

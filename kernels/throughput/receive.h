@@ -113,9 +113,6 @@ DEV void take_nothing(const DispatchArgs& a, u32 from, u32 end) {
   }
 }
 
-// Rows of a stream's next chunk, when `left` are still to come.
-DEV u32 rows_in_chunk(const StreamGeometry& g, u32 left) { return left < g.rows_per_chunk ? left : g.rows_per_chunk; }
-
 // One warp: waits until the source of some lane has a chunk here, or is masked. Whoever it waits for longest is the first
 // that is not finished: in ascending order on every rank, so the smallest unfinished source of all has all its readers.
 // False: the call has failed.

@@ -33,10 +33,14 @@ struct Team {
 };
 DEV Team team_of(TeamWords& words, u32 first, u32 size) { return Team{&words, first, size, 0}; }
 
-// The whole warp: what the leader says of the next turn; `mine` is what this warp says if it leads.
+// The whole warp: what the leader says of the next turn; `mine` is what this warp says if it leads. Unless that is kFailed,
+// all then finish the turn: a leader that said more before all have heard would be heard wrong.
 DEV TeamWord hear_leader(Team& t, TeamWord mine) {
   ++t.turn;
-  if (t.size == 1) return mine;
+  if (t.size == 1) {
+    simt::sync_warp();  // what lane 0 wrote is visible to all
+    return mine;
+  }
   u32 word = t.turn << 2 | static_cast<u32>(mine);
   if (simt::lane() == 0) {
     u32* const told = &t.words->told[t.leader];
@@ -46,7 +50,7 @@ DEV TeamWord hear_leader(Team& t, TeamWord mine) {
       wait_for_block(BlockWord{told}, [&](u64 seen) { return (word = static_cast<u32>(seen)) >> 2 >= t.turn; });
   }
   word = simt::shfl(word, 0);
-  simt::sync_warp();  // what lane 0 acquired is visible to all
+  simt::sync_warp();  // what lane 0 acquired, or wrote if it leads, is visible to all
   return static_cast<TeamWord>(word & 3);
 }
 
@@ -133,13 +137,14 @@ struct ChannelPlan {
   }
 };
 
-// The whole warp: how many sources, from the first on, have nearest to `wanted` rows for this rank; *rows: of those.
-DEV u32 sources_with(const ThroughputCall& call, u32 sources, u32 channel, u32 wanted, u32* rows) {
+// The whole warp: how many sources, from the first on, have nearest to `wanted` rows; *rows: of those.
+template <class Count>
+DEV u32 sources_with(u32 sources, u32 wanted, u32* rows, Count count) {
   u32 best = 0, before = 0;
   *rows = 0;
   for (u32 base = 0; base < sources; base += simt::kWarp) {
     const u32 source = base + simt::lane();
-    const u32 mine = source < sources ? call.recv_tokens[source * call.geometry.num_channels + channel] : 0;
+    const u32 mine = source < sources ? count(source) : 0;
     for (u32 i = 0; i < simt::kWarp && base + i < sources; ++i) {
       before += simt::shfl(mine, i);
       const u32 off = before < wanted ? wanted - before : before - wanted;
@@ -160,10 +165,11 @@ DEV ChannelPlan plan_channel(const RankContext& c, const ThroughputCall& call, u
   if (call.share_rows == 0 || warps == 1) return plan;
   u32 out = 0, in = 0;
   for (u32 n = simt::lane(); n < t.num_cells; n += simt::kWarp) out += call.node_rows[n * channels + channel];
-  for (u32 r = simt::lane(); r < t.num_ranks; r += simt::kWarp) in += call.recv_tokens[r * channels + channel];
+  const auto taken = [&](u32 source) { return call.recv_tokens[source * channels + channel]; };
+  for (u32 r = simt::lane(); r < t.num_ranks; r += simt::kWarp) in += taken(r);
   const u32 sent = simt::warp_sum(out), half = (sent + simt::warp_sum(in)) / 2;
   u32 read = 0;
-  if (sent < half) plan.even = sources_with(call, t.num_ranks, channel, half - sent, &read);
+  if (sent < half) plan.even = sources_with(t.num_ranks, half - sent, &read, taken);
   if (plan.even == 0) return plan;
   const u32 rows = sent + read;
   const u32 senders = static_cast<u32>((static_cast<u64>(warps) * sent + rows / 2) / rows);

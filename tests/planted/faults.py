@@ -78,7 +78,7 @@ FAULTS = (
     ),
     Fault(
         "missing-block-barrier-in-combine",
-        "kernels/throughput/combine.h",
+        "kernels/throughput/own_sums.h",
         "    simt::sync_block();\n"
         "    if (simt::ld_acquire_cta(&s.merge.bad) != 0) return;\n"
         "    if (simt::tid() == 0 && !rows_stayed(a, wait, s.merge, channel)) s.merge.ok = 0;\n"
@@ -249,10 +249,10 @@ FAULTS = (
     ),
     Fault(
         "sum-without-a-row",
-        "kernels/throughput/combine.h",
+        "kernels/throughput/own_sums.h",
         "  for (u32 g = 0; differ != 0 && g < m.num_from; ++g) {\n",
         "  for (u32 g = 0; differ == 0 && g < m.num_from; ++g) {\n",
-        ("throughput_combine_refuses_a_handle_that_was_written_to",),
+        ("throughput_own_sums_refuses_a_handle_that_was_written_to",),
         WRONG,
     ),
     Fault(
