@@ -58,6 +58,7 @@ _GATE = _homes({
     ".refused": "generate_topk_idx generate_rank_count get_precise_unbalanced_scores get_scores_by_factor "
     "map_unbalanced_ratio_to_factor get_random_unbalanced_scores get_unbalanced_scores",
 })  # fmt: skip
+_NIXL = _homes({"uccl_ep.drop_in.nixl_ep": "Buffer"})
 _UCCL = _homes({".process": "check_nvlink_connections", ".refused": "initialize_uccl destroy_uccl"})
 _UCCL_UTILS = _homes({
     ".refused": "init_dist_under_torchrun detect_group_topology get_peer_ip get_cpu_proxies_meta detect_ib_hca",
@@ -109,6 +110,9 @@ MODULES: dict[str, dict[str, str]] = {
     "deep_ep_v25": _TOP_V25,
     **{f"deep_ep_v25.{name}": names for name, names in _BELOW.items()},
     "deep_ep_cpp": _homes({"uccl_ep.config": "Config", "uccl_ep.device.protocol": "EventHandle"}) | _IDS,
+    "nixl_ep": _NIXL | _EVENTS | _IDS,
+    "nixl_ep.buffer": _NIXL | _EVENTS | _homes({"uccl_ep.drop_in.nixl_ep": "DEFAULT_TIMEOUT_MS"}),
+    "nixl_ep.utils": _homes({"uccl_ep.events": "EventOverlap"}),
 }  # fmt: skip
 
 PACKAGES = frozenset(name.rpartition(".")[0] for name in MODULES if "." in name)
@@ -145,5 +149,5 @@ def fill(module: str, namespace: MutableMapping[str, Any]) -> None:
     namespace["__getattr__"] = resolve
     namespace["__all__"] = sorted(names)
     namespace["__dir__"] = lambda: sorted({*namespace, *names, *submodules})
-    if "." not in module:
+    if module in VERSIONS:
         namespace["__version__"] = version_of(module)

@@ -162,7 +162,10 @@ class LowLatency:
         return progress.read_progress(self._workspace, self._shape or (0, 0, 0))
 
     def take_over(self, other: Progress) -> None:
-        """Goes on where another rank is: what this one missed counts as received."""
+        """Goes on where another rank is: what this one missed counts as received. Without a call of its own it also has
+        the sizes of the other's last one."""
+        if self._shape is None and other.max_tokens:
+            self.set_shape(other.max_tokens, other.hidden, other.num_experts, lambda: None)
         progress.take_over(self._workspace, other)
         self._device.catch_up()
 

@@ -40,22 +40,32 @@ class Agreement:
 
     Args:
         speak: sends a message to a rank.
+        absent: ranks that are no members from the beginning.
 
     Attributes:
-        members: ranks of the last decision, all of them at first.
+        members: ranks of the last decision, all that are not absent at first.
         generation: its number, 0 at first.
         excluded_by: a rank that has said that the others go on without this one.
     """
 
-    def __init__(self, rank: int, num_ranks: int, quorum: Quorum | None, speak: Callable[[int, Message], None]) -> None:
+    def __init__(
+        self,
+        rank: int,
+        num_ranks: int,
+        quorum: Quorum | None,
+        speak: Callable[[int, Message], None],
+        absent: frozenset[int] = frozenset(),
+    ) -> None:
         self.rank, self.num_ranks = rank, num_ranks
-        self.members = frozenset(range(num_ranks))
+        self.members = frozenset(range(num_ranks)) - absent
         self.generation = 0
         self.excluded_by: int | None = None
         self._quorum = quorum  # None: any survivors go on
+        if quorum is not None and absent:
+            quorum.settle(self.members)
         self._speak = speak
         self._number = 0  # of what was said last
-        self._decisions: dict[int, frozenset[int]] = {0: frozenset()}
+        self._decisions: dict[int, frozenset[int]] = {0: absent}
         self._changed = threading.Condition()
         self._closed = False
         self._joined = False

@@ -25,6 +25,7 @@ class AgreementService(Agreement):
 
     Args:
         quorum: survivors go on where they are one (quorum.py); else any do.
+        absent: ranks that are no members from the beginning.
 
     Attributes:
         returns: how ranks that left each other out take up again, without a new group.
@@ -39,9 +40,10 @@ class AgreementService(Agreement):
         interface: str,
         on_call: OnCall | None = None,
         quorum: bool = False,
+        absent: frozenset[int] = frozenset(),
     ) -> None:
         known = Quorum(rank, num_ranks) if quorum else None
-        super().__init__(rank, num_ranks, known, self._post)
+        super().__init__(rank, num_ranks, known, self._post, absent)
         self.on_call = on_call
         self._given: dict[tuple[int, int], dict[int, bytes]] = {}
         self._words = WaitReports(rank, num_ranks, self._changed, self._post, self._over)

@@ -163,7 +163,7 @@ class Session(NoCopies):
             self._make_segments()
             if self.agreement_service is None:
                 self.agreement_service = AgreementService(
-                    self.rank, self.num_ranks, self._secret, self._interface(), quorum=True
+                    self.rank, self.num_ranks, self._secret, self._interface(), quorum=True, absent=self.absent
                 )
             self.agreement_service.on_call = self.hear_call
             self._proxy = self._make_proxy()
@@ -308,7 +308,8 @@ class Session(NoCopies):
     def _meet(self, all_endpoints: list[Endpoints], shrink: bool) -> None:
         me = self.hellos[self.rank]
         if self._owns_roll_call and self.agreement_service is not None:
-            self.agreement_service.meet({m.rank: m.agreement_service for m in all_endpoints})
+            there = [m for m in all_endpoints if m.rank not in self.absent]
+            self.agreement_service.meet({m.rank: m.agreement_service for m in there})
         same_host = [i.host_id == me.host_id for i in self.hellos]
         members = self.topology.members(node := self.topology.node_of[self.rank])
         others = [m for m in all_endpoints if m.rank != self.rank and same_host[m.rank]]

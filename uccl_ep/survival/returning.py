@@ -156,8 +156,9 @@ class Returning:
         return same_sizes and self._calls(counts) == self._calls(offer.counts)
 
     def _is_behind(self, counts: tuple[int, ...], offer: Offer) -> bool:
-        """Whether this rank can take over the other's numbers: it is nowhere further, and owes no receiving half."""
-        if len(offer.counts) != len(counts) or counts[6:9] != offer.counts[6:9]:
+        """Whether this rank can take over the other's numbers: it is nowhere further, and owes no receiving half. Their
+        sizes are the same, or this rank has made no call."""
+        if len(offer.counts) != len(counts) or (any(counts[6:9]) and counts[6:9] != offer.counts[6:9]):
             return False
         mine, theirs = self._calls(counts), self._calls(offer.counts)
         received = (counts[3], counts[4]) == (counts[0], counts[1])

@@ -1,6 +1,7 @@
 """SGLang's dispatchers from its wheel on four ranks.
 
-DeepEPDispatcher in both modes by turns, the same with two halves of a batch in flight, and DeepEPv2Dispatcher.
+DeepEPDispatcher in both modes by turns, the same with two halves of a batch in flight, DeepEPv2Dispatcher, and
+NixlEPDispatcher while ranks join.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tests.integrations.sglang.elastic import run_elastic
 from tests.integrations.sglang.inputs import BF16, EXPERTS, FP8, HIDDEN, TOPK, factors, inputs, wanted
 from tests.integrations.sglang.overlap import run_overlap
 from tests.integrations.sglang.surroundings import prepare
@@ -90,6 +92,7 @@ def main() -> None:
         if type(buffer).__module__ != "uccl_ep.buffer":
             raise RuntimeError(f"the dispatcher ran on {type(buffer).__module__}")
         run_v2(ranks)
+        run_elastic(ranks, experts)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """vLLM's DeepEP prepare/finalize classes from its wheel on four ranks: high throughput, low latency, V2.
 
-Each at once, in halves, and with two micro-batches in flight (dual-batch overlap).
+Each at once, in halves, and with two micro-batches in flight (dual-batch overlap). And its NIXL EP class, while ranks
+join and leave.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from tests.integrations.vllm.elastic import run_elastic
 from tests.integrations.vllm.micro_batches import by_turns, override_tokens
 from tests.integrations.vllm.surroundings import BLOCK, prepare
 from tests.integrations.world import World, relative, seeded, world
@@ -19,11 +21,11 @@ TOKENS = (19, 0, 32, 3)  # of each rank: odd, none, many, few
 BF16, FP8 = 0.02, 0.1
 
 
-def inputs(rank: int) -> tuple[Tensor, Tensor, Tensor]:
-    """bf16 rows [T, H], int64 ids [T, K], float32 weights [T, K]."""
+def inputs(rank: int, experts: int = EXPERTS) -> tuple[Tensor, Tensor, Tensor]:
+    """bf16 rows [T, H], int64 ids [T, K] of the first experts, float32 weights [T, K]."""
     tokens = TOKENS[rank]
     x = seeded(150 + rank, torch.randn, tokens, HIDDEN).bfloat16()
-    ids = seeded(160 + rank, torch.rand, tokens, EXPERTS).topk(TOPK, dim=-1).indices
+    ids = seeded(160 + rank, torch.rand, tokens, experts).topk(TOPK, dim=-1).indices
     return x, ids, seeded(170 + rank, torch.rand, tokens, TOPK)
 
 
@@ -32,8 +34,8 @@ def factors() -> Tensor:
     return 2.0 ** (torch.arange(EXPERTS) % 4 - 2) * (-1.0) ** (torch.arange(EXPERTS) // 4)
 
 
-def wanted(rank: int) -> Tensor:
-    x, ids, weights = inputs(rank)
+def wanted(rank: int, experts: int = EXPERTS) -> Tensor:
+    x, ids, weights = inputs(rank, experts)
     return x.float() * (weights * factors()[ids]).sum(1, keepdim=True)
 
 
@@ -70,7 +72,9 @@ def batched_experts(world: World, prepared: tuple[Any, ...]) -> Tensor:
     return results
 
 
-def once(world: World, one: Any, quantization: Any, overlapped: bool, part: slice = slice(None)) -> Tensor:
+def once(
+    world: World, one: Any, quantization: Any, overlapped: bool, part: slice = slice(None), experts: int = EXPERTS
+) -> Tensor:
     """prepare, experts, finalize: at once, or in the halves that vLLM overlaps; of a part of the rank's rows."""
     from vllm.model_executor.layers.fused_moe.modular_kernel import FusedMoEActivationFormat
     from vllm.model_executor.layers.fused_moe.topk_weight_and_reduce import (
@@ -79,7 +83,7 @@ def once(world: World, one: Any, quantization: Any, overlapped: bool, part: slic
     )
     from vllm.v1.worker.ubatching import dbo_maybe_run_recv_hook
 
-    x, ids, weights = (given[part] for given in inputs(world.rank))
+    x, ids, weights = (given[part] for given in inputs(world.rank, experts))
     arguments = (x, weights, ids, EXPERTS, None, False, quantization)
     batched = one.activation_format == FusedMoEActivationFormat.BatchedExperts
     if overlapped:
@@ -174,6 +178,17 @@ def run_v2(world: World, group: Any) -> None:
     manager.destroy()
 
 
+def run_nixl(world: World) -> None:
+    def step(one: Any, ranks: int) -> tuple[Tensor, Tensor]:
+        experts = EXPERTS // world.size * ranks
+        with override_tokens(TOKENS[:ranks]):
+            made = once(world, one, quantizations()[0][1], True, experts=experts)
+        return made, wanted(world.rank, experts)
+
+    sizes = {"max_num_tokens_per_dp_rank": MAX_TOKENS, "token_hidden_size": HIDDEN}
+    run_elastic(world, {**sizes, "num_local_experts": EXPERTS // world.size}, step)
+
+
 def check_whose(buffer: Any, module: str) -> None:
     if type(buffer).__module__ != module:
         raise RuntimeError(f"vLLM's buffer is of {type(buffer).__module__}, not {module}")
@@ -190,6 +205,7 @@ def main() -> None:
             run_high_throughput(ranks, group)
             run_low_latency(ranks, group)
             run_v2(ranks, group)
+            run_nixl(ranks)
 
 
 if __name__ == "__main__":

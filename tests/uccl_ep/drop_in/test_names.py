@@ -115,7 +115,7 @@ def test_names_version_compares_as_upstreams_and_says_whose_it_is() -> None:
     assert version.release == (2, 1, 0) and str(version.local) == f"uccl.ep.{uccl_ep.__version__}"
     assert version >= Version("2.1.0")
     assert Version(importlib.import_module("deep_ep_v25").__version__).release == (2, 5, 0)
-    assert {name.partition(".")[0] for name in names.MODULES} == set(names.VERSIONS)
+    assert {name.partition(".")[0] for name in names.MODULES} == {*names.VERSIONS, "nixl_ep"}
 
 
 def test_names_of_utils_are_found_flat_and_by_module() -> None:
