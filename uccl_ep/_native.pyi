@@ -382,8 +382,10 @@ class FabricSettings:
     @flush_by_read.setter
     def flush_by_read(self, arg: bool, /) -> None: ...
 
-def explain_network_code(family: str, code: int) -> str:
-    """A network family's error code in words; empty for 0."""
+def explain_network_code(family: str, code: int, nics: Sequence[str] = []) -> str:
+    """
+    A network family's error code in words, behind the name of the NIC that it is of, where that is known; empty for 0.
+    """
 
 class SpanSettings:
     def __init__(self) -> None: ...
