@@ -1,14 +1,10 @@
 // What the proxy does for one command, to be counted by callgrind (bench/costs.py): the real ring, worker and loopback
 // lane of two ranks, stepped by one thread, so that every run executes the same instructions. Each step has a function
 // of its own, `step_<name>`; the program prints how many units each has handled. Counted at N and at 2 N batches, the
-// difference leaves out start-up.
+// difference leaves out start-up. What of it is the network's is in lane_costs.cpp.
 //
 //   proxy_costs [batches = 100]
-#include <cstdio>
-#include <cstdlib>
-#include <cstring>
-#include <stdexcept>
-
+#include "bench/native/steps.h"
 #include "bench/native/two_ranks.h"
 #include "engine/worker.h"
 #include "ring/consumer.h"
@@ -16,16 +12,7 @@
 
 using namespace uccl;
 
-// Never inlined, and each with text of its own, so that the compiler cannot fold two of them into one.
-#define STEP(name, parameters, result)                              \
-  extern "C" __attribute__((noinline)) u64 step_##name parameters { \
-    asm volatile("# step " #name);                                  \
-    return result;                                                  \
-  }
-
 namespace {
-
-constexpr u32 kBatch = 32;  // what a worker takes of a ring at once
 
 u64 pop(RingConsumer& consumer, u32 most) {
   Command command;
@@ -55,15 +42,8 @@ STEP(single_post, (Worker & w), w.turn())
 STEP(single_arrival, (Worker & w), w.turn())
 STEP(single_completion, (Worker & w), w.turn())
 STEP(idle_turn, (Worker & w), w.turn())
-STEP(lane_post, (Lane & lane, std::span<const WriteRequest> r), lane.post(r))
-STEP(lane_arrival, (Lane & lane, std::span<Arrival> out), lane.poll_arrivals(out))
-STEP(lane_completion, (Lane & lane, std::span<u64> out), lane.poll_completions(out))
 
 namespace {
-
-void require(bool condition, const char* what) {
-  if (!condition) throw std::runtime_error(what);
-}
 
 // A rank's worker without a thread.
 struct Stepped {
@@ -82,8 +62,8 @@ void count_ring(u64 batches) {
   RingConsumer consumer(rank.ring.data(), kBenchCapacity);
   const std::vector<Command> group(kBatch, Command{Op::kWrite, 1, 1, 16, 32, 7168});
   for (u64 i = 0; i < batches; ++i) {
-    step_ring_push(rank, group.data(), kBatch);
-    require(step_ring_pop(consumer) == kBatch * 7168, "ring: a command was lost");
+    cold<step_ring_push>(rank, group.data(), kBatch);
+    require(cold<step_ring_pop>(consumer) == kBatch * 7168, "ring: a command was lost");
   }
 }
 
@@ -100,9 +80,9 @@ void count_writes(u64 batches) {
     const u64 to = kControlOffset + world.b.layout.expect(Phase::kDispatch, epoch, 0);
     group.back() = Command{Op::kCount, 1, key, 0, to, sizeof(ExpectHeader)};
     world.a.push(group);
-    step_write_post(a.worker);
-    step_write_arrival(b.worker);
-    step_write_completion(a.worker);
+    cold<step_write_post>(a.worker);
+    cold<step_write_arrival>(b.worker);
+    cold<step_write_completion>(a.worker);
     require(world.b.word(world.b.layout.flag(Phase::kDispatch, 0)) == epoch, "writes: the flag did not rise");
     require(read_word(*const_cast<u64*>(world.a.view().done)) == epoch * kBatch, "writes: not complete");
   }
@@ -117,9 +97,9 @@ void count_sequences(u64 batches) {
     for (u32 k = 0; k < kBatch; ++k)
       group[k] = Command{Op::kSequence, 1, stream_key(Direction::kDispatch, 0, i * kBatch + k), 64, 64, 16};
     world.a.push(group);
-    step_sequence_post(a.worker);
-    step_sequence_arrival(b.worker);
-    step_sequence_completion(a.worker);
+    cold<step_sequence_post>(a.worker);
+    cold<step_sequence_arrival>(b.worker);
+    cold<step_sequence_completion>(a.worker);
     require(world.b.word(world.b.layout.tail(Direction::kDispatch, 0, 0)) == (i + 1) * kBatch, "chunks: not in order");
   }
 }
@@ -132,9 +112,9 @@ void count_credits(u64 batches) {
     for (u32 k = 0; k < kBatch; ++k)
       group[k] = Command{Op::kCredit, 1, stream_key(Direction::kDispatch, k, i), 0, 0, 0};
     world.a.push(group);
-    step_credit_post(a.worker);
-    step_credit_arrival(b.worker);
-    step_credit_completion(a.worker);
+    cold<step_credit_post>(a.worker);
+    cold<step_credit_arrival>(b.worker);
+    cold<step_credit_completion>(a.worker);
     const u64 word = world.b.word(world.b.layout.credit(Direction::kDispatch, 0, kBenchChannels - 1));
     require(word == i, "credits: the word did not follow");
   }
@@ -147,33 +127,18 @@ void count_singles(u64 batches) {
   for (u64 i = 0; i < batches; ++i) {
     const Command c{Op::kSequence, 1, stream_key(Direction::kDispatch, 0, i), 64, 64, 16};
     world.a.push({&c, 1});
-    step_single_post(a.worker);
-    step_single_arrival(b.worker);
-    step_single_completion(a.worker);
+    cold<step_single_post>(a.worker);
+    cold<step_single_arrival>(b.worker);
+    cold<step_single_completion>(a.worker);
   }
   require(world.b.word(world.b.layout.tail(Direction::kDispatch, 0, 0)) == batches, "singles: one was lost");
-  for (u64 i = 0; i < 16 * batches; ++i) require(step_idle_turn(b.worker) == 0, "idle: something moved");
-}
-
-// The network's own share of the three.
-void count_lane(u64 batches) {
-  TwoRanks world;
-  Lane &a = world.a.transport->lane(0), &b = world.b.transport->lane(0);
-  std::vector<WriteRequest> requests(kBatch, WriteRequest{1, 1, world.a.data.data(), 64, 16, 7});
-  std::vector<Arrival> arrivals(64);
-  std::vector<u64> wr_ids(64);
-  for (u64 i = 0; i < batches; ++i) {
-    require(step_lane_post(a, requests) == kBatch, "lane: no room");
-    require(step_lane_arrival(b, arrivals) == kBatch, "lane: not all have arrived");
-    require(step_lane_completion(a, wr_ids) == kBatch, "lane: not all are complete");
-  }
+  for (u64 i = 0; i < 16 * batches; ++i) require(cold<step_idle_turn>(b.worker) == 0, "idle: something moved");
 }
 
 void print(u64 batches) {
-  static const char* const batched[] = {
-      "ring_push",         "ring_pop",         "write_post",          "write_arrival",  "write_completion",
-      "sequence_post",     "sequence_arrival", "sequence_completion", "credit_post",    "credit_arrival",
-      "credit_completion", "lane_post",        "lane_arrival",        "lane_completion"};
+  static const char* const batched[] = {"ring_push",        "ring_pop",       "write_post",       "write_arrival",
+                                        "write_completion", "sequence_post",  "sequence_arrival", "sequence_completion",
+                                        "credit_post",      "credit_arrival", "credit_completion"};
   static const char* const singles[] = {"single_post", "single_arrival", "single_completion"};
   std::printf("{");
   for (const char* name : batched)
@@ -185,18 +150,12 @@ void print(u64 batches) {
 }  // namespace
 
 int main(int argc, char** argv) {
-  const u64 batches = argc > 1 ? std::strtoull(argv[1], nullptr, 10) : 100;
-  try {
+  return run_steps("proxy_costs", argc > 1 ? argv[1] : nullptr, [](u64 batches) {
     count_ring(batches);
     count_writes(batches);
     count_sequences(batches);
     count_credits(batches);
     count_singles(batches);
-    count_lane(batches);
-  } catch (const std::exception& error) {
-    std::fprintf(stderr, "proxy_costs: %s\n", error.what());
-    return 1;
-  }
-  print(batches);
-  return 0;
+    print(batches);
+  });
 }

@@ -3,6 +3,7 @@
 #pragma once
 #include <algorithm>
 #include <cstdlib>
+#include <functional>
 #include <memory>
 #include <span>
 #include <string>
@@ -33,8 +34,13 @@ class BenchMemory {
   std::unique_ptr<u8, void (*)(void*)> at_;
 };
 
+using MakeTransport = std::function<std::unique_ptr<Transport>(TransportSettings)>;
+inline std::unique_ptr<Transport> make_loopback(const TransportSettings& s) {
+  return std::make_unique<LoopbackTransport>(s);
+}
+
 struct BenchRank {
-  explicit BenchRank(u32 rank)
+  explicit BenchRank(u32 rank, const MakeTransport& make = make_loopback)
       : layout{2, kBenchChannels},
         data(kDataBytes),
         control(layout.bytes()),
@@ -55,7 +61,7 @@ struct BenchRank {
     network.rank = rank;
     network.num_ranks = 2;
     network.local = settings.local;
-    transport = std::make_unique<LoopbackTransport>(network);
+    transport = make(network);
   }
 
   RingView view() const { return ring_view(ring.data(), kBenchCapacity); }
@@ -77,13 +83,13 @@ struct BenchRank {
 
 // Rank 0 sends in every benchmark; both are connected.
 struct TwoRanks {
-  TwoRanks() {
+  explicit TwoRanks(const MakeTransport& make = make_loopback) : a(0, make), b(1, make) {
     const std::string addresses[] = {a.transport->local_address(), b.transport->local_address()};
     std::thread other([&] { b.transport->connect({addresses[0], ""}); });  // each waits for the other
     a.transport->connect({"", addresses[1]});
     other.join();
   }
-  BenchRank a{0}, b{1};
+  BenchRank a, b;
 };
 
 }  // namespace uccl

@@ -35,7 +35,7 @@ struct FabricSettings {
   // A GPU's memory: arrivals are told once their bytes are visible to every GPU, which a read by the same NIC sees to.
   bool flush_by_read = false;  // verbs
   int flushed_span = -1;  // where that read goes: the index of a span in that memory. Not chosen in Python either
-  // verbs, efa: the index of a span that only sends, and that nobody may ever use. Transport::admit registers it.
+  // verbs, efa, libfabric: the index of a span that only sends, and that nobody may ever use. Transport::admit registers it.
   int late_span = -1;
 };
 

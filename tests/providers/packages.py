@@ -20,6 +20,10 @@ _PACKAGES = (
     "libc6",
     "libgcc-s1",
     "libstdc++6",
+    "libfabric1",
+    "librdmacm1t64",
+    "libpsm2-2",
+    "libnuma1",
 )
 _TRIPLET = "x86_64-linux-gnu"
 _KEYRING = "/usr/share/keyrings/debian-archive-keyring.gpg"
@@ -74,13 +78,14 @@ def from_suite(suite: str, cache: Path) -> Release:
     """
     folder = cache / suite
     done = folder / "version"
-    if not done.exists():
+    packages = " ".join(_PACKAGES)
+    if not done.exists() or done.read_text().splitlines()[1:] != [packages]:  # an earlier one of fewer packages
         shutil.rmtree(folder, ignore_errors=True)
         version = _download(suite, folder)
-        done.write_text(version)
+        done.write_text(f"{version}\n{packages}\n")
     libraries = folder / "root/usr/lib" / _TRIPLET
     loader = libraries / "ld-linux-x86-64.so.2"
-    return Release(done.read_text(), (str(loader), "--library-path", str(libraries)), libraries)
+    return Release(done.read_text().splitlines()[0], (str(loader), "--library-path", str(libraries)), libraries)
 
 
 def mirror(targets: str) -> str:

@@ -65,7 +65,7 @@ class FabricChoice:
     @property
     def registers_late(self) -> bool:
         """Whether memory that only sends is registered when it is used."""
-        return self.family in ("efa", "verbs")
+        return self.family in ("efa", "verbs") or (self.family == "libfabric" and self.config.provider == "efa")
 
 
 @dataclass(frozen=True)

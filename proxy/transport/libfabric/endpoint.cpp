@@ -19,6 +19,7 @@ namespace {
 constexpr std::size_t kEventsPerRead = 64;
 constexpr std::size_t kMostQueueEntries = 1 << 16;
 constexpr int kKeyAttempts = 16;
+constexpr u64 kLatePage = 1 << 16;
 
 void check(int error, const std::string& what) {
   if (error != 0) throw std::runtime_error("libfabric: " + what + ": " + libfabric_code_text(-error));
@@ -92,12 +93,30 @@ std::string too_long(const ProviderLimits& l) {
 
 bool RegisteredMemory::describe(const u8* source, u64 bytes, void** descriptor) const {
   for (const Region& r : regions) {
-    const u64 at = static_cast<u64>(source - r.base);  // far beyond every size when it lies before
-    if (at > r.bytes || bytes > r.bytes - at) continue;
+    if (!r.holds(source, bytes)) continue;
     *descriptor = r.region->mem_desc;
     return true;
   }
   return false;
+}
+
+void LateMemory::admit(const ProviderLimits& limits, fi::Domain& domain, const Span& span, u64 bytes) {
+  const u32 n = num_.load(std::memory_order_relaxed);  // only this function changes it
+  const u64 before = n == 0 ? 0 : regions_[n - 1].bytes;
+  if (bytes <= before) return;
+  if (bytes > span.bytes || n == regions_.size())
+    throw std::runtime_error("libfabric: late memory: " + std::to_string(bytes) + " bytes of a span of " +
+                             std::to_string(span.bytes) + " are more than can be registered");
+  const u64 to = std::min(span.bytes, std::max(align_up(bytes, kLatePage), 2 * before));
+  regions_[n] = register_part(limits, domain, nullptr, Part{span.base, to, span.offset, -1});
+  num_.store(n + 1, std::memory_order_release);  // pairs with describe
+}
+
+bool LateMemory::describe(const u8* source, u64 bytes, void** descriptor) const {
+  const u32 n = num_.load(std::memory_order_acquire);  // pairs with admit
+  if (n == 0 || !regions_[n - 1].holds(source, bytes)) return false;
+  *descriptor = regions_[n - 1].region->mem_desc;
+  return true;
 }
 
 std::shared_ptr<LibfabricDomain> open_domain(const Provider& provider) {
@@ -118,6 +137,7 @@ RegisteredMemory register_spans(const Provider& provider, fi::Domain& domain, fi
   RegisteredMemory memory;
   const auto& spans = settings.local.spans();
   for (std::size_t i = 0; i < spans.size(); ++i) {
+    if (settings.fabric.late_span == static_cast<int>(i)) continue;  // nobody writes there
     const bool one = i < settings.fabric.span_dmabuf_fds.size() && settings.fabric.span_dmabuf_fds[i].size() == 1;
     const int fd = one ? settings.fabric.span_dmabuf_fds[i][0] : -1;  // of a span that several hold: by address
     memory.regions.push_back(
@@ -199,7 +219,8 @@ int LibfabricEndpoint::write(const RmaWrite& w) {
   u64 flags = fi::kCompletion;
   // Of zero bytes too: ofi_rxm reads the descriptor of whatever it is given.
   if ((limits_.mr_mode & fi::kMrLocal) && !own_.describe(w.source, w.bytes, &descriptor) &&
-      !domain_->spans.describe(w.source, w.bytes, &descriptor)) {
+      !domain_->spans.describe(w.source, w.bytes, &descriptor) &&
+      !domain_->late.describe(w.source, w.bytes, &descriptor)) {
     if (w.bytes > limits_.inject_bytes) return EFAULT;
     flags |= fi::kInject;
   }

@@ -1,6 +1,8 @@
 // A lane's endpoint, its queues and its registered memory: everything that is created through libfabric, freed in the
 // order that it allows. The lane sees only RmaPort, which a test can play.
 #pragma once
+#include <array>
+#include <atomic>
 #include <cstddef>
 #include <memory>
 #include <span>
@@ -56,10 +58,27 @@ struct RegisteredMemory {
     const u8* base;
     u64 bytes;
     RemoteMemory remote;  // as peers address it
+    bool holds(const u8* source, u64 size) const {
+      const u64 at = static_cast<u64>(source - base);  // far beyond every size when it lies before
+      return at <= bytes && size <= bytes - at;
+    }
   };
   std::vector<Region> regions;
   // The descriptor of the region that holds [source, source + bytes); false when none does.
   bool describe(const u8* source, u64 bytes, void** descriptor) const;
+};
+
+// A span that only sends, registered as far as it is asked for (Transport::admit). A write lies in one registration, so
+// each begins where the span does, and reaches twice as far as the one before, which stays for writes that are under way.
+class LateMemory {
+ public:
+  // While lanes describe; one call at a time. Throws std::runtime_error.
+  void admit(const ProviderLimits& limits, fi::Domain& domain, const Span& span, u64 bytes);
+  bool describe(const u8* source, u64 bytes, void** descriptor) const;
+
+ private:
+  std::array<RegisteredMemory::Region, 48> regions_;
+  std::atomic<u32> num_{0};
 };
 
 // A fabric and a domain; several lanes may share one.
@@ -67,9 +86,10 @@ struct LibfabricDomain {
   FiPointer<fi::Fabric> fabric;
   FiPointer<fi::Domain> domain;
   RegisteredMemory spans;  // empty where regions belong to endpoints
+  LateMemory late;
 };
 std::shared_ptr<LibfabricDomain> open_domain(const Provider& provider);
-// Registers settings.local in `domain`, bound to `endpoint` unless it is null. Throws std::runtime_error with the span,
+// Registers settings.local but its late span in `domain`, bound to `endpoint` unless it is null. Throws std::runtime_error with the span,
 // how it was tried and the error; says in `notes` how each span was registered.
 RegisteredMemory register_spans(const Provider& provider, fi::Domain& domain, fi::Endpoint* endpoint,
                                 const TransportSettings& settings, std::vector<Note>* notes);

@@ -150,7 +150,7 @@ std::vector<Note> notes_of(const fi::Info& info, const ProviderLimits& l, const 
   const u32 v = info.fabric_attr->prov_version;
   const u64 most = l.max_message;
   std::vector<Note> notes;
-  notes.push_back({"libfabric " + fi::version_text(fi::library().release) + ", provider " + l.name + " " +
+  notes.push_back({"libfabric " + fi::version_text(fi::library().release) + ", provider " + l.form + " " +
                        fi::version_text(v) + ", device " + l.device,
                    "asked for " + asked});
   notes.push_back({"memory registration: " + mr_mode_text(l.mr_mode),
@@ -181,6 +181,8 @@ ProviderLimits limits_of(const fi::Info& info) {
   ProviderLimits l;
   const fi::DomainAttr& d = *info.domain_attr;
   l.name = name_of(info);
+  const std::string fabric = info.fabric_attr->name ? info.fabric_attr->name : "";
+  l.form = fabric.starts_with(l.name + "-") ? fabric : l.name;
   l.device = d.name ? d.name : "";
   l.max_message = info.ep_attr->max_msg_size;
   l.inject_bytes = info.tx_attr->inject_size;
@@ -197,6 +199,10 @@ ProviderLimits limits_of(const fi::Info& info) {
   // Where registering costs nothing (software), sharing a domain only shares its lock.
   l.domain_per_lane = d.threading == fi::kThreadDomain || (d.mr_mode & fi::kMrAllocated) == 0;
   return l;
+}
+
+bool ProviderLimits::registers_at_once() const {
+  return (mr_mode & fi::kMrLocal) != 0 && (domain_per_lane || (mr_mode & fi::kMrEndpoint) != 0);
 }
 
 std::string limits_problem(const ProviderLimits& l) {

@@ -29,15 +29,19 @@ void LibfabricTransport::open_lanes(const std::string& device, const LibfabricTu
   notes_.insert(notes_.end(), provider.notes.begin(), provider.notes.end());
   const SourceForm form = source_form_of(provider.limits);
   if (first == 0) {
-    address_.provider = provider.limits.name;
+    address_.provider = provider.limits.form;
     address_.source_form = form;
   }
+  if (settings_.fabric.late_span >= 0 && provider.limits.registers_at_once())
+    throw std::runtime_error("libfabric: provider " + provider.limits.form +
+                             ": memory is registered only when lanes are made");
   const bool by_endpoint = (provider.limits.mr_mode & fi::kMrEndpoint) != 0;
   std::shared_ptr<LibfabricDomain> domain;
   for (std::size_t i = first; i < lanes_.size(); i += num_devices) {
     std::vector<Note>* notes = i == first ? &notes_ : nullptr;
     if (!domain || provider.limits.domain_per_lane) {
       domain = open_domain(provider);
+      domains_.push_back({provider.limits, domain});
       if (!by_endpoint) domain->spans = register_spans(provider, *domain->domain, nullptr, settings_, notes);
     }
     auto endpoint = std::make_unique<LibfabricEndpoint>(provider, domain, settings_, notes);
@@ -57,6 +61,12 @@ void LibfabricTransport::open_lanes(const std::string& device, const LibfabricTu
     MailboxSlot *inbox = endpoint->inbox(), *outbox = endpoint->outbox();
     lanes_[i] = std::make_unique<LibfabricLane>(shape, std::move(endpoint), inbox, outbox);
   }
+}
+
+void LibfabricTransport::admit(u64 bytes) {
+  if (settings_.fabric.late_span < 0) return;
+  const Span& span = settings_.local.spans()[static_cast<std::size_t>(settings_.fabric.late_span)];
+  for (Opened& o : domains_) o.domain->late.admit(o.limits, *o.domain->domain, span, bytes);
 }
 
 void LibfabricTransport::add_peer(u32 peer, const std::string& text) {

@@ -21,6 +21,7 @@ class LibfabricTransport final : public Transport {
   std::string local_address() override { return address_.text(); }
   void connect(const std::vector<std::string>& addresses) override;
   Lane& lane(u32 index) override { return *lanes_.at(index); }
+  void admit(u64 bytes) override;
   std::vector<Note> notes() const override { return notes_; }
   const LibfabricHandshakeCounters& handshake_counters() const { return handshake_counters_; }
 
@@ -31,6 +32,11 @@ class LibfabricTransport final : public Transport {
   TransportSettings settings_;
   std::vector<Note> notes_;
   LibfabricAddress address_;
+  struct Opened {
+    ProviderLimits limits;
+    std::shared_ptr<LibfabricDomain> domain;
+  };
+  std::vector<Opened> domains_;
   std::vector<std::unique_ptr<LibfabricLane>> lanes_;
   LibfabricHandshakeCounters handshake_counters_;
   bool connected_ = false;

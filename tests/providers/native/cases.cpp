@@ -1,6 +1,7 @@
 // The contract of the transports over a provider's own library, and what the box has to say about it.
 #include <cstdio>
 #include <cstdlib>
+#include <cstring>
 #include <thread>
 
 #include "native/check.h"
@@ -148,6 +149,71 @@ TEST(provider_read_before_arrivals) {
   });
   contract::random_writes(f, Shape{.num_ranks = 2}, 400, 5000, 8);
   none_found();
+}
+
+// Memory that only sends is written from as far as it was admitted, and further once more is.
+TEST(provider_late_memory_is_written_from) {
+  if (!refusal().empty()) return;
+  constexpr u64 kFar = 1ull << 40, kLate = 1 << 20;
+  const auto late = Segment::create("late", kLate);
+  u8* const rows = static_cast<u8*>(late->data());
+  const contract::Family f = family();
+  contract::Family with_late = f;
+  with_late.make = [&](TransportSettings s) {
+    s.fabric.late_span = static_cast<int>(s.local.spans().size());
+    s.local.add(Span{kFar, kLate, rows});
+    return f.make(s);
+  };
+  contract::Group g(with_late, Shape{});
+  u64 id = 0;
+  Arrival a[4];
+  for (const u64 at : {u64{0}, u64{128} << 10, kLate - 64}) {
+    std::memset(rows + at, static_cast<int>(at >> 10) + 1, 64);
+    g.transports[0]->admit(at + 64);
+    const WriteRequest w{1, 5, rows + at, contract::Group::kBase, 64, 1};
+    CHECK_EQ(g.lane(0).post(std::span(&w, 1)), 1u);
+    g.lane(0).flush();
+    CHECK(contract::poll_until([&] {
+      for (u32 r = 0; r < 2; ++r) g.lane(r).poll_arrivals(a);
+      return g.lane(0).poll_completions(std::span(&id, 1)) == 1;
+    }));
+    CHECK_EQ(std::memcmp(g.memory(1), rows + at, 64), 0);
+  }
+  none_found();
+}
+
+// Of memory that no NIC knows, behind a write that may have begun a doorbell's session: the session ends all the same.
+TEST(provider_a_refused_write_ends_no_session_half_way) {
+  if (!refusal().empty()) return;
+  if (libfabric_under_test() && fi::library().release < fi::version(2, 1)) return;  // it takes memory of any kind
+  static std::vector<u8> unknown(Shape{}.region_bytes);
+  contract::Group g(family(), Shape{});
+  const WriteRequest both[] = {{1, 5, contract::random_bytes(), contract::Group::kBase, 64, 1},
+                               {1, 6, unknown.data(), contract::Group::kBase, unknown.size(), 2}};
+  u64 ids[4];
+  Arrival a[4];
+  g.lane(0).post(std::span(both).first(1));
+  g.lane(0).flush();
+  CHECK(contract::poll_until([&] { return g.lane(1).poll_arrivals(a) == 1; }));  // so a completion waits, too
+  g.lane(0).post(both);
+  g.lane(0).flush();
+  PeerEvent e{};
+  CHECK(contract::poll_until([&] {
+    for (u32 r = 0; r < 2; ++r) g.lane(r).poll_arrivals(a);
+    g.lane(0).poll_completions(ids);
+    return g.lane(0).poll_events(std::span(&e, 1)) == 1;
+  }));
+  CHECK_EQ(e.peer, 1u);
+  none_found();
+}
+
+// From libfabric 2.1 on its efa provider has a form that hands each write to the device as it is, and offers it first.
+TEST(provider_libfabric_takes_the_direct_form) {
+  if (!libfabric_under_test()) return;
+  const auto segment = Segment::create("form", Shape{}.region_bytes);
+  const auto transport = family().make(contract::settings_for(Shape{}, 0, *segment));
+  const std::string said = transport->notes().at(0).choice;
+  CHECK_EQ(said.find("provider efa-direct") != std::string::npos, fi::library().release >= fi::version(2, 1));
 }
 
 // Who comes late has been greeted by then, and is greeted again: each rank hears one write of the other's, and no more.

@@ -70,6 +70,32 @@ void exchange(const std::string& provider) {
 
 }  // namespace
 
+// From its beginning on each time, and twice as far at least; what is under way keeps the registration that it had.
+TEST(libfabric_endpoint_late_memory_follows_what_is_asked_for) {
+  if (unavailable("tcp")) return;
+  constexpr u64 kBytes = 300000;
+  std::vector<u8> rows(kBytes);
+  const Provider provider = choose_provider(settings_of("tcp"), "");
+  const auto domain = open_domain(provider);
+  const Span span{1ull << 40, kBytes, rows.data()};
+  LateMemory late;
+  void* descriptor = nullptr;
+  const auto reaches = [&](u64 bytes) { return late.describe(rows.data() + bytes - 1, 1, &descriptor); };
+  CHECK(!reaches(1));
+  late.admit(provider.limits, *domain->domain, span, 1);
+  CHECK(reaches(1 << 16) && !reaches((1 << 16) + 1) && !late.describe(rows.data() - 1, 1, &descriptor));
+  late.admit(provider.limits, *domain->domain, span, (1 << 16) + 1);
+  CHECK(reaches(1 << 17) && !reaches((1 << 17) + 1));
+  CHECK(late.describe(rows.data(), 1 << 17, &descriptor));  // in one
+  late.admit(provider.limits, *domain->domain, span, kBytes);
+  CHECK(late.describe(rows.data(), kBytes, &descriptor));
+  std::string refused;
+  try {
+    late.admit(provider.limits, *domain->domain, span, kBytes + 1);
+  } catch (const std::runtime_error& e) { refused = e.what(); }
+  CHECK(refused.find("300001 bytes of a span of 300000") != std::string::npos);
+}
+
 TEST(libfabric_endpoint_writes_with_data_over_tcp) {
   if (!unavailable("tcp")) exchange("tcp");
 }

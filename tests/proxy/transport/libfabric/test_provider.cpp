@@ -51,6 +51,30 @@ std::string refusal(const TransportSettings& s, const std::string& device) {
 
 }  // namespace
 
+// Two forms of a provider do not understand each other; which one it is, is the name of its fabric.
+TEST(libfabric_provider_a_form_has_a_name_of_its_own) {
+  Answer a;
+  CHECK_EQ(a.limits().form, std::string("made"));
+  char direct[] = "made-direct", network[] = "192.168.0.0/16";
+  a.fabric.name = direct;
+  CHECK_EQ(a.limits().form, std::string("made-direct"));
+  a.fabric.name = network;
+  CHECK_EQ(a.limits().form, std::string("made"));
+}
+
+// A registration may be made beside lanes that work, unless sources need one and a domain belongs to a lane.
+TEST(libfabric_provider_registers_at_once_where_it_must) {
+  Answer a;
+  CHECK(!a.limits().registers_at_once());
+  a.domain.mr_mode = fi::kMrAllocated | fi::kMrLocal;
+  CHECK(!a.limits().registers_at_once());
+  a.domain.threading = fi::kThreadDomain;
+  CHECK(a.limits().registers_at_once());
+  a.domain.threading = fi::kThreadCompletion;
+  a.domain.mr_mode |= fi::kMrEndpoint;
+  CHECK(a.limits().registers_at_once());
+}
+
 TEST(libfabric_provider_limits_are_read) {
   Answer a;
   CHECK_EQ(limits_problem(a.limits()), std::string());
