@@ -69,7 +69,9 @@ def check_matrix(name: str, value: Any, dtypes: tuple[torch.dtype, ...], columns
 
 
 def _refuse_matrix(name: str, value: Any, dtypes: tuple[torch.dtype, ...]) -> NoReturn:
-    refuse(name, value, f"a contiguous 2-D tensor of {one_of(str(d) for d in dtypes)}")
+    other = isinstance(value, Tensor) and value.dim() == 2 and value.is_floating_point() and value.dtype not in dtypes
+    hint = f"Call .to({dtypes[0]}) on it." if other and len(dtypes) == 1 and dtypes[0].is_floating_point else ""
+    refuse(name, value, f"a contiguous 2-D tensor of {one_of(str(d) for d in dtypes)}", hint)
 
 
 def check_out(name: str, value: Any, shape: tuple[int, int], dtype: torch.dtype, **read: Tensor | None) -> Tensor:

@@ -24,7 +24,7 @@ def test_checks_matrix_returns_the_tensor_itself() -> None:
         (None, ["; got None.", "torch.bfloat16"]),
         ([[1.0]], ["; got [[1.0]]."]),
         (torch.zeros(3, dtype=torch.bfloat16), ["(3,)", "2-D"]),
-        (torch.zeros(3, 4), ["(3, 4), torch.float32", "torch.bfloat16"]),
+        (torch.zeros(3, 4), ["(3, 4), torch.float32", "torch.bfloat16", "Call .to(torch.bfloat16) on it."]),
         (torch.zeros(4, 3, dtype=torch.bfloat16).T, ["strides (1, 3)", "contiguous"]),
         (torch.zeros(3, 5, dtype=torch.bfloat16), ["(3, 5)", "4 columns"]),
     ],

@@ -184,11 +184,12 @@ def exchange(group: Group, blob: Blob) -> list[Blob]:
 
 def _lost(blob: Hello | Deal | Endpoints | Ready, error: Exception) -> PeerLost:
     """The group's failure in an exchange. What this rank itself could not do is the better reason, if there is one."""
-    said = f"{type(error).__name__}: {error}"
-    phase = f"start-up, exchange of {type(blob).__name__} ({said})"
+    said = _brief(f"{type(error).__name__}: {error}".removesuffix(": "), str)
+    phase = f"start-up, exchange of {type(blob).__name__}"
     if blob.error:
         phase += f", after this rank's own failure ({blob.error})"
-    return PeerLost(rank=blob.rank, phase=phase)
+    reason = f"a rank ended or failed before this Buffer was made, and its own error says why (the group says: {said})"
+    return PeerLost(rank=blob.rank, phase=phase, reason=reason)
 
 
 def compare_settings(hellos: Sequence[Hello]) -> None:

@@ -190,7 +190,8 @@ class Session(NoCopies):
         """The error of a loss at start-up. If other ranks have left because they lost a third one, it names that."""
         words = {} if self.agreement_service is None else self.agreement_service.wait_reports(None, _WORDS_S)
         said = "".join(f"; rank {rank} had said: {word.reason}" for rank, word in sorted(words.items()))
-        return PeerLost(rank=self.rank, peer=loss.peer, phase=f"{loss.phase}{said}") if said else loss
+        phase = f"{loss.phase}{said}"
+        return PeerLost(rank=self.rank, peer=loss.peer, phase=phase, reason=loss.reason) if said else loss
 
     def _introduce(self, group: Group, shared: Mapping[str, Any]) -> list[Hello]:
         if not 1 <= self.num_ranks <= _native.MAX_RANKS:

@@ -29,8 +29,8 @@ def native_module() -> Any:
     """
     try:
         return importlib.import_module("uccl_ep._native")
-    except ModuleNotFoundError as error:
+    except ModuleNotFoundError:
         raise ImportError(
             f"{_ROOT}/uccl_ep holds the sources of uccl_ep and no native module, and Python found it before an "
             "installed one: run from another folder, or build it here with `make setup` or `pip install -e .`"
-        ) from error
+        ) from None

@@ -160,7 +160,7 @@ class Throughput:
             self._session.plan.throughput_budget,
             f"at least {needed} ({format_bytes(needed)}) for rows of {row_bytes} bytes on "
             f"{self._session.num_ranks} ranks and {self._session.topology.num_nodes} node(s)",
-            "This Buffer has low-latency memory only: give it num_nvl_bytes too, such as 64 << 20."
+            "This Buffer has no memory for throughput calls: make it with num_nvl_bytes, such as 64 << 20."
             if self._session.plan.throughput_budget == 0
             else "64 << 20 suits most; Config.get_nvl_buffer_size_hint gives a comfortable size.",
         )

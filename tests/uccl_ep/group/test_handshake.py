@@ -5,14 +5,15 @@ from __future__ import annotations
 import dataclasses
 import ipaddress
 import os
-from typing import Any
+import threading
+from typing import Any, cast
 
 import msgpack
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from uccl_ep import SettingsMismatch, ThreadGroup, UcclEpError, run_ranks
+from uccl_ep import PeerLost, SettingsMismatch, ThreadGroup, UcclEpError, run_ranks
 from uccl_ep.group import handshake
 from uccl_ep.group.handshake import (
     Deal,
@@ -141,6 +142,23 @@ def test_handshake_exchange_gives_everybody_everything_by_rank() -> None:
 
     for blobs in run_ranks(3, body):
         assert [(b.rank, b.notes) for b in blobs] == [(r, [f"note {r}"]) for r in range(3)]
+
+
+@pytest.mark.parametrize(
+    "error, said",
+    [(threading.BrokenBarrierError(), "BrokenBarrierError"), (RuntimeError("closed"), "RuntimeError: closed")],
+)
+def test_handshake_a_broken_group_points_at_the_rank_that_broke_it(error: Exception, said: str) -> None:
+    class Broken:
+        def all_gather_object(self, _: object) -> list[object]:
+            raise error
+
+    with pytest.raises(PeerLost) as caught:
+        exchange(cast(Any, Broken()), Ready(1))
+    reason = f"a rank ended or failed before this Buffer was made, and its own error says why (the group says: {said})"
+    assert str(caught.value) == f"an unknown rank lost in start-up, exchange of Ready: {reason}, reported by rank 1"
+    with pytest.raises(PeerLost, match=r"after this rank's own failure \(OSError: full\): a rank ended"):
+        exchange(cast(Any, Broken()), Ready(1, "OSError: full"))
 
 
 def test_handshake_every_rank_raises_what_any_rank_reports() -> None:

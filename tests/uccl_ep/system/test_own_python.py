@@ -46,3 +46,4 @@ def test_a_checkout_without_a_native_module_says_so(tmp_path: Path) -> None:
     assert done.returncode == 1 and done.stderr.splitlines()[-1].startswith(
         f"ImportError: {tmp_path}/uccl_ep holds the"
     )
+    assert done.stderr.count("Traceback") == 1, "what importlib said would be read first, by each of a job's ranks"

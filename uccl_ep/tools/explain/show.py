@@ -18,7 +18,8 @@ def show(story: Story, console: Console, quiet: bool = False) -> None:
     Args:
         quiet: without the table of ranks.
     """
-    console.print(Text(f"job {story.job}: {story.num_ranks} ranks, {len(story.ranks)} records", style="dim"))
+    records = "1 record" if len(story.ranks) == 1 else f"{len(story.ranks)} records"
+    console.print(Text(f"job {story.job}: {story.num_ranks} ranks, {records}", style="dim"))
     for number, sentence in enumerate(tell(story)):
         console.print(
             Text(printable(sentence), style="bold red" if number == 0 and story.root_cause is not None else "")

@@ -21,6 +21,7 @@ def shown(*records: Record) -> str:
 def test_recorder_show_has_a_row_for_every_rank() -> None:
     text = shown(bereaved(0, 2), bereaved(1, 2), bereaved(3, 2))
     assert "job 1234abcd: 4 ranks, 3 records" in text and "Rank 2 was lost." in text
+    assert "job 1234abcd: 4 ranks, 1 record\n" in shown(bereaved(0, 2)).replace(" \n", "\n")
     row = next(line for line in text.splitlines() if line.startswith("│ 2 "))
     assert "lost T+0.000 s" in row and "alpha" in row
     assert text.count("PeerLost") >= 3
