@@ -28,7 +28,7 @@ class Experts(nn.Module):
     def forward(self, rows: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
         """[n, H], [n, 1], [n, 1] -> [n, H]."""
         results = [self.down[e] @ torch.relu(self.up[e] @ row) for row, e in zip(rows, ids[:, 0].tolist(), strict=True)]
-        return 2 * torch.stack(results) * weights if results else torch.zeros_like(rows)
+        return 8 * torch.stack(results) * weights if results else torch.zeros_like(rows)
 
 
 class Layer(nn.Module):
