@@ -69,11 +69,7 @@ class Standby:
         self._built, self._known = threading.Event(), threading.Event()
         self._outcome = _Outcome(0, None)
         self._left: frozenset[int] = frozenset()
-        if group is None:
-            self._built.set()
-        else:
-            threading.Thread(target=self._build, args=(group,), name="uccl-ep-next-life", daemon=True).start()
-        threading.Thread(target=self._decide, name="uccl-ep-change", daemon=True).start()
+        threading.Thread(target=self._decide, args=(group,), name="uccl-ep-change", daemon=True).start()
 
     # ---- for the Buffer --------------------------------------------------------------------------------------------
 
@@ -154,8 +150,12 @@ class Standby:
         if unwanted is not None:
             _end(unwanted)
 
-    def _decide(self) -> None:
+    def _decide(self, group: Group | None) -> None:
         try:
+            if group is None:
+                self._built.set()
+            else:
+                threading.Thread(target=self._build, args=(group,), name="uccl-ep-next-life", daemon=True).start()
             self._outcome = self._agree()
         except UcclEpError as error:
             self._outcome = _Outcome(0, error)
