@@ -55,7 +55,7 @@ inline constexpr u64 kRandomBytes = 1 << 21;
 u8* source_bytes();
 inline constexpr u64 kSourceBytes = (1 << 24) + 4096;
 
-// Polls both ends of a pair until `done`; false after ten seconds.
+// Polls both ends of a pair until `done`; false after ten seconds of this thread's work, or fifty by the clock.
 bool poll_until(const std::function<bool()>& done);
 
 // The checks. Each throws check::Failure.
