@@ -158,7 +158,7 @@ class Machine:
         )
 
     def close(self) -> None:
-        """Ends it; nothing may be running. Also at the end of whoever holds it, as a launch under way does. Idempotent."""
+        """Ends it; nothing may be running. Also when nobody holds it, as a launch does. Idempotent."""
         machine, self._machine = self._machine, None
         if machine is not None:
             self._calls.ptx_close(machine)
