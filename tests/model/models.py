@@ -54,6 +54,7 @@ QUIET = (
 BARRIER = ("barrier_orders_data", "nobody_leaves_before_all_entered", "progress")
 RECOVER = ("never_two_groups", "nobody_is_refused_in_a_group_that_goes_on", "progress")
 AGREED_MASKS = ("ranks_that_keep_each_other_mask_alike", "progress")
+MEMBERS = ("one_life_in_every_step", "nobody_is_past_the_agreed_step", "progress")
 
 # What only dispatches, with two outstanding, is where announcements are needed.
 _DISPATCHES = ("ORDER=0", "SENDS=3")
@@ -83,6 +84,10 @@ MODELS = (
     Model("recover, 4 ranks", "recover.pml", ("RANKS=4", "DEATHS=0", "GENERATIONS=1"), RECOVER),
     Model("agreed masks, 3 ranks, 2 deaths", "agreed_masks.pml", ("DEATHS=2",), AGREED_MASKS, quick=True),
     Model("agreed masks, 4 ranks", "agreed_masks.pml", ("RANKS=4", "DEATHS=0"), AGREED_MASKS),
+    Model("members, 3 ranks, 2 steps", "members.pml", ("STEPS=2",), MEMBERS, quick=True),
+    Model("members, 3 ranks, 3 steps", "members.pml", (), MEMBERS),
+    Model("members, 3 ranks, 2 deaths", "members.pml", ("STEPS=2", "DEATHS=2"), MEMBERS),
+    Model("members, 2 ranks, pledges 2 ahead", "members.pml", ("RANKS=2", "STEPS=4", "AHEAD=2"), MEMBERS),
 )  # fmt: skip
 
 BUGS = (
@@ -139,4 +144,9 @@ BUGS = (
     Bug("BUG_SUSPECTS_DECIDE", "agreed_masks.pml", ("ranks_that_keep_each_other_mask_alike",)),
     Bug("BUG_OLD_CONFIRMATIONS_COUNT", "agreed_masks.pml", ("ranks_that_keep_each_other_mask_alike",)),
     Bug("BUG_NOBODY_IS_GIVEN_UP", "agreed_masks.pml", ("progress",)),
+    Bug("BUG_PASSES_ITS_PLEDGE", "members.pml", ("one_life_in_every_step",)),
+    Bug("BUG_LOWEST_PLEDGE", "members.pml", ("nobody_is_past_the_agreed_step",)),
+    Bug("BUG_OWN_BUILD_DECIDES", "members.pml", ("one_life_in_every_step",)),
+    Bug("BUG_ANSWERS_NO_MORE", "members.pml", ("one_life_in_every_step",)),
+    Bug("BUG_THE_DEAD_ARE_WAITED_FOR", "members.pml", ("progress",)),
 )  # fmt: skip

@@ -153,6 +153,7 @@ class Server:
         begin = time.monotonic()
         keep = self.text.advance(self.model)
         while (masked := self.buffer.agree_on_masks()) != self.masked:
+            what = DEATH
             self.place(masked)
             keep = self.text.advance(self.model)
         keep()
@@ -246,6 +247,8 @@ class Story:
         ]
         for what in (USUAL, FIRST, DEATH, *CHANGES.values(), SLEEP):
             taken = [(s, inside, r.seat) for r in self.reports for w, s, inside in r.steps if w == what]
+            if not taken:
+                continue
             longest, _, seat = max(taken)
             inside, median = max(i for _, i, _ in taken), statistics.median(s for s, *_ in taken)
             steps = max(sum(w == what for w, *_ in r.steps) for r in self.reports)
