@@ -210,7 +210,8 @@ class Side {
     std::string out = "[";
     for (const PeerEvent& e : events_)
       out += (out.size() > 1 ? ", " : "") + std::string("{\"peer\": ") + std::to_string(e.peer) +
-             ", \"fault\": " + std::to_string(static_cast<u32>(e.fault)) + ", \"code\": " + std::to_string(e.code) +
+             ", \"fault\": " + std::to_string(static_cast<u32>(e.fault)) +
+             ", \"code\": " + std::to_string(without_nic(e.code)) +
              ", \"text\": " + quoted(explain_code(options_.text("family"), e.code)) +
              ", \"after_s\": " + std::to_string(since(begin)) + "}";
     events_.clear();
