@@ -7,7 +7,6 @@ what `uccl_ep.reference.calls` computes; tests hold the two together row by row.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any, ClassVar
@@ -147,7 +146,7 @@ class Buffer(MemberChanges, BranchCalls, NoCopies):
         if getattr(self, "runtime", None) is None:
             return
         if self.explicitly_destroy and not self._owner.elsewhere:
-            warnings.warn("uccl_ep.Buffer was made with explicitly_destroy=True but never destroyed", stacklevel=1)
+            process_end.warn_forgotten("Buffer")
         self.destroy()
 
     @property

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 from math import prod
 from typing import Any
@@ -165,7 +164,7 @@ class BucketBuffer(BufferBase):
         if getattr(self, "contexts", None) is None:
             return
         if self.explicitly_destroy and not self._owner.elsewhere:
-            warnings.warn("uccl_ep.BucketBuffer: explicitly_destroy=True but never destroyed", stacklevel=1)
+            process_end.warn_forgotten("BucketBuffer")
         self._end()
 
     def _living(self) -> list[BucketContext]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -144,7 +143,7 @@ class ElasticBuffer(IntoCalls, NoCopies):
         if getattr(self, "runtime", None) is None:
             return
         if self.explicitly_destroy and not self._owner.elsewhere:
-            warnings.warn("uccl_ep.ElasticBuffer: explicitly_destroy=True but never destroyed", stacklevel=1)
+            process_end.warn_forgotten("ElasticBuffer")
         self._end()
 
     @in_turn("pause")

@@ -45,6 +45,11 @@ def shorten(explain: Callable[[], bool]) -> None:
     sys.excepthook = print_uncaught
 
 
+def ends_by_an_error() -> bool:
+    """Whether nobody has caught an error, so that the program ends by it."""
+    return _uncaught is not None
+
+
 def last_words() -> str:
     """The error by which this rank leaves, on one line: one that is under way, or that nobody has caught. Empty where
     there is none, and where the error only says that another rank is gone."""

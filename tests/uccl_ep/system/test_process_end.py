@@ -43,6 +43,14 @@ def test_process_end_a_program_that_destroys_nothing_ends(ending: str) -> None:
     assert said == (["ValueError: of the program"] if "Value" in ending else []), done.stderr
 
 
+@pytest.mark.parametrize("ending", ["", "raise ValueError('of the program')"])
+def test_process_end_an_error_is_not_followed_by_what_it_kept_from_being_destroyed(ending: str) -> None:
+    program = "import uccl_ep\nb = uccl_ep.Buffer(uccl_ep.ThreadGroup.create(1)[0], 1 << 20, explicitly_destroy=True)\n"
+    done = subprocess.run([sys.executable, "-c", program + ending], capture_output=True, text=True, timeout=100)
+    assert ("never destroyed" in done.stderr) == (not ending), done.stderr
+    assert ("ValueError: of the program" in done.stderr) == bool(ending), done.stderr
+
+
 def test_process_end_what_cannot_end_with_the_process_does_not_keep_others(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(process_end, "_forgotten", weakref.WeakSet())
     told: list[BaseException] = []
