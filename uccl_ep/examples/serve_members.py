@@ -7,8 +7,7 @@ ranks. One process kills itself in the middle of a step; the others mask it by a
 the other replicas. It is replaced, two more join, one leaves, and all sleep and wake up. Every token is compared with
 those of one process that nothing happens to, and a table says how long whom stood still.
 
-To copy: `StoreGroup`, with which processes of different ages meet; `Replicated`, which places replicas; and
-`Server.step` and `Server.change`, a server's loop.
+To copy: `Replicated`, which places replicas, and `Server.step` and `Server.change`, a server's loop.
 """
 
 from __future__ import annotations
@@ -16,7 +15,6 @@ from __future__ import annotations
 import argparse
 import multiprocessing
 import os
-import pickle
 import signal
 import statistics
 import time
@@ -33,6 +31,7 @@ from torch import Tensor, nn
 from uccl_ep import Buffer
 from uccl_ep.examples.expert_parallel import ExpertParallel
 from uccl_ep.examples.small_moe import EXPERTS, HIDDEN, LENGTH, REQUESTS, Model, Text, undisturbed
+from uccl_ep.group.store_group import StoreGroup
 
 REPLICAS, DIES, LEAVES = 2, 2, 3  # of each expert; seats
 GROUPS: dict[str, tuple[int, ...]] = {
@@ -44,31 +43,6 @@ GROUPS: dict[str, tuple[int, ...]] = {
 """The seats of each group by rank. A seat is a place in the server: its rank may change."""
 USUAL, FIRST, DEATH, SLEEP = "as usual", "a process's first step", "a rank dies and is masked", "all sleep and wake up"
 CHANGES = {"replaced": "it is replaced", "grown": "two join", "smaller": "one leaves"}
-
-
-class StoreGroup:
-    """A group of processes that know its name: what a Buffer asks of one, over a torch Store that all can reach.
-
-    Args:
-        store: a connection of its own, since a thread waits in it.
-        name: of which no two groups have the same. rank, size: of this process there.
-    """
-
-    def __init__(self, store: Any, name: str, rank: int, size: int) -> None:
-        self._store, self._name, self._rank, self._size = store, name, rank, size
-        self._exchanges = 0
-
-    def rank(self) -> int:
-        return self._rank
-
-    def size(self) -> int:
-        return self._size
-
-    def all_gather_object(self, value: Any) -> list[Any]:
-        self._exchanges += 1
-        keys = [f"{self._name}/{self._exchanges}/{rank}" for rank in range(self._size)]
-        self._store.set(keys[self._rank], pickle.dumps(value))
-        return [pickle.loads(self._store.get(key)) for key in keys]
 
 
 # ---- a rank --------------------------------------------------------------------------------------------------------
@@ -137,7 +111,9 @@ class Server:
 
     def group(self, name: str) -> StoreGroup | None:
         seats = GROUPS[name]
-        return StoreGroup(self.connect(), name, seats.index(self.seat), len(seats)) if self.seat in seats else None
+        if self.seat not in seats:
+            return None
+        return StoreGroup(self.connect(), seats.index(self.seat), len(seats))
 
     @staticmethod
     def size(ranks: int) -> int:

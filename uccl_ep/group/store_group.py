@@ -35,7 +35,8 @@ class Store(Protocol):
 
 
 class StoreGroup:
-    """The ranks `members` of `size`, which meet in a torch.distributed.Store. Making one is collective among them.
+    """The ranks `members` of `size`, which meet in a torch.distributed.Store. Making one waits for nobody; the first
+    exchange waits until all members have come to theirs.
 
     Args:
         store: one that all members reach.
@@ -48,7 +49,6 @@ class StoreGroup:
         absent: numbers below `size` of ranks that take no part; a Buffer masks them.
 
     Raises:
-        PeerTimeout: a member did not come within timeout_s.
         InvalidArgument: members that cannot be.
     """
 
@@ -60,8 +60,7 @@ class StoreGroup:
         if rank not in self._members or not 0 <= self._members[0] <= self._members[-1] < size:
             refuse("members", members, f"ranks of 0 to {size - 1}, {rank} among them")
         self.absent = frozenset(range(size)) - frozenset(self._members)
-        self._exchanges = 0
-        self._name = self._meet()
+        self._exchanges, self._name = 0, ""
 
     def rank(self) -> int:
         """This rank's number."""
@@ -84,6 +83,7 @@ class StoreGroup:
         Raises:
             PeerTimeout: a member did not come in time.
         """
+        self._name = self._name or self._meet()
         self._exchanges += 1
         name = f"{self._name}/{self._exchanges}"
         self._store.set(f"{name}/{self._rank}", msgpack.packb(value, use_bin_type=True))

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import threading
 from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
-from torch import distributed
 
 from uccl_ep import Buffer
 from uccl_ep.examples import serve_members as story
@@ -45,19 +43,3 @@ def test_examples_serve_members_route_every_expert_to_a_rank_that_lives(ranks: i
             share = layer.slots(ranks) // ranks
             assert [slot % EXPERTS for slot in layer.route.tolist()] == list(range(EXPERTS))
             assert all(slot // share != lost for slot in layer.route.tolist())
-
-
-def test_examples_serve_members_group_exchanges_over_a_store() -> None:
-    store, found = distributed.HashStore(), {}
-
-    def run(rank: int) -> None:
-        group = story.StoreGroup(store, "name", rank, 3)
-        assert (group.rank(), group.size()) == (rank, 3)
-        found[rank] = [group.all_gather_object((rank, exchange)) for exchange in range(2)]
-
-    threads = [threading.Thread(target=run, args=(rank,)) for rank in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert found == dict.fromkeys(range(3), [[(rank, exchange) for rank in range(3)] for exchange in range(2)])

@@ -62,9 +62,11 @@ def test_store_group_names_who_does_not_come() -> None:
     with pytest.raises(
         PeerTimeout, match=r"rank 1 timed out in the start of a group.*rank\(s\) 1, 3 of members 0, 1, 3"
     ):
-        StoreGroup(HashStore(), 0, 4, [0, 1, 3], timeout_s=0.05)
+        StoreGroup(HashStore(), 0, 4, [0, 1, 3], timeout_s=0.05).all_gather_object(None)
     store = HashStore()
-    group = _together(*(lambda r=r: StoreGroup(store, r, 2, timeout_s=30) for r in range(2)))[0]
+    groups = [StoreGroup(store, rank, 2, timeout_s=30) for rank in range(2)]
+    _together(*(lambda g=g: g.all_gather_object(None) for g in groups))
+    group = groups[0]
     group._timeout_s = 0.05
     with pytest.raises(PeerTimeout, match="rank 1 timed out") as late:
         group.all_gather_object(1)
@@ -73,7 +75,7 @@ def test_store_group_names_who_does_not_come() -> None:
 
 def test_store_group_of_other_numbers() -> None:
     store = HashStore()
-    group = _together(*(lambda r=r: StoreGroup(store, r, 4, [0, 1], timeout_s=30) for r in range(2)))[0]
+    group = StoreGroup(store, 0, 4, [0, 1])
     assert group.absent == {2, 3} and group.sized(3) is group
     assert (group.size(), group.absent) == (3, frozenset({2}))
     assert_refused(lambda: group.sized(1), ["size", "above 1"])
