@@ -34,6 +34,7 @@ _LIBFABRIC_CASES = (  # README.md says which others there are
     "provider_out_of_bounds",
     "provider_refused_requests",
     "provider_connect_twice",
+    "provider_a_receiver_that_lags_loses_nothing",
     "provider_late_memory_is_written_from",
     "provider_a_refused_write_ends_no_session_half_way",
     "provider_a_late_rank_is_greeted_once",

@@ -17,7 +17,8 @@ namespace uccl {
 namespace {
 
 constexpr std::size_t kEventsPerRead = 64;
-constexpr std::size_t kMostQueueEntries = 1 << 16;
+constexpr std::size_t kLeastQueueEntries = 4096, kMostQueueEntries = 1 << 16;
+constexpr std::size_t kWindowsOfLag = 4;
 constexpr int kKeyAttempts = 16;
 constexpr u64 kLatePage = 1 << 16;
 
@@ -164,9 +165,10 @@ LibfabricEndpoint::LibfabricEndpoint(const Provider& provider, std::shared_ptr<L
   addresses_.reset(addresses);
 
   fi::CqAttr cq{};
-  // Everything that may be open both ways, and never more than providers are known to take.
-  const std::size_t both_ways = 2 * static_cast<std::size_t>(settings.max_in_flight) * settings.num_ranks;
-  cq.size = std::clamp<std::size_t>(both_ways, 1024, kMostQueueEntries);
+  // What may be open, and arrivals of a receiver that lags: efa-direct's device acknowledges them before anybody polls, and
+  // writes over what was not read. Never more than providers are known to take.
+  const std::size_t open = static_cast<std::size_t>(settings.max_in_flight) * settings.num_ranks;
+  cq.size = std::clamp<std::size_t>((1 + kWindowsOfLag) * open, kLeastQueueEntries, kMostQueueEntries);
   cq.format = fi::kCqFormatData;
   cq.wait_obj = fi::kWaitNone;
   fi::CompletionQueue* queue = nullptr;

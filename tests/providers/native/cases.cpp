@@ -1,4 +1,6 @@
 // The contract of the transports over a provider's own library, and what the box has to say about it.
+#include <sched.h>
+
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -179,6 +181,35 @@ TEST(provider_late_memory_is_written_from) {
     }));
     CHECK_EQ(std::memcmp(g.memory(1), rows + at, 64), 0);
   }
+  none_found();
+}
+
+// A device acknowledges before software polls, so many windows may have come by then; all of them are told.
+TEST(provider_a_receiver_that_lags_loses_nothing) {
+  if (!refusal().empty()) return;
+  constexpr u32 kWrites = 1500, kIdle = 20000;  // polls until the receiver is what its sender waits for
+  contract::Group g(family(), Shape{});
+  const WriteRequest w{1, 5, contract::random_bytes(), contract::Group::kBase, 64, 1};
+  u32 posted = 0, done = 0, arrived = 0;
+  Arrival a[16];
+  const auto send = [&] {
+    u64 ids[16];
+    for (u32 i = 0; i < 16 && posted < kWrites; ++i) posted += static_cast<u32>(g.lane(0).post(std::span(&w, 1)));
+    g.lane(0).flush();
+    g.lane(0).poll_arrivals(a);
+    return static_cast<u32>(g.lane(0).poll_completions(ids));
+  };
+  for (u32 idle = 0; done != kWrites && idle != kIdle; ++idle) {
+    const u32 n = send();
+    done += n;
+    if (n != 0) idle = 0;
+    sched_yield();
+  }
+  CHECK(contract::poll_until([&] {
+    done += send();
+    arrived += static_cast<u32>(g.lane(1).poll_arrivals(a));
+    return done == kWrites && arrived == kWrites;
+  }));
   none_found();
 }
 
