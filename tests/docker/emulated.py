@@ -33,6 +33,7 @@ TOOLS = ("apt-get", "dpkg", QEMU, "aarch64-linux-gnu-g++")
 PYTHONS = {"bookworm": "3.11", "sid": "3.14"}
 TORCH = {"3.11": "2.8.0", "3.14": "2.9.1"}  # of those with a wheel for that Python, the newest without CUDA
 BUILDERS = {"3.11": ("3.11",), "3.14": ("3.14", "3.13", "3.12")}  # from 3.12 on one wheel serves all that follow
+SMALL = "--steps 2 --hidden 64 --experts 8 --topk 2".split()  # else each rank computes for minutes
 LIMIT_S = 1800
 _APT = """\
 APT::Architecture "arm64"; APT::Architectures {{"arm64";}}; APT::Install-Recommends "false"; APT::Sandbox::User "root";
@@ -93,7 +94,10 @@ def unpack_python(suite: str, folder: Path) -> Path:
     keys = "/usr/share/keyrings/debian-archive-keyring.gpg"
     (apt / "sources.list").write_text(f"deb [signed-by={keys}] {mirror} {suite} main\n", encoding="utf-8")
     run(["apt-get", "update", "-qq"], APT_CONFIG=str(apt / "apt.conf"))
-    run(["apt-get", "install", "-qq", "--download-only", "--yes", "python3"], APT_CONFIG=str(apt / "apt.conf"))
+    run(
+        ["apt-get", "install", "-qq", "--download-only", "--yes", "python3", "libstdc++6"],
+        APT_CONFIG=str(apt / "apt.conf"),
+    )
     target = folder / "unpacking"
     shutil.rmtree(target, ignore_errors=True)
     for package in sorted((apt / "cache/archives").glob("*.deb")):
@@ -168,7 +172,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     middle, before = time.monotonic(), _processor_s()
     said = "import platform, sys; assert platform.machine() == sys.argv[1]; print(platform.machine(), sys.version)"
     run([command, "-c", said, MACHINE], folder, **told)
-    for words in (["version"], ["demo", *(demo or ["--steps", "4"])]):
+    for words in (["version"], ["demo", *(demo or SMALL)]):
         run([command, "-m", "uccl_ep", *words], folder, **told)
     end, after = time.monotonic(), _processor_s()
     print(f"made in {middle - begin:.0f} s ({before:.0f} s of processors), ", end="")
