@@ -26,7 +26,7 @@ NATIVE_DIRS := $(shell find proxy kernels -type d)
 CHECKED_CPP = $(shell find proxy kernels tests bench -type f \( -name "*.h" -o -name "*.cpp" \) 2>/dev/null)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo quick test test-native test-sanitize test-arm test-slow test-compile test-ptx test-rdma test-providers test-integrations test-vllm serve-demo prove bench docs doctor tour wheel lint format stub clean
+.PHONY: help setup demo quick test test-native test-sanitize test-arm demo-arm test-slow test-compile test-ptx test-rdma test-providers test-integrations test-vllm serve-demo prove bench docs doctor tour wheel lint format stub clean
 
 help: ## this list
 	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /|/' | awk -F'|' '{printf "  make %-18s %s\n", $$1, $$2}'
@@ -114,6 +114,10 @@ test-sanitize: $(VENV)/.stamp-native ## the native tests under ThreadSanitizer, 
 test-arm: $(VENV)/.stamp-native ## the native tests, compiled for 64-bit ARM and run in an emulator (docker/install.sh arm)
 	$(SAY) "pytest: native tests for aarch64, under QEMU"
 	@$(PYTEST) --cross aarch64 $(ARGS)
+
+demo-arm: $(VENV)/.stamp-native ## a small demo on 64-bit ARM, in an emulator; ARGS="--suite sid": with Python 3.14
+	$(SAY) "python -m tests.docker.emulated: the wheel for aarch64, and its demo under QEMU"
+	@$(BIN)/python -m tests.docker.emulated $(ARGS)
 
 test-slow: $(VENV)/.stamp-native ## the tests marked slow, and kernels with warps of 64 lanes
 	$(SAY) "pytest: slow tests"

@@ -11,7 +11,7 @@
 #   install.sh images      roots, and what builds an image of one without a registry, for tests/docker: buildah
 #   install.sh proofs      build, and what `make prove` takes: spin, clang with libFuzzer, ip and tc
 #   install.sh bench       build, and what `make bench` counts instructions with: valgrind
-#   install.sh arm         build, and what `make test-arm` takes: a compiler for 64-bit ARM and QEMU to run its programs
+#   install.sh arm         build, and what `make test-arm` and `make demo-arm` take: a compiler for 64-bit ARM and QEMU
 #   install.sh cache       build, and ccache, so that CI compiles what several builds share once
 #   install.sh rdma        build, and what `make test-rdma` takes: QEMU, busybox, user-space RDMA with pyverbs, perftest
 #   install.sh package [EXTRA]   uccl-ep itself with that extra (cuda13, cuda12, rocm) into a new environment PREFIX

@@ -46,10 +46,10 @@ Verdict Arrivals::arrive(u32 source, u32 key, u64 now_ns) {
   const Verdict verdict = place(counter, key, &epoch);
   if (verdict.outcome != Outcome::kApplied) return verdict;
   Epoch& e = counter.window[epoch % kEpochWindow];
-  if (key_phase(key) == Phase::kIdentity && e.expected == kUnknown) e.expected = 1;  // nobody announces it
   // Complete but not published (an earlier epoch is open): one write more than announced.
   if (e.counted == e.expected) return {Outcome::kRefused, e.expected, e.counted + 1};
   if (e.counted == 0 && e.expected == kUnknown) e.first_ns = now_ns;
+  if (key_phase(key) == Phase::kIdentity && e.expected == kUnknown) e.expected = 1;  // nobody announces it
   ++e.counted;
   return {.arriving_ns = settle(counter, epoch, source, key_phase(key), now_ns)};
 }

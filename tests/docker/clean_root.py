@@ -94,7 +94,7 @@ def _debootstrap(folder: Path) -> tuple[list[str], dict[str, str]]:
     return [f"{folder}/unpacked/usr/sbin/debootstrap"], {"DEBOOTSTRAP_DIR": f"{folder}/unpacked/usr/share/debootstrap"}
 
 
-def _mirror() -> str:
+def mirror() -> str:
     """Where this machine's apt finds Debian; empty: where debootstrap looks by itself."""
     for path in [Path("/etc/apt/sources.list"), *sorted(Path("/etc/apt/sources.list.d").glob("*"))]:
         text = path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
@@ -117,8 +117,8 @@ def base() -> Path:
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".") as name:
         command, environment = _debootstrap(Path(name))
         target = Path(name) / "root"
-        mirror = [_mirror()] if _mirror() else []
-        words = [*command, "--variant=minbase", "--include=ca-certificates", SUITE, str(target), *mirror]
+        where = [mirror()] if mirror() else []
+        words = [*command, "--variant=minbase", "--include=ca-certificates", SUITE, str(target), *where]
         around = ["unshare", "--mount", "--pid", "--fork", "--kill-child", *words]
         subprocess.run(
             around, env={**os.environ, **environment}, check=True, capture_output=True, text=True, timeout=_BASE_LIMIT_S

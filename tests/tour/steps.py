@@ -224,6 +224,9 @@ def slow_rank(tour: Tour, on: Hosts) -> None:
     named = [(job["slow"] or {}).get("rank") for job in seen["jobs"]]
     if named != [SLOW]:
         raise StepFailed(f"uccl-ep top names {named} as the slow rank of each job, it is rank {SLOW}")
+    suspects = seen["jobs"][0]["waits"]["suspects"]
+    if (SLOW, "late") not in [(suspect["rank"], suspect["kind"]) for suspect in suspects]:
+        raise StepFailed(f"uccl-ep top says that the network is slow, but rank {SLOW} computes too long: {suspects}")
     tour.transcript.say(
         f"`--json` says the same: `{json.dumps(seen['jobs'][0]['slow'])}`. It is rank {SLOW}, as injected."
     )

@@ -305,6 +305,9 @@ TEST(engine_arrivals_tell_how_long_a_call_took_from_its_first_sign) {
   // Nobody waits for an announcement of what was read.
   rank.land_header(Phase::kSpare, 1, 1, 0);
   CHECK_EQ(arrivals.expect(1, epoch_key(Phase::kSpare, 1), 6000).arriving_ns, 0ull);
+  CHECK_EQ(arrivals.arrive(1, epoch_key(Phase::kIdentity, 1), 7000).arriving_ns, 0ull);  // nobody announces it
+  CHECK_EQ(arrivals.arrive(1, epoch_key(Phase::kIdentity, 3), 7100).arriving_ns, 0ull);
+  CHECK_EQ(arrivals.arrive(1, epoch_key(Phase::kIdentity, 2), 7400).arriving_ns, 300ull);  // raises both flags
 }
 
 TEST(engine_arrivals_refuse_an_announcement_of_which_a_bit_was_changed) {
