@@ -27,6 +27,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._C._distributed_c10d import TCPStore
 
 from uccl_ep import Buffer
 from uccl_ep.examples.expert_parallel import ExpertParallel
@@ -79,12 +80,13 @@ class Replicated(nn.Module):
 
 @dataclass
 class Report:
-    """What a rank tells: texts it has finished, and per step (what happens, seconds, of them in prepare_members and
-    switch_members); bytes of memory by moment."""
+    """What a rank tells: texts it has finished; per step (what happens, seconds, of them in switch_members); seconds in
+    prepare_members by change, which count as the last step's; bytes of memory by moment."""
 
     seat: int
     texts: list[tuple[int, list[int]]] = field(default_factory=list)
     steps: list[tuple[str, float, float]] = field(default_factory=list)
+    prepared: dict[str, float] = field(default_factory=dict)
     memory: dict[str, int] = field(default_factory=dict)
 
 
@@ -107,7 +109,7 @@ class Server:
         self.place([])
 
     def connect(self) -> Any:
-        return torch.distributed.TCPStore("127.0.0.1", self.port, timeout=timedelta(seconds=60))
+        return TCPStore("127.0.0.1", self.port, timeout=timedelta(seconds=60))
 
     def group(self, name: str) -> StoreGroup | None:
         seats = GROUPS[name]
@@ -154,7 +156,7 @@ class Server:
         while not self.step(what):
             most = max(most, self.buffer.memory_bill().total_bytes)
         _, seconds, inside = self.report.steps[-1]
-        self.report.steps[-1] = what, seconds + prepared, inside + prepared
+        self.report.steps[-1], self.report.prepared[what] = (what, seconds + prepared, inside), prepared
         self.report.memory[f"while {what}"] = most
         if self.seat not in GROUPS[name]:
             return False
@@ -216,10 +218,11 @@ class Story:
         return [(seat, request) for seat, request, tokens in self.texts if tokens != due[request]]
 
     def table(self) -> str:
-        """How long whom stood still."""
+        """How long whom stood still: the steps of each event, and the longest call of prepare_members and of
+        switch_members on any rank."""
         usual = statistics.median(s for r in self.reports for what, s, _ in r.steps if what == USUAL)
         lines = [
-            f"{'':28}{'steps':>6}{'median ms':>11}{'longest ms':>12}{'seat':>6}{'x usual':>9}{'in members ms':>15}"
+            f"{'ms':28}{'steps':>6}{'median':>9}{'longest':>9}{'seat':>6}{'x usual':>9}{'prepare':>9}{'switch':>8}"
         ]
         for what in (USUAL, FIRST, DEATH, *CHANGES.values(), SLEEP):
             taken = [(s, inside, r.seat) for r in self.reports for w, s, inside in r.steps if w == what]
@@ -228,9 +231,10 @@ class Story:
             longest, _, seat = max(taken)
             inside, median = max(i for _, i, _ in taken), statistics.median(s for s, *_ in taken)
             steps = max(sum(w == what for w, *_ in r.steps) for r in self.reports)
+            prepared = max(r.prepared.get(what, 0.0) for r in self.reports)
             lines.append(
-                f"{what:28}{steps:>6}{median * 1e3:>11.1f}{longest * 1e3:>12.1f}{seat:>6}{longest / usual:>9.1f}"
-                f"{inside * 1e3:>15.2f}"
+                f"{what:28}{steps:>6}{median * 1e3:>9.1f}{longest * 1e3:>9.1f}{seat:>6}{longest / usual:>9.1f}"
+                f"{prepared * 1e3:>9.2f}{inside * 1e3:>8.2f}"
             )
         memory: dict[str, int] = defaultdict(int)
         for report in self.reports:
@@ -249,7 +253,7 @@ def play(steps: int) -> Story:
     context.set_forkserver_preload(
         ["torch.distributed", "uccl_ep.examples.expert_parallel", "uccl_ep.examples.small_moe"]
     )
-    store = torch.distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     story, processes = Story(), dict[Connection, tuple[int, Any]]()
 
     def start(seat: int, group: str) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -57,7 +58,7 @@ class Model(nn.Module):
         super().__init__()
         torch.manual_seed(SEED)
         self.embedding, self.head = nn.Embedding(VOCABULARY, HIDDEN), nn.Linear(HIDDEN, VOCABULARY, bias=False)
-        self.layers = nn.ModuleList(Layer() for _ in range(LAYERS))
+        self.layers: Any = nn.ModuleList(Layer() for _ in range(LAYERS))
 
     @torch.no_grad()
     def forward(self, token: int, caches: list[list[Tensor]]) -> int:
