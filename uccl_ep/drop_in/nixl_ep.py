@@ -43,7 +43,7 @@ class Buffer:
         enable_shrink: no effect: masks always work.
         group, comm: must be None, since ranks that come later are in neither.
         tcp_store_group: a torch.distributed.Store that all ranks reach.
-        timeout_ms: how long connect_ranks waits for the others; None: UCCL_EP_TIMEOUT_S.
+        timeout_ms: how long connect_ranks waits for the others; None: UCCL_EP_TIMEOUT_S, after which calls mask a rank.
 
     Raises:
         InvalidArgument, NotSupported: an argument as above.
@@ -111,6 +111,8 @@ class Buffer:
             InvalidArgument: a number is beyond the capacity, or there is no store.
             PeerTimeout: a rank did not come in time. UcclEpError: a rank could not build; all stay as they were.
         """
+        if not self.group_size:
+            raise InvalidArgument("connect_ranks: update_memory_buffers() comes first")
         ranks = frozenset(checks.check_int("remote_ranks", rank, 0, self.group_size - 1) for rank in remote_ranks)
         wanted = self._members | ranks | {self.rank}
         if wanted == self._members:
@@ -119,7 +121,7 @@ class Buffer:
             self._go_over()
         self._build(wanted)
         self._staged = wanted - self._members
-        if activate or self._buffer is None or not self._members:
+        if activate:
             self._go_over()
 
     def disconnect_ranks(self, remote_ranks: Collection[int]) -> None:
@@ -132,8 +134,6 @@ class Buffer:
         """Begins the next life with these members. Returns when all of them have met."""
         if self.tcp_store_group is None:
             refuse("tcp_store_group", None, "a torch.distributed.Store", "set_tcp_store_group() sets it.")
-        if not self.group_size:
-            raise InvalidArgument("connect_ranks: update_memory_buffers() comes first")
         group = StoreGroup(self.tcp_store_group, self.rank, self.group_size, members, self._timeout_s)
         said = [of for of in group.all_gather_object(self._calls_are_of) if of is not None]
         self._calls_are_of = max(said)

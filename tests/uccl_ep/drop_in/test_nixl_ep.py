@@ -157,8 +157,32 @@ def test_nixl_ep_of_a_server_that_warms_up_alone() -> None:
     run(World(3), lambda: first(0), lambda: first(1), joins)
 
 
+def test_nixl_ep_of_servers_that_all_warm_up_alone() -> None:
+    """As vLLM's ranks do when they capture their graphs anew: each by itself, and not the same number of calls."""
+    store = HashStore()
+
+    def body(rank: int) -> None:
+        server = Server(rank, store, True)
+        server.buffer.connect_ranks(range(3))
+        server.step(1, range(3))
+        others = [r for r in range(3) if r != rank]
+        for other in others:
+            server.buffer.update_mask_buffer(other, mask=True)
+        for number in range(10, 12 + rank):
+            server.step(number, (rank,))
+        for other in others:
+            server.buffer.update_mask_buffer(other, mask=False)
+        for number in (2, 3):
+            server.step(number, range(3))
+        server.buffer.barrier()
+        server.buffer.destroy()
+
+    run(World(3), *(lambda r=r: body(r) for r in range(3)))
+
+
 def test_nixl_ep_a_rank_that_does_not_come_is_named() -> None:
     buffer = Buffer(rank=0, tcp_store_group=HashStore(), timeout_ms=100)
+    assert_refused(lambda: buffer.connect_ranks([1]), ["update_memory_buffers"])
     buffer.update_memory_buffers(2, EACH, Buffer.get_rdma_size_hint(TOKENS, HIDDEN, 2, 2 * EACH))
     assert_refused(lambda: buffer.update_mask_buffer(1), ["no rank is connected"])
     with pytest.raises(PeerTimeout, match=r"rank 1 timed out.*rank\(s\) 1 of members 0, 1"):
