@@ -23,7 +23,8 @@ OURS = {"--nproc-per-node", "--nnodes", "--node-rank", "--master-addr", "--maste
 """torchrun's and git's."""
 NEEDS_GPU = {
     "megatron": "--moe-permute-fusion",
-    "sglang": "--model-path --trust-remote-code --tp-size --moe-a2a-backend --dist-init-addr --deepep-config",
+    "sglang": "--model-path --trust-remote-code --tp-size --moe-a2a-backend --dist-init-addr --deepep-config "
+    "--elastic-ep-backend",
     "torchtitan": "--module --config --parallelism.expert_parallel_degree",
     "vllm": "--data-parallel-size --tensor-parallel-size --enable-expert-parallel --all2all-backend --headless "
     "--data-parallel-size-local --data-parallel-address --data-parallel-rpc-port --data-parallel-start-rank "

@@ -114,9 +114,8 @@ FAULTS = (
     Fault(
         "wrong-epoch",
         "proxy/engine/arrivals.cpp",
-        "  Epoch& e = counter.window[epoch % kEpochWindow];\n  if (key_phase(key) == Phase::kIdentity",
-        "  Epoch& e = counter.window[(epoch = counter.published + 1) % kEpochWindow];\n"
-        "  if (key_phase(key) == Phase::kIdentity",
+        "  Epoch& e = counter.window[epoch % kEpochWindow];\n  // Complete",
+        "  Epoch& e = counter.window[(epoch = counter.published + 1) % kEpochWindow];\n  // Complete",
         ("low_latency_common_two_dispatches_outstanding",),
         # A flag raised too early: wrong rows, or, when ThreadSanitizer is quicker, the reader's race with the writer.
         f"{WRONG}|data race kernels/low_latency/dispatch_recv.h",

@@ -74,6 +74,8 @@ def calls_of(buffer: Buffer) -> dict[str, Callable[[], object]]:
         "low_latency_clean_mask_buffer": buffer.low_latency_clean_mask_buffer,
         "agree_on_masks": buffer.agree_on_masks,
         "recover": buffer.recover,
+        "prepare_members": lambda: buffer.prepare_members(None),
+        "switch_members": buffer.switch_members,
         "pause": buffer.pause,
         "resume": buffer.resume,
         "set_call_tag": lambda: buffer.set_call_tag(1),
