@@ -126,7 +126,7 @@ def test_low_latency_masks_leave_a_rank_out_and_take_it_back(variables: Any, tra
 
 @pytest.mark.parametrize("transport, per_node", WORLDS)
 def test_low_latency_masks_a_rank_that_never_comes(variables: Any, transport: str, per_node: int) -> None:
-    timeout_s = 0.6
+    timeout_s = 1.0  # longer than ranks that share busy cores are apart
     variables(TRANSPORT=transport, RANKS_PER_NODE=per_node, TIMEOUT_S=timeout_s)
     c = case(72, "uniform", num_ranks=RANKS, num_topk=4, hidden=128)
     masked = [set() if r == LEFT_OUT else {LEFT_OUT} for r in range(RANKS)]
@@ -140,10 +140,12 @@ def test_low_latency_masks_a_rank_that_never_comes(variables: Any, transport: st
             call_both(buffer, c, *parted)
             assert time.monotonic() - begin >= timeout_s
             assert mask_of(buffer) == [int(r == LEFT_OUT) for r in range(RANKS)]
-            begin = time.monotonic()
+            waited = buffer.stats()["peers"][LEFT_OUT]["wait_ns"]
+            assert waited >= timeout_s * 1e9
             for _ in range(5):
                 call_both(buffer, c, *parted)
-            assert time.monotonic() - begin < timeout_s  # it is not waited for again
+            again = buffer.stats()["peers"][LEFT_OUT]["wait_ns"] - waited
+            assert again < timeout_s * 1e9  # it is not waited for again
 
     run_ranks(RANKS, body)
 
