@@ -55,6 +55,13 @@ class Server:
         _finish(event, receive)
         assert torch.equal(out, sums[self.rank])
 
+    def end(self, there: Sequence[int]) -> None:
+        """Two last steps of all that are there."""
+        for number in (98, 99):
+            self.step(number, there)
+        self.buffer.barrier()
+        self.buffer.destroy()
+
     def masks(self) -> list[int]:
         """Who is masked or not there."""
         mask = torch.zeros(CAPACITY, dtype=torch.int32)
@@ -105,19 +112,13 @@ def test_nixl_ep_ranks_join_leave_and_are_replaced(world: World, capacity: bool)
         server.step(5, range(3), use_fp8=False)
         assert left.wait(60)
         server.buffer.connect_ranks([3])
-        last(server)
+        server.end(range(4))
 
     def replaces(rank: int) -> None:
         assert left.wait(60)
         server = Server(rank, store, capacity)
         server.buffer.connect_ranks(range(4))
-        last(server)
-
-    def last(server: Server) -> None:
-        for number in (6, 7):
-            server.step(number, range(4))
-        server.buffer.barrier()
-        server.buffer.destroy()
+        server.end(range(4))
 
     bodies = [first, first, joins, joins]
     run(world, *(lambda r=r, body=body: body(r) for r, body in enumerate(bodies)), lambda: replaces(3))
@@ -135,7 +136,7 @@ def test_nixl_ep_of_a_server_that_warms_up_alone() -> None:
         server.step(2, (0, 1))
         assert warm.wait(60)
         server.buffer.update_mask_buffer(2, mask=False)
-        last(server)
+        server.end(range(3))
 
     def joins() -> None:
         server = Server(2, store, True)
@@ -146,13 +147,7 @@ def test_nixl_ep_of_a_server_that_warms_up_alone() -> None:
         for rank in (0, 1):
             server.buffer.update_mask_buffer(rank, mask=False)
         warm.set()
-        last(server)
-
-    def last(server: Server) -> None:
-        for number in (3, 4):
-            server.step(number, range(3))
-        server.buffer.barrier()
-        server.buffer.destroy()
+        server.end(range(3))
 
     run(World(3), lambda: first(0), lambda: first(1), joins)
 
@@ -172,10 +167,7 @@ def test_nixl_ep_of_servers_that_all_warm_up_alone() -> None:
             server.step(number, (rank,))
         for other in others:
             server.buffer.update_mask_buffer(other, mask=False)
-        for number in (2, 3):
-            server.step(number, range(3))
-        server.buffer.barrier()
-        server.buffer.destroy()
+        server.end(range(3))
 
     run(World(3), *(lambda r=r: body(r) for r in range(3)))
 
