@@ -10,8 +10,9 @@
 namespace uccl::simt {
 
 inline constexpr u32 kNoPeer = ~0u;
-// A wait for a peer that has left in good order ends this long after it was seen to have: what it sent last is with this
-// rank's proxy by then, and needs a few of its turns, which on a crowded machine come late.
+// A wait for a peer that has left ends this long after it was seen to have: what it sent last is with this rank's proxy
+// by then, and needs a few of its turns, which on a crowded machine come late. What a process of this node wrote is there
+// when it has died: such a wait looks once more and ends.
 inline constexpr u64 kGoodbyeGraceNs = 1'000'000'000;
 
 struct WaitContext {
@@ -20,7 +21,7 @@ struct WaitContext {
   u64 deadline_ns;     // on now_ns()'s clock; set by begin_wait
   u32 rank;            // this one
   u32 unused;
-  const u64* departed = nullptr;  // [num_ranks] ControlLayout::departed: 2 = nothing more will come. May be null
+  const u64* departed = nullptr;  // [num_ranks] ControlLayout::departed (Departed). May be null
   // For a wait that begins when the deadline has passed: a call that leaves out a peer at its deadline goes on, and what
   // it waits for next is not late yet. 0: such a wait ends at once.
   u64 renewed_ns = 0;
@@ -112,9 +113,13 @@ struct SpinClock {
   DEV_MEMBER bool waits_in_vain(const WaitContext& context, const WaitSite& site, u64 now) {
     if (context.departed == nullptr || site.peer == kNoPeer) return false;
     // Pairs with the release of whoever heard the goodbye.
-    if (ld_acquire_sys(&context.departed[site.peer]) < 2) return false;
-    if (left_ns == 0) left_ns = now;
-    return now - left_ns >= kGoodbyeGraceNs;
+    const u64 departed = ld_acquire_sys(&context.departed[site.peer]);
+    if (departed < Departed::kLeft) return false;
+    if (left_ns == 0) {
+      left_ns = now;
+      return false;
+    }
+    return departed >= Departed::kEnded || now - left_ns >= kGoodbyeGraceNs;
   }
 };
 

@@ -205,8 +205,11 @@ void register_enums(nb::module_& m) {
   export_enum<PeerStat>(m, "PeerStat");
   export_enum<RowFormat>(m, "RowFormat");
   m.attr("NO_NODE") = kNoNode;
-  m.attr("DEPARTED_LEAVING") = kLeaving;
-  m.attr("DEPARTED_LEFT") = kLeft;
+  m.attr("DEPARTED_LEAVING") = Departed::kLeaving;
+  m.attr("DEPARTED_LEFT") = Departed::kLeft;
+  m.attr("DEPARTED_VOTED_AGAINST") = Departed::kVotedAgainst;
+  m.attr("DEPARTED_VALUES") = Departed::kValues;
+  m.attr("DEPARTED_ENDED") = Departed::kEnded;
   m.attr("RING_TAIL_OFFSET") = offsetof(RingHeader, tail);
   m.attr("RING_DONE_OFFSET") = offsetof(RingHeader, done);
   m.attr("RING_HEAD_OFFSET") = offsetof(RingHeader, head);

@@ -14,18 +14,25 @@ bool Departures::said(u32 peer) const {
 bool Departures::connection_ended(u32 peer, PeerFault fault, int code) noexcept {
   if (peer >= layout_.num_ranks || fault != PeerFault::kLost) return false;
   if (code != 0 && !said(peer)) return false;
-  raise_word(control_, layout_.departed(peer), kLeft);
+  raise_word(control_, layout_.departed(peer), Departed::kLeft);
   return true;
 }
 
 void Departures::lost(u32 peer) noexcept {
-  if (peer < layout_.num_ranks) raise_word(control_, layout_.departed(peer), kLeft);
+  if (peer < layout_.num_ranks) raise_word(control_, layout_.departed(peer), Departed::kLeft);
+}
+
+void Departures::died(u32 peer) noexcept {
+  if (peer >= layout_.num_ranks) return;
+  lost(peer);
+  // Release, as in raise_word(). Nobody else writes this word now: the peer is dead.
+  std::atomic_ref<u64>(control_word(control_, layout_.departed(peer))).fetch_or(Departed::kEnded, std::memory_order_release);
 }
 
 // Its connections are left to the lanes: they may hold arrivals that have not been applied.
 bool Departures::process_ended(u32 peer) noexcept {
   if (peer >= layout_.num_ranks || !said(peer)) return false;
-  raise_word(control_, layout_.departed(peer), kLeft);
+  raise_word(control_, layout_.departed(peer), Departed::kLeft);
   return true;
 }
 

@@ -7,11 +7,6 @@ namespace uccl {
 
 enum class PeerFault : u32;  // transport/transport.h
 
-// Values of ControlLayout::departed.
-inline constexpr u64 kLeaving = 1;  // it is about to end; what it sent may still be on its way
-inline constexpr u64 kLeft = 2;     // what it sent has been delivered: nothing more will come
-// 3 (uccl_ep/membership/neighbours.py): a rank of this host has voted to go on without this one, for which that is a kLeft
-
 class Departures {
  public:
   Departures(u8* control, const ControlLayout& layout) : control_(control), layout_(layout) {}
@@ -20,6 +15,8 @@ class Departures {
   bool connection_ended(u32 peer, PeerFault fault, int code) noexcept;
   // The peer is lost and that is no fault (EngineSettings::losses_are_absences): nothing more will come from it.
   void lost(u32 peer) noexcept;
+  // The same of a rank of this node whose process has ended, as the kernel says.
+  void died(u32 peer) noexcept;
   // The peer's process has ended, as a kernel says. True when it had said goodbye.
   bool process_ended(u32 peer) noexcept;
 

@@ -12,10 +12,8 @@ from collections.abc import Iterable, Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-from uccl_ep._native import DEPARTED_LEFT
+from uccl_ep._native import DEPARTED_LEFT, DEPARTED_VALUES, DEPARTED_VOTED_AGAINST
 from uccl_ep.membership.root_cause import has_ended, start_of
-
-_VOTED_AGAINST = 3  # of the words `departed`, beside those of proxy/engine/departures.h
 
 Words = NDArray[np.uint64]
 
@@ -41,14 +39,17 @@ class Neighbours:
 
     def has_left(self, rank: int) -> bool:
         """It has ended this life in good order."""
-        return int(self._own[rank]) == DEPARTED_LEFT
+        return self._departed(rank) == DEPARTED_LEFT
 
     def has_voted_against(self, rank: int) -> bool:
         """It has voted for a group that this rank is not in."""
-        return int(self._own[rank]) == _VOTED_AGAINST
+        return self._departed(rank) == DEPARTED_VOTED_AGAINST
+
+    def _departed(self, rank: int) -> int:
+        return int(self._own[rank]) & DEPARTED_VALUES  # whether its process has ended stands beside that
 
     def vote_against(self, ranks: Iterable[int]) -> None:
         """Tells those of them that are of this host."""
         for rank in ranks:
             if rank in self._others:
-                self._others[rank][1][0] = _VOTED_AGAINST
+                self._others[rank][1][0] = DEPARTED_VOTED_AGAINST

@@ -180,6 +180,23 @@ TEST(wait_for_a_peer_that_has_left_ends_after_a_grace) {
   }
 }
 
+TEST(wait_for_a_peer_of_the_node_that_has_died_looks_once_more) {
+  Control control;
+  const u64 departed[1] = {Departed::kLeft | Departed::kEnded};
+  u64 looks = 0;
+  bool ok = true;
+  on_warp([&] {
+    if (lane() != 0) return;
+    WaitContext wait = context_of(control, 3600 * kSecond);
+    wait.departed = departed;
+    const auto look = [&] { return ++looks; };
+    ok = wait_until(wait, WaitSite{WaitPhase::kCounts, 0, 0, 1}, look, [](u64) { return false; });
+  });
+  CHECK(!ok);
+  CHECK_EQ(looks, 1u + 2 * kSpinsPerCheck);  // the last ones after the word was read
+  CHECK_EQ(control.fault.kind, static_cast<u32>(FaultKind::kPeerLost));
+}
+
 TEST(wait_takes_what_a_leaving_peer_sent_last) {
   Control control;
   const u64 departed[1] = {2};

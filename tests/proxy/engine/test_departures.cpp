@@ -32,16 +32,16 @@ bool end_is_a_fault(bool said_goodbye) {
   RankMemory rank(Shape{});
   const pid_t pid = spawn_sleeper();
   rank.settings.peer_pids = {0, 0, pid, 0};
-  if (said_goodbye) rank.set_word(rank.layout.departed(2), kLeaving);
+  if (said_goodbye) rank.set_word(rank.layout.departed(2), Departed::kLeaving);
   Engine engine(rank.settings, std::make_unique<FakeTransport>(1), rank.worker_counters.data(),
                 rank.peer_counters.data());
   engine.start();
   kill(pid, SIGKILL);
   waitpid(pid, nullptr, 0);
   const u64 until = steady_ns() + 20'000'000'000ull;
-  while (rank.aborted() == 0 && departed(rank, 2) != kLeft && steady_ns() < until) usleep(1000);
+  while (rank.aborted() == 0 && departed(rank, 2) != Departed::kLeft && steady_ns() < until) usleep(1000);
   engine.stop(0);
-  CHECK_EQ(departed(rank, 2), said_goodbye ? kLeft : 0ull);
+  CHECK_EQ(departed(rank, 2), said_goodbye ? Departed::kLeft : 0ull);
   CHECK_EQ(rank.peer_counters[2].lost, said_goodbye ? 0ull : 1ull);
   return rank.aborted() != 0;
 }
@@ -57,7 +57,7 @@ TEST(engine_departures_tells_a_goodbye_from_a_loss) {
   CHECK(!d.process_ended(1));
   CHECK_EQ(departed(rank, 1), 0ull);
   CHECK(d.connection_ended(1, PeerFault::kLost, 0));
-  CHECK_EQ(departed(rank, 1), kLeft);
+  CHECK_EQ(departed(rank, 1), Departed::kLeft);
   CHECK(d.process_ended(1));
   CHECK(d.connection_ended(1, PeerFault::kLost, ECONNRESET));  // of another lane, a moment later
   CHECK(!d.connection_ended(1, PeerFault::kProtocol, EPROTO));
@@ -69,12 +69,22 @@ TEST(engine_departures_tells_a_goodbye_from_a_loss) {
 TEST(engine_departures_a_peer_of_this_host_says_it_itself) {
   RankMemory rank(Shape{});
   Departures d(rank.control(), rank.layout);
-  rank.set_word(rank.layout.departed(3), kLeaving);
+  rank.set_word(rank.layout.departed(3), Departed::kLeaving);
   CHECK(d.connection_ended(3, PeerFault::kLost, EPIPE));
-  CHECK_EQ(departed(rank, 3), kLeft);
-  rank.set_word(rank.layout.departed(2), kLeaving);
+  CHECK_EQ(departed(rank, 3), Departed::kLeft);
+  rank.set_word(rank.layout.departed(2), Departed::kLeaving);
   CHECK(d.process_ended(2));
-  CHECK_EQ(departed(rank, 2), kLeft);
+  CHECK_EQ(departed(rank, 2), Departed::kLeft);
+}
+
+TEST(engine_departures_a_process_that_died_stands_beside_what_it_said) {
+  for (const u64 said : {u64{0}, Departed::kLeft, Departed::kVotedAgainst}) {
+    RankMemory rank(Shape{});
+    rank.set_word(rank.layout.departed(2), said);
+    Departures(rank.control(), rank.layout).died(2);
+    CHECK_EQ(departed(rank, 2), (said == 0 ? Departed::kLeft : said) | Departed::kEnded);
+    CHECK_EQ(departed(rank, 1), 0ull);
+  }
 }
 
 TEST(engine_departures_a_goodbye_is_no_fault_and_ends_one_lane) {
@@ -86,7 +96,7 @@ TEST(engine_departures_a_goodbye_is_no_fault_and_ends_one_lane) {
   rank.step(16);
   CHECK_EQ(rank.aborted(), 0ull);
   CHECK_EQ(rank.peer_counters[1].lost, 0ull);
-  CHECK_EQ(departed(rank, 1), kLeft);
+  CHECK_EQ(departed(rank, 1), Departed::kLeft);
   CHECK(rank.lane(0).closed() == std::vector<u32>{1});
   CHECK(rank.lane(1).closed().empty());
   CHECK_EQ(rank.tail(Direction::kDispatch, 1, 0), 2ull);
@@ -110,4 +120,21 @@ TEST(engine_departures_a_loss_stays_a_fault) {
 TEST(engine_departures_the_end_of_a_process_that_said_goodbye) {
   CHECK(!end_is_a_fault(true));
   CHECK(end_is_a_fault(false));
+}
+
+TEST(engine_departures_the_end_of_a_process_is_an_absence_where_losses_are) {
+  RankMemory rank(Shape{});
+  const pid_t pid = spawn_sleeper();
+  rank.settings.peer_pids = {0, 0, pid, 0};
+  rank.settings.losses_are_absences = true;
+  Engine engine(rank.settings, std::make_unique<FakeTransport>(1), rank.worker_counters.data(),
+                rank.peer_counters.data());
+  engine.start();
+  kill(pid, SIGKILL);
+  waitpid(pid, nullptr, 0);
+  const u64 until = steady_ns() + 20'000'000'000ull;
+  while (departed(rank, 2) < Departed::kEnded && steady_ns() < until) usleep(1000);
+  engine.stop(0);
+  CHECK_EQ(departed(rank, 2), Departed::kLeft | Departed::kEnded);
+  CHECK_EQ(rank.aborted(), 0ull);
 }

@@ -88,7 +88,7 @@ TEST(engine_worker_hears_of_an_end_on_another_host) {
 
 TEST(engine_worker_takes_an_end_after_a_goodbye_for_no_fault) {
   Stepper rank(Shape{});
-  rank.set_word(rank.layout.departed(1), kLeaving);
+  rank.set_word(rank.layout.departed(1), Departed::kLeaving);
   rank.set_word(rank.layout.ended(1), 1);
   rank.set_word(ControlLayout::kExclusions, 1);
   rank.step(64);
