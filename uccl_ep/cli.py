@@ -12,7 +12,7 @@ import typer
 
 from uccl_ep.errors import InvalidArgument, UcclEpError
 from uccl_ep.tools.bench.command import bench_app
-from uccl_ep.tools.bench.model.commands import count_bytes, growth, memory
+from uccl_ep.tools.bench.model.commands import count_bytes, growth, memory, rebalance
 from uccl_ep.tools.bench.render_command import render
 from uccl_ep.tools.bench.scale.command import scale
 from uccl_ep.tools.bench.transport_command import transport
@@ -209,6 +209,7 @@ bench_app.command()(render)
 bench_app.command("bytes")(count_bytes)
 bench_app.command()(memory)
 bench_app.command()(growth)
+bench_app.command()(rebalance)
 bench_app.command()(scale)
 
 

@@ -7,7 +7,7 @@ agreed to leave out is told so. Every message carries the values that its sender
 all who are left: it has heard each of them confirm, or one that had.
 
 Agreements are numbered, and a number is used once. Masks (Buffer.agree_on_masks) are agreed on without a value; changes
-of members (survival/standby.py) with two.
+of members (survival/standby.py) with three.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from uccl_ep.membership.agreement_view import DECIDED, View, whole
 from uccl_ep.membership.messenger import Message
 
 MAX_TEXT = 500  # characters of a value
-_KEPT = 4  # agreements whose decision is still answered: nobody is further behind, or it has been left out
+_KEPT = 6  # agreements whose decision is still answered: nobody is further behind, or it has been left out
 _EARLY = 4  # messages of a rank about an agreement that this one has not begun, of the newest so many agreements
 
 Value = int | str
@@ -57,12 +57,13 @@ class AgreedValues:
             for kept in (self._ahead, self._open, self._early, self._said, self._settled):
                 kept.clear()
 
-    def take_number(self) -> int:
-        """The number of an agreement to come, the same on all ranks that take theirs in the same order."""
+    def take_numbers(self, count: int) -> range:
+        """The numbers of agreements to come, the same on all ranks that take theirs in the same order."""
         with self._lock:
-            self.number += 1
-            self._ahead.add(self.number)
-            return self.number
+            self.number += count
+            taken = range(self.number - count + 1, self.number + 1)
+            self._ahead |= set(taken)
+            return taken
 
     def agree(
         self, masked: Collection[int], deadline_s: float, value: Value = 0, number: int | None = None
@@ -73,13 +74,13 @@ class AgreedValues:
         Args:
             masked: whom this rank leaves out.
             value: what this rank says; a text may have MAX_TEXT characters.
-            number: from take_number(); None: the next one.
+            number: from take_numbers(); None: the next one.
 
         Raises:
             PeerLost: the others leave this rank out.
             InvalidArgument: it was closed meanwhile.
         """
-        number = self.take_number() if number is None else number
+        number = self.take_numbers(1)[0] if number is None else number
         one = Agreement(self._rank, self._num_ranks, None, lambda to, said: self._say(number, to, said))
         one.suspect(masked)
         with self._lock:
@@ -107,6 +108,17 @@ class AgreedValues:
     def heard(self, number: int) -> dict[int, Value]:
         """The values of an agreement that have come so far, by rank, also before it has begun here."""
         return dict(self._said.get(number, {}))
+
+    def decided_ahead(self) -> list[int]:
+        """The numbers beyond this rank's that others have decided without it."""
+        with self._lock:
+            return [number for number, by in self._settled.items() if number > self.number and by]
+
+    def late(self, number: int) -> frozenset[int]:
+        """Who had not come to an agreement by this rank's deadline, and was not known to have gone."""
+        with self._lock:
+            one = self._open.get(number)
+        return frozenset() if one is None else one.late
 
     def is_settled(self, number: int, ranks: Collection[int]) -> bool:
         """Whether these ranks need this one no more to decide: they have decided, or gone, or are this one."""

@@ -46,6 +46,7 @@ class Agreement:
         members: ranks of the last decision, all that are not absent at first.
         generation: its number, 0 at first.
         excluded_by: a rank that has said that the others go on without this one.
+        late: ranks that had not come by the deadline, nor were known to have gone.
     """
 
     def __init__(
@@ -60,6 +61,7 @@ class Agreement:
         self.members = frozenset(range(num_ranks)) - absent
         self.generation = 0
         self.excluded_by: int | None = None
+        self.late: frozenset[int] = frozenset()
         self._quorum = quorum  # None: any survivors go on
         if quorum is not None and absent:
             quorum.settle(self.members)
@@ -180,6 +182,7 @@ class Agreement:
                 late |= self._behind() if now - max(began, self._moved_at) >= deadline_s else set()
                 if late & (self.members - self._suspects):
                     self._gone |= late & self.members
+                    self.late |= late & self.members
                     continue
                 if self._joined:
                     self._changed.wait(min(POLL_S, deadline_s))

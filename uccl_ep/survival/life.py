@@ -92,7 +92,10 @@ class Life:
     Attributes:
         session, device, collective: memory and proxy; what kernels run on; the barrier of all ranks.
         throughput, low_latency, masks, sleep: the calls.
+        steps: calls of switch_members() in this life.
     """
+
+    steps = 0
 
     def __init__(self, group: Group, terms: Terms) -> None:
         self.terms = terms
@@ -110,7 +113,7 @@ class Life:
         self._open = self.device = device = make_device(self.terms.choice, session)
         self.collective = Collective(session, device)
         low_latency, throughput = LowLatency(session, device), Throughput(session, device)
-        self._refuse_outstanding = low_latency.refuse_outstanding
+        self._refuse_outstanding, self._counted = low_latency.refuse_outstanding, (low_latency, throughput)
         allowed = self.terms.low_latency_mode
         self.low_latency = LowLatencyCalls(session, device, self.collective, low_latency, allowed)
         self.throughput = ThroughputCalls(session, device, throughput, self.terms.default_config)
@@ -126,6 +129,13 @@ class Life:
         low-latency call has not run."""
         self._refuse_outstanding(what)
         self.device.settle()
+
+    def calls_made(self) -> tuple[int, int, int, int]:
+        """Low-latency dispatches and combines, throughput calls and barriers so far, which all ranks make alike; after
+        this rank's queued kernels."""
+        low_latency, throughput = self._counted
+        dispatches, combines, *_ = low_latency.progress()
+        return dispatches, combines, throughput.calls, self.collective.round
 
     def members(self) -> list[int]:
         """Ranks that take part, ascending."""

@@ -40,10 +40,11 @@ class MemberChanges(Sleeper):
     ) -> None:
         """Begins a change of members while calls go on: ranks join, leave, are replaced, or several of these at once.
 
-        Called by each rank of the present members, between calls, before the same step. Returns at once: a thread
-        builds the next members' memory and connections beside the present ones, so both take memory until the switch
-        (memory_bill() lists both), and cores. Ranks that join make a Buffer with the same arguments meanwhile; their
-        constructor returns when everybody has built, and their first call waits until the others have switched.
+        Called by each rank of the present members, between calls, before the same step: ranks that have made different
+        calls, or name groups that do not fit together, all get an error from switch_members(). Returns at once: a
+        thread builds the next members' memory and connections beside the present ones, so both take memory until the
+        switch (memory_bill() lists both), and cores. Ranks that join make a Buffer with the same arguments meanwhile;
+        their constructor returns when everybody has built, and their first call waits until the others have switched.
         Whom this rank masks is not waited for. Ours, not DeepEP's.
 
         Args:
@@ -53,9 +54,12 @@ class MemberChanges(Sleeper):
             timeout_s: how long building may take; None: UCCL_EP_TIMEOUT_S.
 
         Raises:
-            InvalidArgument: a change is under way, or an argument is out of range; nothing was done.
+            InvalidArgument: a change is under way, or an argument is out of range; nothing was done. Where the others
+                have prepared one before an earlier step, nothing is raised here: switch_members() does.
         """
         life = self._living
+        if self._standby is not None and self._standby.refuses:
+            return
         if self._standby is not None:
             raise InvalidArgument("a change of members is under way: switch_members() ends it")
         patience_s = life.terms.settings.timeout_s if timeout_s is None else timeout_s
@@ -87,13 +91,20 @@ class MemberChanges(Sleeper):
             be captured anew, masks are clear. On a rank that leaves, True says that it may be destroyed.
 
         Raises:
-            UcclEpError: the change has failed, since a rank could not build, in time or at all; says which and why. All
-                present members raise it before the same step, go on as they were, and may begin another change.
-            PeerLost: the others have left this rank out of the change, since one of them masks it.
+            UcclEpError: the change has failed, since a rank could not build, in time or at all, or the ranks have not
+                prepared the same; says who and why. All present members raise it before the same step, also one that
+                has prepared nothing, go on as they were, and may begin another change. (A rank that does not call this
+                where it has prepared nothing is not told; the others raise the error after their timeout_s.)
+            PeerLost: the others have left this rank out of the change, since one of them masks it, or since it
+                prepared after their timeout_s.
             PeerTimeout, PeerLost: a fault of an earlier call. recover() goes on from whichever life the ranks agree on.
             InvalidArgument: a receive hook has not run; call again when it has.
         """
         life, standby = self._living, self._standby
+        if standby is None and Standby.is_missed(life):
+            timeout_s = life.terms.settings.timeout_s
+            self._standby = standby = Standby(life, None, None, life.masks.masked(), timeout_s)
+        life.steps += 1
         if standby is None:
             return False
         life.session.check()

@@ -112,8 +112,7 @@ def test_agreed_values_of_another_life_or_of_no_correct_rank_count_for_nothing()
 def test_agreed_values_are_those_of_all_who_are_left() -> None:
     ranks = Ranks()
     values: dict[int, Value] = {0: "no", 1: 7, 2: ""}
-    numbers = {rank: (one.take_number(), one.take_number()) for rank, one in enumerate(ranks.made)}
-    assert set(numbers.values()) == {(1, 2)}
+    assert all(one.take_numbers(2) == range(1, 3) for one in ranks.made)
     assert ranks.agree({0: set(), 1: set(), 2: set()}, values=values, number=1) == dict.fromkeys(range(3), frozenset())
     assert ranks.said == dict.fromkeys(range(3), values)
     assert all(one.is_settled(1, range(RANKS)) and not one.is_settled(2, range(RANKS)) for one in ranks.made)

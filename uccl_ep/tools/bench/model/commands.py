@@ -1,4 +1,4 @@
-"""The commands `uccl-ep bench bytes`, `memory` and `growth`; what they do is in modules loaded when they run."""
+"""The commands `uccl-ep bench bytes`, `memory`, `growth` and `rebalance`; they load what they do when they run."""
 
 from __future__ import annotations
 
@@ -187,6 +187,85 @@ def growth(
     if measured:
         result |= {"measured": measured_growth(axes, rounds), "machine": fingerprint()}
     _finish(result, show_growth, draw_growth, _Output(plot, out, as_json))
+
+
+def rebalance(
+    ranks: Annotated[int, typer.Option(help="Ranks of the job.", rich_help_panel=_COUNTED)] = 32,
+    ranks_per_node: Annotated[
+        int, typer.Option(help="Ranks that reach each other by load/store.", rich_help_panel=_COUNTED)
+    ] = 8,
+    mode: Annotated[str, typer.Option(help="low-latency or throughput.", rich_help_panel=_COUNTED)] = "low-latency",
+    routing: Annotated[
+        str,
+        typer.Option(help="random, group-limited (4 of 8 groups) or skewed (Zipf).", rich_help_panel=_COUNTED),
+    ] = "skewed",
+    tokens: Annotated[int, typer.Option(help="Tokens of a rank in a step.", rich_help_panel=_COUNTED)] = 128,
+    hidden: Annotated[int, typer.Option(help="Channels of a token.", rich_help_panel=_COUNTED)] = 7168,
+    topk: Annotated[int, typer.Option(help="Experts that a token visits.", rich_help_panel=_COUNTED)] = 8,
+    experts: Annotated[int, typer.Option(help="Experts of a layer.", rich_help_panel=_COUNTED)] = 256,
+    redundant: Annotated[
+        int, typer.Option(help="Slots beyond one for each expert, of all ranks.", rich_help_panel=_COUNTED)
+    ] = 32,
+    before: Annotated[
+        Path | None,
+        typer.Option(
+            help="JSON list: the expert in each slot, as EPLB's physical_to_logical_map of a layer has it. Default: "
+            "experts in order, then the first ones once more.",
+            rich_help_panel=_COUNTED,
+        ),
+    ] = None,
+    after: Annotated[
+        Path | None,
+        typer.Option(help="The same afterwards. Default: balanced for this routing.", rich_help_panel=_COUNTED),
+    ] = None,
+    row_format: Annotated[
+        str, typer.Option("--format", help="Dispatch rows: bf16, fp8, fp8-ue8m0.", rich_help_panel=_COUNTED)
+    ] = "fp8",
+    network: Annotated[str, typer.Option(help="cx7, efa or tcp.", rich_help_panel=_COUNTED)] = "cx7",
+    intermediate: Annotated[
+        int, typer.Option(help="Width of an expert: 3 x hidden x this many parameters.", rich_help_panel=_COUNTED)
+    ] = 2048,
+    weight_bytes: Annotated[
+        float, typer.Option(help="Bytes of a parameter: fp8 1, bf16 2.", rich_help_panel=_COUNTED)
+    ] = 1.0,
+    state_bytes: Annotated[
+        float,
+        typer.Option(
+            help="A trainer's optimizer state and gradients, bytes of a parameter, which move too: Adam in fp32 16.",
+            rich_help_panel=_COUNTED,
+        ),
+    ] = 0.0,
+    row_us: Annotated[
+        float,
+        typer.Option(help="Microseconds that a rank computes for one (token, expert) row.", rich_help_panel=_COUNTED),
+    ] = 0.0,
+    seed: Annotated[int, typer.Option(help="Chooses routes.", rich_help_panel=_COUNTED)] = 0,
+    out: Out = None,
+    as_json: Json = False,
+) -> None:
+    """Say what a rebalancing of experts (EPLB) costs and saves, in bytes, and after how many steps it pays.
+
+    Counted for one layer and one routing, with an expert's copies taking turns: what moves between ranks once, inside
+    nodes and between them; what a dispatch and its combine send between nodes before and after, and how many rows the
+    busiest rank computes. Nothing is run. The network is an assumption from published figures, and says so.
+
+    Examples:
+
+      uccl-ep bench rebalance
+
+      uccl-ep bench rebalance --row-us 0.05 --weight-bytes 2 --state-bytes 16
+
+      uccl-ep bench rebalance --ranks 16 --experts 64 --redundant 0 --before old.json --after new.json --json
+    """
+    from uccl_ep.tools.bench.model.rebalance import RebalanceOptions, rebalance
+    from uccl_ep.tools.bench.model.report import show_rebalance
+
+    given = {name: value for name, value in locals().items() if name in RebalanceOptions.__dataclass_fields__}
+    _finish(rebalance(RebalanceOptions(**given)), show_rebalance, _no_picture, _Output(None, out, as_json))
+
+
+def _no_picture(result: dict[str, Any], path: Path) -> None:
+    """There is none of a rebalancing."""
 
 
 @dataclass(frozen=True)

@@ -141,10 +141,8 @@ def _low_latency(options: CompareOptions, demand: Demand) -> dict[str, Traffic]:
 
 def _throughput(options: CompareOptions, demand: Demand) -> dict[str, Traffic]:
     hidden, topk = options.hidden, options.topk
-    scales = {"bf16": 0, "fp8": hidden // 128, "fp8-ue8m0": hidden // 512}[options.row_format]
-    payload = 2 * hidden if options.row_format == "bf16" else hidden
-    row = RowShape(payload, 4 * scales, topk, has_ids=True, has_weights=True)
-    call = ours.ThroughputCall(hidden, row, weights=True)
+    payload, scales = _payload(hidden, options.row_format)
+    call = throughput_call(hidden, topk, options.row_format)
     theirs, answer = upstream.Rows(payload, scales, topk, topk), upstream.Rows(2 * hidden, weights=topk)
     return {
         "dispatch": ours.throughput_dispatch(demand, call),
@@ -152,6 +150,19 @@ def _throughput(options: CompareOptions, demand: Demand) -> dict[str, Traffic]:
         "upstream_dispatch": upstream.throughput_dispatch(demand, theirs),
         "upstream_combine": upstream.throughput_combine(demand, answer),
     }
+
+
+def _payload(hidden: int, row_format: str) -> tuple[int, int]:
+    """Bytes of a dispatched row's channels, and 4-byte words of its scales."""
+    scales = {"bf16": 0, "fp8": hidden // 128, "fp8-ue8m0": hidden // 512}[row_format]
+    return (2 * hidden if row_format == "bf16" else hidden), scales
+
+
+def throughput_call(hidden: int, topk: int, row_format: str) -> ours.ThroughputCall:
+    """A dispatch with top-k ids and weights, and its combine, of a Buffer as it is usually made."""
+    payload, scales = _payload(hidden, row_format)
+    row = RowShape(payload, 4 * scales, topk, has_ids=True, has_weights=True)
+    return ours.ThroughputCall(hidden, row, weights=True)
 
 
 def _per_token(traffic: Traffic, tokens: int) -> dict[str, float]:

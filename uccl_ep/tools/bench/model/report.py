@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from rich import box
@@ -114,6 +115,36 @@ def show_memory(result: dict[str, Any], console: Console) -> None:
         "formula knows neither ranks nor nodes, and is taken without the padding of experts that many ranks need.",
     )
     show_targets(result["targets"], console)
+
+
+def show_rebalance(result: dict[str, Any], console: Console) -> None:
+    """What moves, what a step sends and computes before and after, and when it pays."""
+    options, moved = result["options"], result["moves"]
+    title = f"{options['ranks']} ranks, nodes of {options['ranks_per_node']}, {options['experts']} experts in "
+    title += f"{result['slots']} slots, {options['routing']} routing: a step of one layer"
+    table = _table(title, "", "before", "after", "", left=("",))
+    for name, key in (("between nodes, all ranks", "wire_bytes"), ("between nodes, busiest rank", "busiest_bytes")):
+        table.add_row(name, *_pair(result, key, lambda value: format_bytes(round(value))))
+    for name, key in (("rows computed, busiest rank", "busiest_rows"), ("rows computed, mean", "mean_rows")):
+        table.add_row(name, *_pair(result, key, lambda value: f"{value:,.0f}"))
+    table.add_row("microseconds", *_pair(result, "us", lambda value: f"{value:,.1f}"))
+    console.print(table)
+    table = _table(f"moved once: {moved['copies']} copies of {format_bytes(result['expert_bytes'])}", "", "all ranks",
+                   "busiest rank", left=("",))  # fmt: skip
+    for name, link in (("inside nodes", "inside"), ("between nodes", "between")):
+        table.add_row(name, *(format_bytes(moved[f"{link}_{which}"]) for which in ("bytes", "busiest_bytes")))
+    console.print(table)
+    steps, saved = result["pays_after"], result["saved_us"]
+    end = f"it pays after {steps:,} steps" if steps is not None else "it never pays in these bytes and rows"
+    text = f"moving takes {result['move_us']:,.1f} us on {options['network']} (assumed), a step {saved:,.1f} us less"
+    console.print(f"{text}: {end}", highlight=False, soft_wrap=True)
+    if not options["row_us"]:
+        _note(console, "only bytes count: --row-us says what a row costs the rank that computes it")
+
+
+def _pair(result: dict[str, Any], key: str, shown: Callable[[float], str]) -> list[str]:
+    before, after = result["before"][key], result["after"][key]
+    return [shown(before), shown(after), f"{after / before - 1:+.1%}" if before else ""]
 
 
 def show_growth(result: dict[str, Any], console: Console) -> None:

@@ -1,4 +1,4 @@
-"""The three commands: options arrive, help teaches, output is JSON or a table, files are written."""
+"""The four commands: options arrive, help teaches, output is JSON or a table, files are written."""
 
 from __future__ import annotations
 
@@ -26,6 +26,7 @@ def run(*words: str) -> str:
 @pytest.mark.parametrize("name, words", [
     ("bytes", ("uccl-ep bench bytes", "--network", "group-limited", "reduced in the node")),
     ("memory", ("uccl-ep bench memory", "enable_shrink", "--ranks-per-node")),
+    ("rebalance", ("uccl-ep bench rebalance", "--redundant", "EPLB", "after how many steps it pays")),
     ("growth", ("uccl-ep bench growth", "--counted-only", "exponent 1 is linear")),
 ])  # fmt: skip
 def test_model_commands_teach(name: str, words: tuple[str, ...]) -> None:
@@ -89,3 +90,13 @@ def test_model_growth_measures_when_asked(monkeypatch: pytest.MonkeyPatch) -> No
     found = json.loads(run("growth", "--axis", "hidden", "--rounds", "2", "--json"))
     assert rounds == [2] and found["measured"][0]["fits"]["low latency: dispatch time"]["growth"] == "linear"
     assert found["machine"]["cores"] >= 1
+
+
+def test_model_rebalance_prints_a_table_and_json() -> None:
+    small = "rebalance --ranks 4 --ranks-per-node 2 --tokens 16 --hidden 512 --topk 2 --experts 8 --redundant 4".split()
+    text = run(*small, "--row-us", "0.5")
+    for words in ("8 experts in 12 slots", "between nodes, busiest rank", "moved once: ", "it pays after "):
+        assert words in text, text
+    assert "only bytes count" not in text and "only bytes count" in run(*small)
+    found = json.loads(run(*small, "--state-bytes", "16", "--weight-bytes", "2", "--json"))
+    assert found["expert_bytes"] == 18 * 3 * 512 * 2048 and found["options"]["state_bytes"] == 16
