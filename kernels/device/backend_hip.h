@@ -28,7 +28,13 @@ DEV S& smem() {
   return *reinterpret_cast<S*>(shared_memory_);
 }
 
+// Everything that this wave has stored or written back has come to where it goes.
+DEV void wait_for_stores() { asm volatile("s_waitcnt vmcnt(0)" ::: "memory"); }
+
+// Whoever releases behind a barrier releases what all waves of the block have stored, so each waits for its own before:
+// compilers do not, since the waves of one block see each other's stores without it.
 DEV void sync_block() {
+  wait_for_stores();
   __builtin_amdgcn_fence(__ATOMIC_RELEASE, "workgroup");
   __builtin_amdgcn_s_barrier();
   __builtin_amdgcn_fence(__ATOMIC_ACQUIRE, "workgroup");
@@ -80,10 +86,26 @@ DEV void pause() { __builtin_amdgcn_s_sleep(1); }
 DEV void end_spin() {}
 DEV u64 now_ns() { return __builtin_amdgcn_s_memrealtime() * 10; }  // a 100 MHz counter on gfx9
 
+// Before the access that releases. The wait is written out: compilers before LLVM's pull request 178316 leave theirs away
+// where they see no access outstanding, although the fence's write-back is one.
+DEV void release_to_gpu() {
+  __builtin_amdgcn_fence(__ATOMIC_RELEASE, "agent");
+  wait_for_stores();
+}
+DEV void release_to_sys() {
+  __builtin_amdgcn_fence(__ATOMIC_RELEASE, "");
+  wait_for_stores();
+}
+
 #define UCCL_HIP_LOAD(name, order, scope, type) \
   DEV type name(const type* p) { return __hip_atomic_load(p, order, scope); }
 #define UCCL_HIP_STORE(name, order, scope, type) \
   DEV void name(type* p, type v) { __hip_atomic_store(p, v, order, scope); }
+#define UCCL_HIP_RELEASE(to, scope, type)              \
+  DEV void st_release_##to(type* p, type v) {          \
+    release_to_##to();                                 \
+    __hip_atomic_store(p, v, __ATOMIC_RELAXED, scope); \
+  }
 #define UCCL_HIP_ADD(name, order, scope, type) \
   DEV type name(type* p, type v) { return __hip_atomic_fetch_add(p, v, order, scope); }
 UCCL_HIP_LOAD(ld_acquire_sys, __ATOMIC_ACQUIRE, __HIP_MEMORY_SCOPE_SYSTEM, u32)
@@ -94,38 +116,44 @@ UCCL_HIP_LOAD(ld_acquire_gpu, __ATOMIC_ACQUIRE, __HIP_MEMORY_SCOPE_AGENT, u32)
 UCCL_HIP_LOAD(ld_acquire_gpu, __ATOMIC_ACQUIRE, __HIP_MEMORY_SCOPE_AGENT, u64)
 UCCL_HIP_LOAD(ld_relaxed_gpu, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_AGENT, u32)
 UCCL_HIP_LOAD(ld_relaxed_gpu, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_AGENT, u64)
-UCCL_HIP_STORE(st_release_sys, __ATOMIC_RELEASE, __HIP_MEMORY_SCOPE_SYSTEM, u32)
-UCCL_HIP_STORE(st_release_sys, __ATOMIC_RELEASE, __HIP_MEMORY_SCOPE_SYSTEM, u64)
+UCCL_HIP_RELEASE(sys, __HIP_MEMORY_SCOPE_SYSTEM, u32)
+UCCL_HIP_RELEASE(sys, __HIP_MEMORY_SCOPE_SYSTEM, u64)
 UCCL_HIP_STORE(st_relaxed_sys, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_SYSTEM, u32)
 UCCL_HIP_STORE(st_relaxed_sys, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_SYSTEM, u64)
-UCCL_HIP_STORE(st_release_gpu, __ATOMIC_RELEASE, __HIP_MEMORY_SCOPE_AGENT, u32)
-UCCL_HIP_STORE(st_release_gpu, __ATOMIC_RELEASE, __HIP_MEMORY_SCOPE_AGENT, u64)
+UCCL_HIP_RELEASE(gpu, __HIP_MEMORY_SCOPE_AGENT, u32)
+UCCL_HIP_RELEASE(gpu, __HIP_MEMORY_SCOPE_AGENT, u64)
 UCCL_HIP_STORE(st_relaxed_gpu, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_AGENT, u32)
 UCCL_HIP_STORE(st_relaxed_gpu, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_AGENT, u64)
 UCCL_HIP_LOAD(ld_acquire_cta, __ATOMIC_ACQUIRE, __HIP_MEMORY_SCOPE_WORKGROUP, u32)
 UCCL_HIP_STORE(st_release_cta, __ATOMIC_RELEASE, __HIP_MEMORY_SCOPE_WORKGROUP, u32)
 UCCL_HIP_ADD(add_gpu, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_AGENT, u32)
 UCCL_HIP_ADD(add_gpu, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_AGENT, u64)
-UCCL_HIP_ADD(add_acq_rel_gpu, __ATOMIC_ACQ_REL, __HIP_MEMORY_SCOPE_AGENT, u32)
 UCCL_HIP_ADD(add_sys, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_SYSTEM, u64)
-UCCL_HIP_ADD(add_release_sys, __ATOMIC_RELEASE, __HIP_MEMORY_SCOPE_SYSTEM, u64)
 #undef UCCL_HIP_LOAD
 #undef UCCL_HIP_STORE
+#undef UCCL_HIP_RELEASE
 #undef UCCL_HIP_ADD
+DEV u32 add_acq_rel_gpu(u32* p, u32 v) {
+  release_to_gpu();
+  return __hip_atomic_fetch_add(p, v, __ATOMIC_ACQUIRE, __HIP_MEMORY_SCOPE_AGENT);
+}
+DEV u64 add_release_sys(u64* p, u64 v) {
+  release_to_sys();
+  return __hip_atomic_fetch_add(p, v, __ATOMIC_RELAXED, __HIP_MEMORY_SCOPE_SYSTEM);
+}
 
 using word_pair = u64 __attribute__((ext_vector_type(2)));
 
-// AMD has no 128-bit atomic: a release fence, then one global_store_dwordx4 past the caches. A torn read is harmless
-// because the lap parity is in both words (command.h). The wait is written out: the compiler leaves its own away where it
-// sees no access outstanding, although the fence's write-back is one.
+// AMD has no 128-bit atomic: a release, then one global_store_dwordx4 past the caches. A torn read is harmless because
+// the lap parity is in both words (command.h).
 DEV void st_release_sys(u128* p, u64 lo, u64 hi) {
-  __builtin_amdgcn_fence(__ATOMIC_RELEASE, "");
+  release_to_sys();
   const word_pair pair = {lo, hi};
-  asm volatile("s_waitcnt vmcnt(0)\n\tglobal_store_dwordx4 %0, %1, off " UCCL_SIMT_STORE_SYSTEM ::"v"(p), "v"(pair)
-               : "memory");
+  asm volatile("global_store_dwordx4 %0, %1, off " UCCL_SIMT_STORE_SYSTEM ::"v"(p), "v"(pair) : "memory");
 }
 DEV u32 cas_sys(u32* p, u32 expect, u32 desired) {
-  __hip_atomic_compare_exchange_strong(p, &expect, desired, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE,
+  release_to_sys();
+  __hip_atomic_compare_exchange_strong(p, &expect, desired, __ATOMIC_ACQUIRE, __ATOMIC_ACQUIRE,
                                        __HIP_MEMORY_SCOPE_SYSTEM);
   return expect;
 }

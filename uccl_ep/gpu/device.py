@@ -120,7 +120,7 @@ class GpuDevice:
         self._limits: dict[tuple[str, int], int] = {}
         self._recorded = False  # some kernel is in a graph
         self._pinned = PinnedPool(driver)
-        self._order = CallOrder(driver, (session.hellos[0].session, session.rank))
+        self._order = CallOrder(driver, (session.hellos[0].session, session.rank), self.share.threads)
         self.comm_stream = self._order.comm_stream
         # What every call goes through, without another function of Python around it.
         self.begin, self.behind = self._order.begin, self._order.behind
@@ -196,11 +196,15 @@ class GpuDevice:
                 "GPU. Use a Config with fewer num_sms, or fewer ranks on the GPU."
             )
         self._session.note(name)
-        stream = self._order.launch_stream()
         if self._order.captured and not self._recorded:
             self._recorded = True
             self._session.keep_awake()
-        self._kernels.launch(name, launch.args, min(blocks, limit), warps, stream)
+        blocks = min(blocks, limit)
+        if launch.exact or self._order.neighbours.alone:
+            self._kernels.launch(name, launch.args, blocks, warps, self._order.launch_stream())
+        else:
+            with self._order.neighbours.lock:
+                self._kernels.launch(name, launch.args, blocks, warps, self._order.behind_neighbours())
 
     def record(self, held: object = None) -> EventHandle:
         """Ends a call: an event of the comm stream."""

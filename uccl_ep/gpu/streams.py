@@ -121,20 +121,71 @@ class StreamClaims:
 claims = StreamClaims()
 
 
+class Neighbours:
+    """The Buffers of one rank on one GPU. Thread-safe.
+
+    A low-latency kernel takes all processors of the rank's share, and its blocks wait for each other. Two of them that
+    are placed at once may each have half of their blocks, and no room for the rest. So those of one rank run one after
+    the other, in the order of its calls, whatever Buffers and streams they are of.
+
+    Attributes:
+        alone: there is one Buffer, whose own calls are in order anyway.
+        lock: held while a kernel finds its place in the order, until it is launched.
+    """
+
+    def __init__(self) -> None:
+        self.alone, self.lock = True, threading.Lock()
+        self._members: weakref.WeakSet[CallOrder] = weakref.WeakSet()
+        self._last: weakref.ref[CallOrder] | None = None  # whose kernel was launched last
+
+    def enter(self, order: CallOrder) -> None:
+        """One Buffer more."""
+        with self.lock:
+            if self.alone:
+                self._last = next(map(weakref.ref, self._members), None)
+            self._members.add(order)
+            self.alone = len(self._members) == 1
+
+    def leave(self, order: CallOrder) -> None:
+        """One less; its kernels have run."""
+        with self.lock:
+            self._members.discard(order)
+            self.alone = len(self._members) == 1
+
+    def pass_on(self, order: CallOrder) -> CallOrder | None:
+        """The Buffer that launched last; `order` is the next. With the lock held."""
+        before, self._last = self._last, weakref.ref(order)
+        return None if before is None else before()
+
+
+_neighbours: weakref.WeakValueDictionary[tuple[int, int], Neighbours] = weakref.WeakValueDictionary()
+_neighbours_lock = threading.Lock()
+
+
+def neighbours_of(driver: Driver, threads: int) -> Neighbours:
+    """Those of the calling thread's rank, of the `threads` ranks of this process on a GPU."""
+    with _neighbours_lock:
+        key = id(driver), 0 if threads == 1 else threading.get_ident()
+        return _neighbours.setdefault(key, Neighbours())
+
+
 class CallOrder:
     """The order of one Buffer's calls. Used by one thread at a time, as the Buffer is.
 
     The driver is asked once a call which stream is current, and whether that is being captured; `begin` asks.
 
     Attributes:
+        neighbours: this Buffer and its rank's others.
         comm_stream: of the Buffer alone.
         caller_key: key of the stream that was current when the call at hand began.
         captured: the call at hand is recorded into a graph.
         open: kernels were launched whose end is not marked.
     """
 
-    def __init__(self, driver: Driver, owner: tuple[int, int]) -> None:
+    def __init__(self, driver: Driver, owner: tuple[int, int], threads: int = 1) -> None:
         self._driver, self._owner, self._claimant = driver, owner, id(self)
+        self.neighbours = neighbours_of(driver, threads)
+        self.neighbours.enter(self)
         self.comm_stream = claims.unused_stream(driver, self._claimant, owner)
         weakref.finalize(self, claims.release, self._claimant)
         self._comm_key = driver.stream_key(self.comm_stream)
@@ -206,6 +257,18 @@ class CallOrder:
         self.open = True
         return self._stream
 
+    def behind_neighbours(self) -> Any:
+        """launch_stream() for a kernel that takes all processors of the rank's share: behind its other Buffers' last.
+
+        With `neighbours.lock` held, until it is launched.
+        """
+        stream, last = self.launch_stream(), self.neighbours.pass_on(self)
+        if last is not None and last is not self and last._key != self._key and last.captured == self.captured:
+            point = StreamPoint(self._driver, last._stream, self.captured) if last.open else last._last
+            if point is not None:
+                point.hold_back(stream, self.captured)
+        return stream
+
     def _mark(self, captured: bool) -> StreamPoint:
         self.open = False
         self._last, self._last_key = StreamPoint(self._driver, self._stream, captured), self._key
@@ -263,6 +326,7 @@ class CallOrder:
                 StreamPoint(self._driver, stream).synchronize()
         finally:
             claims.release(self._claimant)
+            self.neighbours.leave(self)
 
 
 def tensors_in(held: object) -> list[torch.Tensor]:

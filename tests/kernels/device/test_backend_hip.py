@@ -39,15 +39,100 @@ def compiler() -> list[str]:
 
 
 @functools.cache
-def assembly(arch: str) -> str:
+def assembly(arch: str, text: str = '#include "tests/kernels/device/probe_kernels.h"\n') -> str:
     with tempfile.TemporaryDirectory() as folder:
         source, result = Path(folder, "probe.hip"), Path(folder, "probe.s")
-        source.write_text('#include "tests/kernels/device/probe_kernels.h"\n')
+        source.write_text(text)
         strict = ["-x", "hip", "--cuda-device-only", "-nogpulib", "-nogpuinc", "-Wall", "-Wextra", "-Werror"]
         command = [*compiler(), *strict, *flags(arch), *include_flags(ROOT), "-S", "-o", str(result), str(source)]
         done = subprocess.run(command, capture_output=True, text=True, timeout=100)
         assert done.returncode == 0, done.stdout + done.stderr
         return result.read_text()
+
+
+ORDERS = {
+    "st_release_sys(p, v)": ["write back to sys", "wait", "store to sys"],
+    "st_release_sys(q, 1u)": ["write back to sys", "wait", "store to sys"],
+    "st_release_sys(reinterpret_cast<u128*>(p), v, v)": ["write back to sys", "wait", "past the caches"],
+    "st_release_gpu(p, v)": ["write back to gpu", "wait", "store to gpu"],
+    "st_release_gpu(q, 1u)": ["write back to gpu", "wait", "store to gpu"],
+    "st_relaxed_sys(p, v)": ["store to sys"],
+    "st_relaxed_gpu(p, v)": ["store to gpu"],
+    "add_acq_rel_gpu(q, 1u)": ["write back to gpu", "wait", "atomic at gpu", "wait", "invalidate from gpu"],
+    "add_release_sys(p, v)": ["write back to sys", "wait", "atomic at sys"],
+    "add_sys(p, v)": ["atomic at sys"],
+    "add_gpu(p, v)": ["atomic at gpu"],
+    "cas_sys(q, 0u, 1u)": ["write back to sys", "wait", "atomic at sys", "wait", "invalidate from sys"],
+    "*out = ld_acquire_sys(p)": ["load from sys", "wait", "invalidate from sys"],
+    "*out = ld_acquire_sys(q)": ["load from sys", "wait", "invalidate from sys"],
+    "*out = ld_acquire_gpu(p)": ["load from gpu", "wait", "invalidate from gpu"],
+    "*out = ld_relaxed_sys(p)": ["load from sys", "wait"],
+    "*out = ld_relaxed_gpu(p)": ["load from gpu", "wait"],
+    "sync_block()": ["wait", "barrier"],
+    "store(p, v); sync_warp(); if (lane() == 0) st_release_sys(p + 64, v)": [
+        "store", "write back to sys", "wait", "store to sys"
+    ],
+}  # fmt: skip
+"""What each order is, by LLVM's memory model of these processors (AMDGPUUsage). `wait`: until all that this wave has
+stored or written back is done. A flag that is stored without it may be seen before the rows."""
+_NEWER = {
+    r"buffer_wbl2 sc0 sc1": "write back to sys",
+    r"buffer_wbl2 sc1": "write back to gpu",
+    r"buffer_inv sc0 sc1": "invalidate from sys",
+    r"buffer_inv sc1": "invalidate from gpu",
+    r"global_store_dwordx4 .* sc0 sc1": "past the caches",
+    r"global_store_dword\S* .* sc0 sc1": "store to sys",
+    r"global_store_dword\S* .* sc1": "store to gpu",
+    r"global_store_dword\S* .*": "store",
+    r"global_load_dword\S* .* sc0 sc1": "load from sys",
+    r"global_load_dword\S* .* sc1": "load from gpu",
+    r"global_atomic\w+ .* sc1": "atomic at sys",
+    r"global_atomic\w+ .*": "atomic at gpu",
+    r"s_waitcnt.*vmcnt\(0\).*": "wait",
+    r"s_barrier": "barrier",
+}
+_OLDER = {  # gfx90a: one L2 for the whole GPU, past which no bit of a plain store tells
+    r"buffer_wbl2": "write back to sys",
+    r"buffer_invl2": "",
+    r"buffer_wbinvl1_vol": "invalidate",
+    r"global_store_dwordx4 .* glc slc": "past the caches",
+    r"global_store_dword\S* .*": "store",
+    r"global_load_dword\S* .* glc": "load",
+    r"global_atomic\w+ .*": "atomic",
+    r"s_waitcnt.*vmcnt\(0\).*": "wait",
+    r"s_barrier": "barrier",
+}
+
+
+def orders(text: str, names: dict[str, str]) -> dict[int, list[str]]:
+    """What memory sees of each kernel_N of an assembly, equal neighbours once."""
+    found: dict[int, list[str]] = {}
+    for number, body in re.findall(r"^kernel_(\d+):\s+; @.*?\n(.*?)\n\.Lfunc_end", text, re.MULTILINE | re.DOTALL):
+        seen = found.setdefault(int(number), [])
+        for line in body.splitlines():
+            bare = line.partition(";")[0].strip()
+            said = next((name for pattern, name in names.items() if re.fullmatch(pattern, bare)), "")
+            if said and seen[-1:] != [said]:
+                seen.append(said)
+            assert said or not re.match(r"(global|flat|buffer|scratch)_", bare) or bare == "buffer_invl2", bare
+    return found
+
+
+@pytest.mark.parametrize("arch", ["gfx90a", "gfx942", "gfx950"])
+def test_backend_hip_orders_are_those_of_the_memory_model(arch: str) -> None:
+    text = '#pragma clang diagnostic ignored "-Wunused-parameter"\n#include "kernels/device/simt.h"\n'
+    text += "namespace uccl::simt {\nDEV void store(u64* p, u64 v) { p[lane()] = v; }\n"
+    for number, order in enumerate(ORDERS):
+        text += f"KERNEL kernel_{number}(u64* p, u32* q, u64* out, u64 v) {{ {order}; }}\n"
+    made = orders(assembly(arch, text + "}\n"), _OLDER if arch == "gfx90a" else _NEWER)
+    for number, (order, wanted) in enumerate(ORDERS.items()):
+        if arch == "gfx90a":
+            wanted = [re.sub(r"^((?!write).*) (to|from|at) \w+$", r"\1", step) for step in wanted]
+            wanted = [step for step in wanted if step != "write back to gpu"]
+        seen = made[number]
+        if order.startswith("*out"):
+            assert seen.pop() == "store"  # of the result
+        assert seen == wanted, f"{arch}: {order}"
 
 
 @pytest.mark.parametrize("arch", ["gfx90a", "gfx942", "gfx950"])

@@ -28,6 +28,7 @@ from uccl_ep import (
 )
 from uccl_ep.config import Config
 from uccl_ep.gpu.device import PinnedPool, share_of
+from uccl_ep.gpu.streams import CallOrder
 from uccl_ep.group.handshake import Hello
 
 
@@ -117,6 +118,38 @@ def test_gpu_device_grids_leave_room_for_every_rank(variables: Any, monkeypatch:
     run_gpu_ranks(driver, 3, body)
     assert {"low_latency_dispatch_send", "low_latency_combine_recv"} <= {name for name, _ in grids}
     assert max(grid for _, grid in grids) == 4
+
+
+def test_gpu_device_kernels_that_take_all_processors_are_behind_those_of_the_ranks_other_buffer(
+    variables: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    driver = install(monkeypatch, FakeDriver(num_sms=12))
+    ordered: list[CallOrder] = []
+    behind = CallOrder.behind_neighbours
+    monkeypatch.setattr(CallOrder, "behind_neighbours", lambda order: (ordered.append(order), behind(order))[1])
+    c = case(97, "uniform", num_ranks=2, num_experts=2, hidden=128, max_tokens=16)
+
+    def body(group: ThreadGroup) -> None:
+        rank = group.rank()
+
+        def play(buffer: Buffer) -> list[CallOrder]:
+            group.barrier()
+            if rank == 0:
+                ordered.clear()
+            group.barrier()
+            got = buffer.low_latency_dispatch(c.x[rank], c.topk_idx[rank], 16, 2)
+            buffer.low_latency_combine(expert_rows(rank, c.shape), c.topk_idx[rank], c.topk_weights[rank], got[2])
+            driver.settle()
+            group.barrier()
+            return [order for order in ordered if order is buffer._device._order]  # type: ignore[attr-defined]
+
+        with low_latency(group, c.shape) as one:
+            assert play(one) == []
+            with low_latency(group, c.shape) as two:
+                assert [len(play(buffer)) for buffer in (one, two, one)] == [4, 4, 4]
+            assert play(one) == []
+
+    run_gpu_ranks(driver, 2, body)
 
 
 def test_gpu_device_too_few_queues_for_the_ranks_of_a_process(variables: Any, monkeypatch: pytest.MonkeyPatch) -> None:
