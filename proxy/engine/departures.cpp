@@ -25,7 +25,8 @@ void Departures::lost(u32 peer) noexcept {
 void Departures::silent(u32 peer) noexcept {
   std::atomic_ref<u64> word(control_word(control_, layout_.departed(peer)));
   // Release: pairs with the acquire of the waits that look at it.
-  if (word.load(std::memory_order_relaxed) >= Departed::kLeft) word.fetch_or(Departed::kSilent, std::memory_order_release);
+  if (word.load(std::memory_order_relaxed) >= Departed::kLeft)
+    word.fetch_or(Departed::kSilent, std::memory_order_release);
 }
 
 // Its connections are left to the lanes: they may hold arrivals that have not been applied.
