@@ -92,14 +92,14 @@ demo: $(VENV)/.stamp-native ## train a small MoE model over 4 ranks and compare 
 	$(SAY) "uccl-ep demo"
 	@$(BIN)/uccl-ep demo $(ARGS)
 
-test: $(VENV)/.stamp-native ## native tests (warps of 32 lanes and of 1), Python tests, house checks; proofs are in make prove
+test: $(VENV)/.stamp-native ## native tests, Python tests, house checks; what takes longer is in make test-slow, proofs are in make prove
 	$(SAY) "pytest: native tests, Python tests, house checks"
 	@$(PYTEST) $(or $(ARGS),$(PROVED))
 
 quick: $(VENV)/.stamp-python ## one file's tests, without building what they do not need: make quick TEST=tests/proxy/wire/test_types.cpp
 	@test -n "$(TEST)" || { echo "make quick TEST=tests/...: which file?"; exit 2; }
 	@$(MAKE) -q $(VENV)/.stamp-native || echo "!!! the native module is older than its sources; make setup builds it anew !!!"
-	@$(BIN)/pytest --one-width $(TEST) $(ARGS)
+	@$(BIN)/pytest $(TEST) $(ARGS)
 
 test-native: $(VENV)/.stamp-native ## only the native tests
 	$(SAY) "pytest: native tests"
@@ -119,7 +119,7 @@ demo-arm: $(VENV)/.stamp-native ## a small demo on 64-bit ARM, in an emulator; A
 	$(SAY) "python -m tests.docker.emulated: the wheel for aarch64, and its demo under QEMU"
 	@$(BIN)/python -m tests.docker.emulated $(ARGS)
 
-test-slow: $(VENV)/.stamp-native ## the tests marked slow, and kernels with warps of 64 lanes
+test-slow: $(VENV)/.stamp-native ## the tests marked slow, and kernels with warps of 64 lanes and of 1
 	$(SAY) "pytest: slow tests"
 	@$(PYTEST) -m slow $(ARGS)
 

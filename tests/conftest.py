@@ -1,9 +1,9 @@
 """Makes every TEST of tests/**/test_*.cpp a pytest item: builds the native test programs once, runs each TEST alone.
 
-Kernels' tests run with warps of 32 lanes and with one lane, as a CPU runs them; with 64, as on AMD processors, they are
-marked slow. --native-only leaves the Python tests out; --sanitize thread|address runs the native tests of an
-instrumented build, --cross aarch64 those of another processor's, in an emulator; --one-width builds and runs them with
-warps of 32 lanes only.
+Kernels' tests run with warps of 32 lanes; with 64, as on AMD processors, and with one, as a CPU runs kernels, they are
+marked slow, and built only where slow tests are wanted. --native-only leaves the Python tests out; --sanitize
+thread|address runs the native tests of an instrumented build, --cross aarch64 those of another processor's, in an
+emulator.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -28,7 +29,7 @@ import pytest  # noqa: E402
 ROOT = Path(__file__).resolve().parent.parent
 SANITIZERS = ("thread", "address")
 EMULATED = {"aarch64": ["qemu-aarch64-static", "-L", "/usr/aarch64-linux-gnu"]}
-# By warp width; sanitizers look at the first only, and the second is built where slow tests are wanted.
+# By warp width; the others than the first are built where slow tests are wanted.
 PROGRAMS = {32: "native_tests", 64: "native_tests_wave64", 1: "native_tests_wave1"}
 # Seconds of one TEST; below pytest's own limit, which would end the session.
 LIMIT_S = {"": 50, "thread": 240, "address": 150, "aarch64": 240}
@@ -39,7 +40,6 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--sanitize", choices=SANITIZERS, help="run the native tests, and only those, under a sanitizer")
     group.addoption("--cross", choices=EMULATED, help="run the native tests, and only those, for another processor")
     group.addoption("--native-only", action="store_true", help="collect no Python test")
-    group.addoption("--one-width", action="store_true", help="native tests with warps of 32 lanes only: quick to build")
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:
@@ -57,6 +57,17 @@ def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> pytest.Col
 def _one_torch_thread() -> None:
     if "torch" in sys.modules:  # imported by a plug-in before the variables above were set
         sys.modules["torch"].set_num_threads(1)
+
+
+@pytest.hookimpl(tryfirst=True)  # before pytest leaves out what is slow
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    seen = Counter[str]()
+    for item in items:
+        if marker := item.get_closest_marker("mostly_slow"):
+            function = item.nodeid.partition("[")[0]
+            seen[function] += 1
+            if seen[function] > marker.kwargs.get("quick", 1):
+                item.add_marker(pytest.mark.slow)
 
 
 class NativeBuild:
@@ -131,9 +142,9 @@ def _must_run(command: list[str], purpose: str) -> str:
 
 
 def _widths(config: pytest.Config) -> list[int]:
-    if any(map(config.getoption, ("--sanitize", "--cross", "--one-width"))):
+    if any(map(config.getoption, ("--sanitize", "--cross"))) or config.getoption("-m").startswith("not slow"):
         return [32]
-    return [32, 1] if config.getoption("-m").startswith("not slow") else list(PROGRAMS)
+    return list(PROGRAMS)
 
 
 _builds: dict[str, NativeBuild | str] = {}  # by kind: what was built, or why it was not
@@ -168,7 +179,7 @@ class NativeFile(pytest.File):
                 item.command = [*prefix, str(build.folder / build.programs[wave]), name]
                 item.limit_s = LIMIT_S[build.kind]
                 item.add_marker(pytest.mark.native)
-                if wave == 64:
+                if wave != 32:
                     item.add_marker(pytest.mark.slow)
                 item.add_marker(pytest.mark.timeout(item.limit_s + 8))
                 yield item

@@ -15,6 +15,7 @@ README = (ROOT / "README.md").read_text(encoding="utf-8")
 LIMIT_S = 120
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(LIMIT_S + 20)  # four processes that load torch, on two busy cores
 def test_readme_program_runs_as_printed(tmp_path: Path) -> None:
     (program,) = re.findall(r"```python\n(.*?)```", README, re.S)

@@ -11,8 +11,8 @@ namespace uccl::simt {
 
 inline constexpr u32 kNoPeer = ~0u;
 // A wait for a peer that has left ends this long after it was seen to have: what it sent last is with this rank's proxy
-// by then, and needs a few of its turns, which on a crowded machine come late. What a process of this node wrote is there
-// when it has died: such a wait looks once more and ends.
+// by then, and needs a few of its turns, which on a crowded machine come late. When the proxy knows that nothing is on its
+// way any more (Departed::kSilent), the wait looks once more and ends.
 inline constexpr u64 kGoodbyeGraceNs = 1'000'000'000;
 
 struct WaitContext {
@@ -119,7 +119,7 @@ struct SpinClock {
       left_ns = now;
       return false;
     }
-    return departed >= Departed::kEnded || now - left_ns >= kGoodbyeGraceNs;
+    return departed >= Departed::kSilent || now - left_ns >= kGoodbyeGraceNs;
   }
 };
 

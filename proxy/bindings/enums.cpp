@@ -209,7 +209,7 @@ void register_enums(nb::module_& m) {
   m.attr("DEPARTED_LEFT") = Departed::kLeft;
   m.attr("DEPARTED_VOTED_AGAINST") = Departed::kVotedAgainst;
   m.attr("DEPARTED_VALUES") = Departed::kValues;
-  m.attr("DEPARTED_ENDED") = Departed::kEnded;
+  m.attr("DEPARTED_SILENT") = Departed::kSilent;
   m.attr("RING_TAIL_OFFSET") = offsetof(RingHeader, tail);
   m.attr("RING_DONE_OFFSET") = offsetof(RingHeader, done);
   m.attr("RING_HEAD_OFFSET") = offsetof(RingHeader, head);

@@ -22,11 +22,11 @@ void Departures::lost(u32 peer) noexcept {
   if (peer < layout_.num_ranks) raise_word(control_, layout_.departed(peer), Departed::kLeft);
 }
 
-void Departures::died(u32 peer) noexcept {
-  if (peer >= layout_.num_ranks) return;
-  lost(peer);
-  // Release, as in raise_word(). Nobody else writes this word now: the peer is dead.
-  std::atomic_ref<u64>(control_word(control_, layout_.departed(peer))).fetch_or(Departed::kEnded, std::memory_order_release);
+void Departures::silent(u32 peer) noexcept {
+  std::atomic_ref<u64> word(control_word(control_, layout_.departed(peer)));
+  // Release: pairs with the acquire of the waits that look at it.
+  if (word.load(std::memory_order_relaxed) >= Departed::kLeft)
+    word.fetch_or(Departed::kSilent, std::memory_order_release);
 }
 
 // Its connections are left to the lanes: they may hold arrivals that have not been applied.

@@ -15,8 +15,8 @@ class Departures {
   bool connection_ended(u32 peer, PeerFault fault, int code) noexcept;
   // The peer is lost and that is no fault (EngineSettings::losses_are_absences): nothing more will come from it.
   void lost(u32 peer) noexcept;
-  // The same of a rank of this node whose process has ended, as the kernel says.
-  void died(u32 peer) noexcept;
+  // Every worker has closed the peer, and applied before what had arrived: if it has left, waits for it need no grace.
+  void silent(u32 peer) noexcept;
   // The peer's process has ended, as a kernel says. True when it had said goodbye.
   bool process_ended(u32 peer) noexcept;
 

@@ -49,7 +49,7 @@ Engine::Shared::Shared(EngineSettings s, std::unique_ptr<Transport> t, WorkerCou
       watch(settings.peer_pids, [this](u32 peer) {
         if (departures.process_ended(peer)) return;
         if (settings.losses_are_absences) {
-          departures.died(peer);
+          departures.lost(peer);
           membership.dismiss(peer);
         }
         membership.lose(peer, PeerFault::kLost, 0);

@@ -169,7 +169,7 @@ bool World::departed(u32 rank, u32 peer) const {
 // As engine.cpp's watch has it.
 void World::lose_process(u32 rank, u32 peer) {
   if (shape_.shrink) {
-    Departures(control(rank), plan.control).died(peer);
+    Departures(control(rank), plan.control).lost(peer);
     membership(rank).dismiss(peer);
   }
   membership(rank).lose(peer, PeerFault::kLost, 0);

@@ -106,13 +106,13 @@ struct alignas(64) FaultRecord {
 };
 static_assert(sizeof(FaultRecord) == 64);
 
-// Values of ControlLayout::departed. The bit kEnded stands beside one of the others.
+// Values of ControlLayout::departed. The bit kSilent stands beside one of the others.
 struct Departed {
   static constexpr u64 kLeaving = 1;  // it is about to end; what it sent may still be on its way
   static constexpr u64 kLeft = 2;  // what it sent has been delivered: from here on nothing more will come
   static constexpr u64 kVotedAgainst = 3;  // of this host, it has voted to go on without this rank: it has left
   static constexpr u64 kValues = 3;
-  static constexpr u64 kEnded = 4;  // its process, of this node, has died: what it wrote in shared memory is there
+  static constexpr u64 kSilent = 4;  // it is gone, and every worker has closed it: nothing of it is on its way here
 };
 
 // Offsets (bytes from the control segment's base) of every table. Built once from the group's shape; all ranks of a

@@ -63,6 +63,7 @@ def test_docs_python_blocks_run(page: str, tmp_path: Path, monkeypatch: pytest.M
             exec(code, names)  # noqa: S102 - our own documentation
 
 
+@pytest.mark.mostly_slow(quick=2)
 @pytest.mark.parametrize(("page", "block"), cases("bash"))
 def test_docs_bash_blocks_run(page: str, block: Block, tmp_path: Path) -> None:
     for other in PAGES[page]:

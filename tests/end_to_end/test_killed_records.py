@@ -30,6 +30,7 @@ for number in range(1000):
 """
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(120)  # four interpreters load torch
 @pytest.mark.parametrize("number", [0, *(pytest.param(n, marks=pytest.mark.slow) for n in range(1, 6))])
 def test_killed_rank_under_torchrun_leaves_every_record(tmp_path: Path, number: int) -> None:

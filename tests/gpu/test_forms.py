@@ -203,6 +203,7 @@ def test_gpu_overlap_sends_rows_as_their_signals_come(platform: Platform, per_no
 # ---- processes -------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.mostly_slow
 @pytest.mark.parametrize("place", PLACES)
 def test_gpu_two_processes_share_a_gpu(place: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """They open each other's memory, and their kernels take turns on the GPU."""

@@ -46,7 +46,7 @@ class Neighbours:
         return self._departed(rank) == DEPARTED_VOTED_AGAINST
 
     def _departed(self, rank: int) -> int:
-        return int(self._own[rank]) & DEPARTED_VALUES  # whether its process has ended stands beside that
+        return int(self._own[rank]) & DEPARTED_VALUES  # what this rank's proxy knows stands beside that
 
     def vote_against(self, ranks: Iterable[int]) -> None:
         """Tells those of them that are of this host."""

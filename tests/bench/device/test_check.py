@@ -131,6 +131,7 @@ def test_bench_check_what_a_later_call_runs_again(status: str, limit_s: float, d
     assert check.done_with(entry("ring", status, limit_s=limit_s)) == done
 
 
+@pytest.mark.slow
 def test_bench_check_goes_on_where_a_call_was_killed(tmp_path: Path) -> None:
     """It is killed while a step runs; the file tells which, and a later call runs that and what follows."""
     command = [sys.executable, "-m", "bench.device.check", "--device", "cpu", "--quick", "--out"]

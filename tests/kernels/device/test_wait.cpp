@@ -180,9 +180,9 @@ TEST(wait_for_a_peer_that_has_left_ends_after_a_grace) {
   }
 }
 
-TEST(wait_for_a_peer_of_the_node_that_has_died_looks_once_more) {
+TEST(wait_for_a_peer_that_is_silent_looks_once_more) {
   Control control;
-  const u64 departed[1] = {Departed::kLeft | Departed::kEnded};
+  const u64 departed[1] = {Departed::kLeft | Departed::kSilent};
   u64 looks = 0;
   bool ok = true;
   on_warp([&] {

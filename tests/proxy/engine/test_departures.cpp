@@ -77,14 +77,29 @@ TEST(engine_departures_a_peer_of_this_host_says_it_itself) {
   CHECK_EQ(departed(rank, 2), Departed::kLeft);
 }
 
-TEST(engine_departures_a_process_that_died_stands_beside_what_it_said) {
-  for (const u64 said : {u64{0}, Departed::kLeft, Departed::kVotedAgainst}) {
+TEST(engine_departures_silence_stands_beside_what_the_peer_said) {
+  for (const u64 said : {u64{0}, Departed::kLeaving, Departed::kLeft, Departed::kVotedAgainst}) {
     RankMemory rank(Shape{});
     rank.set_word(rank.layout.departed(2), said);
-    Departures(rank.control(), rank.layout).died(2);
-    CHECK_EQ(departed(rank, 2), (said == 0 ? Departed::kLeft : said) | Departed::kEnded);
+    Departures(rank.control(), rank.layout).silent(2);
+    CHECK_EQ(departed(rank, 2), said < Departed::kLeft ? said : said | Departed::kSilent);
     CHECK_EQ(departed(rank, 1), 0ull);
   }
+}
+
+// What a lane holds when another has lost the peer is applied before the peer counts as silent.
+TEST(engine_departures_a_lost_peer_is_silent_when_every_worker_has_closed_it) {
+  Stepper rank(Shape{.num_rings = 2, .num_workers = 2});
+  rank.settings.losses_are_absences = true;
+  rank.lane(1).deliver(chunk(1, 0), 1);
+  rank.lane(0).report({1, PeerFault::kLost, ECONNRESET});
+  rank.step_worker(0, 16);
+  CHECK_EQ(departed(rank, 1), Departed::kLeft);
+  CHECK_EQ(rank.tail(Direction::kDispatch, 1, 0), 0ull);
+  rank.step_worker(1, 1);
+  CHECK_EQ(departed(rank, 1), Departed::kLeft | Departed::kSilent);
+  CHECK_EQ(rank.tail(Direction::kDispatch, 1, 0), 1ull);
+  CHECK_EQ(rank.aborted(), 0ull);
 }
 
 TEST(engine_departures_a_goodbye_is_no_fault_and_ends_one_lane) {
@@ -133,8 +148,8 @@ TEST(engine_departures_the_end_of_a_process_is_an_absence_where_losses_are) {
   kill(pid, SIGKILL);
   waitpid(pid, nullptr, 0);
   const u64 until = steady_ns() + 20'000'000'000ull;
-  while (departed(rank, 2) < Departed::kEnded && steady_ns() < until) usleep(1000);
+  while (departed(rank, 2) < Departed::kSilent && steady_ns() < until) usleep(1000);
   engine.stop(0);
-  CHECK_EQ(departed(rank, 2), Departed::kLeft | Departed::kEnded);
+  CHECK_EQ(departed(rank, 2), Departed::kLeft | Departed::kSilent);
   CHECK_EQ(rank.aborted(), 0ull);
 }

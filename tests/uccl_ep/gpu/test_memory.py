@@ -27,6 +27,7 @@ ROOT = Path(__file__).resolve().parents[3]
 NOTHING = {"allocated": 0, "opened": 0, "pinned": 0}
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(120)  # two interpreters import torch
 @pytest.mark.parametrize("can_export", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_gpu_memory_is_shared_between_processes(tmp_path: Path, can_export: bool) -> None:

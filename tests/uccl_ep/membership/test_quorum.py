@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from tests.uccl_ep.membership.test_neighbours import sleeper
-from uccl_ep._native import DEPARTED_ENDED, DEPARTED_VOTED_AGAINST
+from uccl_ep._native import DEPARTED_SILENT, DEPARTED_VOTED_AGAINST
 from uccl_ep.errors import NoQuorum
 from uccl_ep.membership.neighbours import Neighbours
 from uccl_ep.membership.quorum import Quorum
@@ -88,12 +88,12 @@ def test_quorum_counts_out_who_has_left_and_whose_listener_refuses() -> None:
         assert made.dead == {1}
 
 
-@pytest.mark.parametrize("ended", [0, DEPARTED_ENDED], ids=["", "its_proxy_knows"])
-def test_quorum_counts_who_has_voted_against_this_rank_before_it_ended(ended: int) -> None:
+@pytest.mark.parametrize("silent", [0, DEPARTED_SILENT])
+def test_quorum_counts_who_has_voted_against_this_rank_before_it_ended(silent: int) -> None:
     """What it voted for may be a group that others go on in."""
     with sleeper() as child:
         made = knows(3, ())
-        made.see(life(child.pid, departed=DEPARTED_VOTED_AGAINST | ended))
+        made.see(life(child.pid, departed=DEPARTED_VOTED_AGAINST | silent))
         made.see(life(child.pid))  # a later life, of which only the start was tried
         child.kill()
         child.wait()

@@ -95,6 +95,7 @@ if sys.argv[2] != "end":
 """
 
 
+@pytest.mark.mostly_slow
 @pytest.mark.parametrize(
     ("how", "left"), [("kill", True), ("terminate", True), ("raise", True), ("end", False), ("early", None)]
 )

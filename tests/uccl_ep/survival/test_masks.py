@@ -49,8 +49,9 @@ def masks(buffer: Buffer) -> list[int]:
     return [rank for rank in range(buffer.group_size) if status[rank]]
 
 
-@pytest.mark.parametrize("world", WORLDS.values(), ids=WORLDS)
+@pytest.mark.mostly_slow(quick=2)
 @pytest.mark.parametrize("mode", ["l", "t"])
+@pytest.mark.parametrize("world", WORLDS.values(), ids=WORLDS)
 def test_masks_part_the_ranks_in_place(mode: str, world: World) -> None:
     side = (2,)
 
@@ -74,16 +75,10 @@ def test_masks_part_the_ranks_in_place(mode: str, world: World) -> None:
     as_threads(world, body)
 
 
-@pytest.mark.parametrize(
-    ("world", "leaves"),
-    [
-        pytest.param(world, leaves, id=f"{name}-{'leaves' if leaves else 'silent'}", marks=[pytest.mark.slow] * later)
-        for number, (name, world) in enumerate(WORLDS.items())
-        for leaves in (True, False)
-        for later in (number % 2 == leaves,)  # each world one way in `make test`, the other in `make test-slow`
-    ],
-)
+@pytest.mark.mostly_slow(quick=4)
 @pytest.mark.parametrize("mode", ["l", "t"])
+@pytest.mark.parametrize("leaves", [True, False], ids=["leaves", "silent"])
+@pytest.mark.parametrize("world", WORLDS.values(), ids=WORLDS)
 def test_masks_come_of_themselves(mode: str, world: World, leaves: bool) -> None:
     """Of a rank that does not come within the deadline, or has left: no call fails, one is late."""
     from dataclasses import replace

@@ -39,6 +39,7 @@ def lose(buffer: Buffer, mode: str, per_node: int) -> UcclEpError:
     return caught.value
 
 
+@pytest.mark.mostly_slow
 @pytest.mark.parametrize(("mode", "per_node", "transport"), [("l", 2, "tcp"), ("t", 2, "loopback"), ("t", 0, "auto")])
 def test_recover_reports_and_goes_on(mode: str, per_node: int, transport: str, caplog: Any) -> None:
     together = threading.Barrier(RANKS - 1)
@@ -181,9 +182,11 @@ def test_recover_without_the_excluded_rank_which_may_only_leave() -> None:
     as_threads(World(3, timeout_s=10.0), body)
 
 
+@pytest.mark.slow
 def test_recover_of_too_few_is_refused_unless_they_allow_it() -> None:
     """Half of the ranks do not come, and may have gone on by themselves."""
     few, done = (1, 2), threading.Barrier(4)
+    together = threading.Barrier(len(few))  # they have a short time to find each other
 
     def body(group: ThreadGroup) -> None:
         buffer = make_buffer(group, [step("t", 0)], 0, slack=6)
@@ -194,12 +197,14 @@ def test_recover_of_too_few_is_refused_unless_they_allow_it() -> None:
                     buffer.recover(timeout_s=5.0)
                 return
             for _ in range(2):
+                together.wait(30)
                 with pytest.raises(NoQuorum, match="rank.s. 0, 3 cannot be reached, and may go on") as caught:
                     buffer.recover(timeout_s=1.5)
                 assert (caught.value.missing, caught.value.needed) == ((0, 3), 3)
                 assert buffer.recoveries == []
                 with pytest.raises(PeerLost):
                     play(buffer, step("t", 1), 0)
+            together.wait(30)
             assert buffer.recover(timeout_s=1.5, allow_minority=True) == [1, 2]
             for number in range(40, 43):
                 play(buffer, replace(step("t", number), masked=(0, 3)), 0)

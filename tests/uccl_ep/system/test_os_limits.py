@@ -61,6 +61,7 @@ MANY_BUFFERS = (
 )
 
 
+@pytest.mark.slow
 def test_limits_soft_one_is_raised_for_many_buffers() -> None:
     """One Buffer for each layer of a model: a login's soft limit of open files is not what it may have."""
     command = [sys.executable, "-c", MANY_BUFFERS]
@@ -122,6 +123,7 @@ def test_limits_of_the_roll_call(free: int, words: str) -> None:
         AgreementService(0, 2, b"s" * 32, "127.0.0.1")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("free", [0, *(pytest.param(free, marks=pytest.mark.slow) for free in (1, 7, 16))])
 def test_limits_of_open_files_on_one_rank_are_told_to_both(free: int) -> None:
     told = pair("same", f"files={free}")
@@ -129,6 +131,7 @@ def test_limits_of_open_files_on_one_rank_are_told_to_both(free: int) -> None:
         assert re.search(r"rank 1: (OSError: )?.*: Too many open files.*\(hard limit \d+\).*\(ulimit -n\): allow", said)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("per_node", ["2", pytest.param("1", marks=pytest.mark.slow)])
 def test_limits_of_address_space_cost_zero_copy_its_room_alone(per_node: str) -> None:
     """32 GiB of it are reserved otherwise. One rank's limit is enough, since it maps what the others have."""
@@ -138,6 +141,7 @@ def test_limits_of_address_space_cost_zero_copy_its_room_alone(per_node: str) ->
         assert f"nodes {2 // int(per_node)} sum 1024.0" in said
 
 
+@pytest.mark.slow
 def test_limits_of_address_space_are_named() -> None:
     rings = {"UCCL_EP_RINGS": "8", "UCCL_EP_RING_CAPACITY": str(1 << 20), "UCCL_EP_PROXY_THREADS": "4"}  # 512 MiB
     for said in pair("address_space=900000000", "same", **rings):
@@ -163,11 +167,13 @@ def test_ranks_that_cannot_map_each_other_are_nodes_of_their_own(changes: tuple[
         assert "nodes 2 sum 1024.0" in said
 
 
+@pytest.mark.slow
 def test_ranks_that_must_not_be_looked_into_are_nodes_of_their_own() -> None:
     for said in pair("same", "undumpable"):
         assert "nodes 2 sum 1024.0" in said
 
 
+@pytest.mark.slow
 @as_root
 def test_ranks_of_two_users_and_shared_memory() -> None:
     for said in pair("same", "user=65534", UCCL_EP_TRANSPORT="shared_memory"):

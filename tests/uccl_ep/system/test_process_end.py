@@ -33,6 +33,7 @@ assert len(kept.buffers) == 8
 """
 
 
+@pytest.mark.mostly_slow
 @pytest.mark.parametrize("ending", ["", "raise ValueError('of the program')", "raise SystemExit(1)"])
 def test_process_end_a_program_that_destroys_nothing_ends(ending: str) -> None:
     """The threads that a goodbye needs do not run when Python takes its objects apart."""
@@ -43,6 +44,7 @@ def test_process_end_a_program_that_destroys_nothing_ends(ending: str) -> None:
     assert said == (["ValueError: of the program"] if "Value" in ending else []), done.stderr
 
 
+@pytest.mark.mostly_slow
 @pytest.mark.parametrize("ending", ["", "raise ValueError('of the program')"])
 def test_process_end_an_error_is_not_followed_by_what_it_kept_from_being_destroyed(ending: str) -> None:
     program = "import uccl_ep\nb = uccl_ep.Buffer(uccl_ep.ThreadGroup.create(1)[0], 1 << 20, explicitly_destroy=True)\n"

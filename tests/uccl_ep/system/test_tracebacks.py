@@ -43,11 +43,13 @@ def test_tracebacks_of_ours_have_the_callers_lines_alone(tmp_path: Path) -> None
     assert f"uccl_ep{os.sep}" not in text and len(text.splitlines()) < 12
 
 
+@pytest.mark.slow
 def test_tracebacks_are_whole_when_everything_is_explained(tmp_path: Path) -> None:
     text = printed(tmp_path, OURS, UCCL_EP_EXPLAIN="1")
     assert f"uccl_ep{os.sep}buffer.py" in text and tracebacks.LEFT_OUT not in text
 
 
+@pytest.mark.slow
 def test_tracebacks_of_others_are_pythons(tmp_path: Path) -> None:
     text = printed(tmp_path, "raise KeyError('mine')", "try:\n    " + OURS + "\nexcept ValueError:\n    pass")
     assert "KeyError: 'mine'" in text and tracebacks.LEFT_OUT not in text

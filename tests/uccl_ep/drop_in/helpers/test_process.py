@@ -40,6 +40,7 @@ def test_process_domains_of_a_group_and_of_a_buffer(variables: Any) -> None:
         process.get_physical_domain_size(7)
 
 
+@pytest.mark.slow
 def test_process_init_dist_starts_ranks_of_nodes() -> None:
     """As DeepEP's own tests start: WORLD_SIZE nodes, RANK this node, and a process for each local rank."""
     program = (

@@ -30,6 +30,7 @@ def body(rank: int, port: int, results: Any) -> None:
     results.put((rank, blocks.tolist(), rows.float().tolist()))
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)  # two processes load torch
 def test_bench_gloo_sends_blocks_and_uneven_rows() -> None:
     with socket.socket() as probe:

@@ -17,6 +17,7 @@ def rows() -> dict[tuple[str, int, str], dict[str, float]]:
     return {(row["job"], row["ranks"], row["format"]): row for row in found}
 
 
+@pytest.mark.slow
 def test_harness_upstreams_rows_are_within_the_target(rows: dict[tuple[str, int, str], dict[str, float]]) -> None:
     assert {key: row["error"] for key, row in rows.items() if abs(row["error"]) > TARGET} == {}
 

@@ -10,6 +10,7 @@ from tests.uccl_ep.tools.bench.scale.test_report import sample
 from uccl_ep.tools.bench.scale.plot import draw_scale
 
 
+@pytest.mark.slow
 def test_plot_scale(tmp_path: Path) -> None:
     draw_scale(sample(), tmp_path / "new" / "scale.png")
     assert (tmp_path / "new" / "scale.png").read_bytes().startswith(b"\x89PNG")
