@@ -14,18 +14,20 @@ bool Departures::said(u32 peer) const {
 bool Departures::connection_ended(u32 peer, PeerFault fault, int code) noexcept {
   if (peer >= layout_.num_ranks || fault != PeerFault::kLost) return false;
   if (code != 0 && !said(peer)) return false;
-  raise_word(control_, layout_.departed(peer), kLeft);
+  lost(peer);
   return true;
 }
 
 void Departures::lost(u32 peer) noexcept {
-  if (peer < layout_.num_ranks) raise_word(control_, layout_.departed(peer), kLeft);
+  if (peer >= layout_.num_ranks) return;
+  raise_word(control_, layout_.departed(peer), kLeft);
+  raise_word(control_, ControlLayout::kSomeDeparted, 1);
 }
 
 // Its connections are left to the lanes: they may hold arrivals that have not been applied.
 bool Departures::process_ended(u32 peer) noexcept {
   if (peer >= layout_.num_ranks || !said(peer)) return false;
-  raise_word(control_, layout_.departed(peer), kLeft);
+  lost(peer);
   return true;
 }
 
