@@ -4,7 +4,7 @@ Native core of uccl_ep: memory segments, the proxy engine, and the kernels' CPU 
 
 from collections.abc import Sequence
 import enum
-from typing import Annotated
+from typing import Annotated, Final
 
 import numpy
 from numpy.typing import NDArray
@@ -701,6 +701,9 @@ class ControlLayout:
     def num_channels(self, arg: int, /) -> None: ...
 
     def bytes(self) -> int: ...
+
+    SOME_DEPARTED: Final[int] = ...
+    """(arg: object, /) -> int"""
 
     def departed(self, peer: int) -> int: ...
 

@@ -16,7 +16,7 @@ inline constexpr u32 kNoPeer = ~0u;
 inline constexpr u64 kGoodbyeGraceNs = 1'000'000'000;
 
 struct WaitContext {
-  u64* abort;          // ControlLayout::kAbort
+  u64* abort;          // ControlLayout::kAbort, which is the first word; kSomeDeparted is beside it
   FaultRecord* fault;  // ControlLayout::kFault; null when expiry is no fault of the rank
   u64 deadline_ns;     // on now_ns()'s clock; set by begin_wait
   u32 rank;            // this one
@@ -112,6 +112,7 @@ struct SpinClock {
  private:
   DEV_MEMBER bool waits_in_vain(const WaitContext& context, const WaitSite& site, u64 now) {
     if (context.departed == nullptr || site.peer == kNoPeer) return false;
+    if (ld_relaxed_sys(context.abort + ControlLayout::kSomeDeparted / sizeof(u64)) == 0) return false;
     // Pairs with the release of whoever heard the goodbye.
     const u64 departed = ld_acquire_sys(&context.departed[site.peer]);
     if (departed < Departed::kLeft) return false;

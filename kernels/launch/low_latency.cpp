@@ -17,7 +17,7 @@ constexpr u32 kMostPieces = 16;  // warps that one row keeps busy
 }  // namespace
 
 u64 LowLatencyCalls::workspace_bytes(u32 num_ranks) {
-  const u64 words = kKernels * (1 + kGridBarrierWords) + 2ull * num_ranks + kMaxBatches;
+  const u64 words = kKernels * (1 + kGridBarrierWords) + 3ull * num_ranks + kMaxBatches;
   return state_at() + LowLatencyState::bytes(num_ranks) + align_up(words * sizeof(u32), 8);
 }
 
@@ -47,7 +47,8 @@ LowLatencyCalls::LowLatencyCalls(const RankContext& rank, const LowLatencyLayout
   call_.grid_barrier = call_.ticket + kKernels;
   num_writes_ = call_.grid_barrier + kKernels * kGridBarrierWords;
   num_sums_ = num_writes_ + ranks;
-  arrivals_ = num_sums_ + ranks;
+  sizes_of_sums_ = num_sums_ + ranks;
+  arrivals_ = sizes_of_sums_ + ranks;
 }
 
 Grid LowLatencyCalls::grid_of(u64 rows, u32 host_units) const {
@@ -120,6 +121,7 @@ Launch<CombineReduceArgs> LowLatencyCalls::combine_reduce(const CombineSendArgs&
   l.args.format = sent.format;
   if (static_cast<RowFormat>(sent.format) != RowFormat::kBf16) l.args.registered = nullptr;  // its rows do not stay
   l.args.num_writes = num_sums_;
+  l.args.sizes = sizes_of_sums_;
   return l;
 }
 

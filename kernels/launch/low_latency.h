@@ -64,7 +64,7 @@ class LowLatencyCalls {
   DeviceShape device_;
   LowLatencyCall call_{};  // of the first kernel
   u64* staging_tickets_;
-  u32 *num_writes_, *num_sums_, *arrivals_;
+  u32 *num_writes_, *num_sums_, *sizes_of_sums_, *arrivals_;
 };
 
 }  // namespace uccl

@@ -40,8 +40,8 @@ DEV bool await_rings(const CombineReceiveArgs& a, const Turn& turn) {
   return true;
 }
 
-// What says that everything of a rank is here: its flag, null where it sends nothing, and what to wait for; of another
-// node's rank also its ExpectHeader.
+// What says that everything of a rank is here: its flag, null where nothing is waited for, and what to wait for; of
+// another node's rank also its ExpectHeader.
 struct Awaited {
   const u64* flag;
   WaitSite site;
@@ -50,6 +50,7 @@ struct Awaited {
 DEV Awaited awaited(const CombineReceiveArgs& a, const Turn& turn, u32 r) {
   const TopologyView& topology = a.rank.topology;
   WaitSite site{WaitPhase::kCombineReceive, r, {}, turn.epoch};
+  if (is_sent(a.rank, a.call, r)) return Awaited{nullptr, site, nullptr};
   if (topology.is_local(r)) return Awaited{rows_flag(a.rank, turn.epoch, r), site, nullptr};
   // Of a node that sums its rows only this rank's landing rank there sends.
   if (a.call.reduces && (topology.is_absent(r) || topology.landing_rank(topology.rank, topology.cell_of[r]) != r))

@@ -18,6 +18,7 @@ struct CombineReduceArgs {
   RankContext rank;
   LowLatencyCall call;
   u32* num_writes;  // [num_ranks], zero between launches
+  u32* sizes;  // [num_ranks] tokens << 8 | top-k of a source's block, which may lie in the host's memory
   i64* wait_stats;  // [N] ns, added to, or null
   const u8* const* registered;  // as row_in_memory's, registered memory of the node's ranks; null: no rows stay there
   u32 format;  // RowFormat of the sums
@@ -36,13 +37,14 @@ DEV bool stands_for(const TopologyView& topology, u32 source) {
 
 // One thread: rank `r` of the node has stored its rows. Pairs with the release at the end of a sending half.
 DEV bool await_contributor(const CombineReduceArgs& a, const Turn& turn, u32 r) {
+  if (is_sent(a.rank, a.call, r)) return true;
   const u64* flag = rows_flag(a.rank, turn.epoch, r);
   const WaitSite site{WaitPhase::kCombineReduce, r, {}, turn.epoch};
   return wait_and_count(a.rank, turn.wait, site, flag, a.wait_stats) &&
          (masked(a.rank, r) || in_same_call(a.rank, turn, Phase::kCombine, site, nullptr));
 }
 
-// What a source says of its tokens; of no more than there is room for, whatever its block says.
+// What a source says of its tokens, as check_weights has found it.
 struct WeightedIds {
   u32 num_tokens, topk;
   const float* weights;
@@ -51,21 +53,21 @@ struct WeightedIds {
 DEV const WeightsHeader* weights_header(const CombineReduceArgs& a, u64 epoch, u32 slot) {
   return reinterpret_cast<const WeightsHeader*>(own_data(a.rank) + a.call.layout.landing_weights(epoch, slot));
 }
-DEV WeightedIds weights_of(const CombineReduceArgs& a, u64 epoch, u32 slot) {
-  const WeightsHeader* header = weights_header(a, epoch, slot);
-  const u32 tokens = simt::ld_relaxed_sys(&header->num_tokens), topk = simt::ld_relaxed_sys(&header->topk);
-  const u32 count = tokens <= a.call.layout.max_tokens && topk <= a.call.layout.max_topk ? tokens : 0;
-  const float* weights = reinterpret_cast<const float*>(header + 1);
-  return WeightedIds{count, topk, weights, reinterpret_cast<const short*>(weights + static_cast<u64>(count) * topk)};
+DEV WeightedIds weights_of(const CombineReduceArgs& a, u64 epoch, u32 source, u32 slot) {
+  const float* const weights = reinterpret_cast<const float*>(weights_header(a, epoch, slot) + 1);
+  const u32 size = simt::ld_relaxed_gpu(&a.sizes[source]), tokens = size >> 8, topk = size & 0xff;
+  return WeightedIds{tokens, topk, weights, reinterpret_cast<const short*>(weights + static_cast<u64>(tokens) * topk)};
 }
 
-// One lane: a source is in the same call, and its block holds no more than there is room for.
+// One lane: a source is in the same call, and its block holds no more than there is room for. What its header says is
+// read here only.
 DEV bool check_weights(const CombineReduceArgs& a, const Turn& turn, u32 source) {
   WaitSite site{WaitPhase::kCombineWeights, source, {}, turn.number};
   const ExpectHeader* announced = announced_by(a.rank, own_control(a.rank), Phase::kWeights, turn.number, source);
   if (!in_same_call(a.rank, turn, Phase::kCombine, site, announced)) return false;
   const u32 slot = a.rank.topology.landing_slot(source, a.rank.topology.cell);
   const WeightsHeader& header = *weights_header(a, turn.epoch, slot);
+  const u32 topk = simt::ld_relaxed_sys(&header.topk), tokens = simt::ld_relaxed_sys(&header.num_tokens);
   const auto fits = [&](MismatchField what, u32 most, u32 theirs) {
     if (theirs <= most) return true;
     site.detail = what;
@@ -73,8 +75,9 @@ DEV bool check_weights(const CombineReduceArgs& a, const Turn& turn, u32 source)
     record_fault(turn.wait, site, FaultKind::kMismatch, theirs);
     return false;
   };
-  return fits(MismatchField::kTopk, a.call.layout.max_topk, simt::ld_relaxed_sys(&header.topk)) &&
-         fits(MismatchField::kMaxTokens, a.call.layout.max_tokens, simt::ld_relaxed_sys(&header.num_tokens));
+  a.sizes[source] = tokens << 8 | topk;
+  return fits(MismatchField::kTopk, a.call.layout.max_topk, topk) &&
+         fits(MismatchField::kMaxTokens, a.call.layout.max_tokens, tokens);
 }
 
 // One thread: what the source says of its tokens is here.
@@ -191,7 +194,7 @@ DEV bool send_sums(const CombineReduceArgs& a, const Turn& turn, CombineReduceSh
   for (u32 s = 0; s < a.rank.topology.num_ranks; ++s) {
     if (!stands_for(a.rank.topology, s)) continue;
     const u32 hosted = a.rank.topology.landing_slot(s, a.rank.topology.cell);
-    const WeightedIds of = weights_of(a, turn.epoch, hosted);
+    const WeightedIds of = weights_of(a, turn.epoch, s, hosted);
     const u8* slots = own_data(a.rank) + a.call.layout.landing_combine_slot(turn.epoch, hosted, 0);
     u32 writes = 0;
     for (u32 t = (warp + warps - dealt % warps) % warps; t < of.num_tokens; t += warps) {

@@ -166,6 +166,12 @@ DEV Turn begin_receive(const RankContext& c, const LowLatencyCall& call, Phase p
   return Turn{wait_context(c), epoch, number, call.state->dispatch.consumed, call.state->combine.consumed, 0};
 }
 
+// In a receiving half: `r` is this rank, and its sending half has come to its end, as a word of this device says. So its
+// own flag, which may lie in the host's memory, needs no look.
+DEV bool is_sent(const RankContext& c, const LowLatencyCall& call, u32 r) {
+  return r == c.topology.rank && call.epoch[0] != 0;
+}
+
 // The finished epoch of a phase that a reader has made known here. One of another node says it to whoever it sends
 // something, and that landing rank has a second word, which is looked at where the first one does not suffice.
 struct KnownConsumed {

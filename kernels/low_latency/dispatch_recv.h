@@ -86,9 +86,12 @@ DEV const u64* dispatch_flag(const DispatchReceiveArgs& a, u64 epoch, u32 source
 // One thread waits for a source, or finds that it is masked, and checks that it is in the same call.
 DEV bool await_source(const DispatchReceiveArgs& a, const Turn& turn, u32 source) {
   const WaitSite site{WaitPhase::kDispatchReceive, source, {}, turn.epoch};
-  if (!wait_and_count(a.rank, turn.wait, site, dispatch_flag(a, turn.epoch, source), a.wait_stats)) return false;
+  const bool sent = is_sent(a.rank, a.call, source);
+  if (!sent && !wait_and_count(a.rank, turn.wait, site, dispatch_flag(a, turn.epoch, source), a.wait_stats))
+    return false;
   a.sizes[source] = 0;
   if (masked(a.rank, source)) return true;
+  if (sent) return check_routing(a, turn, source);
   u8* const control = landing_control(a, source);
   const ExpectHeader* const announced =
       control != nullptr ? announced_by(a.rank, control, Phase::kDispatch, turn.epoch, source) : nullptr;

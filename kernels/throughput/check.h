@@ -142,7 +142,7 @@ DEV void check_sums(const LayoutCheck& c) {
 
 // The whole block: what is wrong, when everything has been counted. Every thread gets the same.
 DEV LayoutPart finish_check(const LayoutCheck& c) {
-  simt::sync_block();
+  simt::sync_block();  // all is counted
   check_ranks(c);
   simt::sync_block();
   check_sums(c);

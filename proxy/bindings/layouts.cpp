@@ -17,6 +17,7 @@ void register_words(nb::module_& m) {
       .def_rw("num_ranks", &ControlLayout::num_ranks)
       .def_rw("num_channels", &ControlLayout::num_channels)
       .def("bytes", &ControlLayout::bytes)
+      .def_ro_static("SOME_DEPARTED", &ControlLayout::kSomeDeparted)
       .def("departed", &ControlLayout::departed, nb::arg("peer"))
       .def(
           "flag",

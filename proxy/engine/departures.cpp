@@ -14,12 +14,14 @@ bool Departures::said(u32 peer) const {
 bool Departures::connection_ended(u32 peer, PeerFault fault, int code) noexcept {
   if (peer >= layout_.num_ranks || fault != PeerFault::kLost) return false;
   if (code != 0 && !said(peer)) return false;
-  raise_word(control_, layout_.departed(peer), Departed::kLeft);
+  lost(peer);
   return true;
 }
 
 void Departures::lost(u32 peer) noexcept {
-  if (peer < layout_.num_ranks) raise_word(control_, layout_.departed(peer), Departed::kLeft);
+  if (peer >= layout_.num_ranks) return;
+  raise_word(control_, layout_.departed(peer), Departed::kLeft);
+  raise_word(control_, ControlLayout::kSomeDeparted, 1);
 }
 
 void Departures::silent(u32 peer) noexcept {
@@ -32,7 +34,7 @@ void Departures::silent(u32 peer) noexcept {
 // Its connections are left to the lanes: they may hold arrivals that have not been applied.
 bool Departures::process_ended(u32 peer) noexcept {
   if (peer >= layout_.num_ranks || !said(peer)) return false;
-  raise_word(control_, layout_.departed(peer), Departed::kLeft);
+  lost(peer);
   return true;
 }
 

@@ -122,6 +122,9 @@ struct ControlLayout {
   u32 num_channels = 0;
 
   static constexpr u64 kAbort = 0;  // u64: non-zero ends every wait of this rank
+  // u64: non-zero once some rank has departed, so that a wait looks at no other word before. Beside kAbort, as part of
+  // what one read over PCIe brings.
+  static constexpr u64 kSomeDeparted = 8;
   static constexpr u64 kFault = 64;  // FaultRecord
   static constexpr u64 kBarrier = 128;  // u64: rounds of barrier with remote peers completed (proxy)
   static constexpr u64 kLocalBarrier = 192;  // u64: rounds this rank has entered (its kernel; read by node peers)
@@ -161,7 +164,7 @@ struct ControlLayout {
     return tails_end() + streams_bytes() + (static_cast<u64>(phase) * num_ranks + reader) * 8;
   }
   // Non-zero once a peer has said goodbye: its end is no fault. Written by the peer itself when it runs on this host
-  // (it maps this segment), else by the proxy when the transport says so.
+  // (it maps this segment), else by the proxy when the transport says so. Whoever writes it sets kSomeDeparted too.
   constexpr u64 departed(u32 peer) const { return consumed(Phase::kCounts, 0) + peer * 8ull; }
   // For reports: (due << 32 | arrived) of the epoch that is under way from `source` (proxy, relaxed).
   constexpr u64 progress(Phase phase, u32 source) const {

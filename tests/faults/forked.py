@@ -53,8 +53,9 @@ def child(how: str, buffers: list[Buffer]) -> None:
         for buffer in buffers:
             assert buffer.runtime is not None
             device, proxy, guard = buffer._life.device, buffer.runtime._proxy, buffer.runtime._guard
-            buffer.runtime.regions.set_control_words(buffer.runtime.plan.control.departed(buffer.rank), 2)
+            buffer.runtime.regions.say_departed(2)
             own = buffer.runtime.regions.control.numpy()  # the parent's ranks would take all others for gone
+            own[buffer.runtime.plan.control.SOME_DEPARTED] = 1
             for rank in range(buffer.group_size):
                 own[buffer.runtime.plan.control.departed(rank)] = 2
             buffer.__dict__.clear()

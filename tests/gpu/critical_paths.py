@@ -34,8 +34,8 @@ MOST_LANE16 = {
 """16-byte accesses of the busiest lane, 128 tokens a rank; before shapes followed the GPU: 896, 868, 1,680, 252."""
 MOST_HOST_READS = 8
 """Reads of host memory by each kernel of low latency, beside one for each rank of another node: one block asks for
-all. Where rows lie in the host's memory, ranks of the node are asked there too, one read each; a wait that lasts adds
-two. So a node of 8 ranks may take two more than this."""
+all. Where rows lie in the host's memory, the other ranks of the node are asked there too, one read each; a wait that
+lasts adds one. So nodes of 8 ranks have no read to spare."""
 MOST_UNEVEN = {"throughput_dispatch": 1.3, "throughput_combine": 1.3}
 """Accesses of throughput's busiest warp, as a multiple of the mean of all warps that were launched."""
 

@@ -42,7 +42,7 @@ GPU_SCOPE_WORDS = {
     r"arrivals": "blocks of one launch",
     r"compared": "blocks of one launch",
     r"ticket": "blocks of one launch",
-    r"&a\.num_writes\[\w+\]": "blocks of one launch",
+    r"&a\.(num_writes|sizes)\[\w+\]": "blocks of one launch",
     r"&(c\.findings->)?first\.part|&c\.by_\w+\(\)\[\w+\]": "the block of one launch; the host gets a copy (check.h)",
     r"(a|call)\.epoch( \+ 1)?": "kernels of one rank",
     r"&(p|s|epochs_of\(\w+, \w+\)|call)[.\w>-]*": "the rank's epochs",

@@ -240,18 +240,23 @@ class Regions:
         """One word of it."""
         return int(self.control_words(rank)[offset // 8])
 
-    def set_control_words(self, offset: int, value: int) -> None:
-        """Writes a word of the control segment of every other rank of this host, where it does not hold more."""
+    def say_departed(self, value: int) -> None:
+        """Tells every other rank of this host that this one departs, where it has not said more."""
         for rank in self.controls:
             if rank != self.rank:
-                words = self.control_words(rank)
-                words[offset // 8] = max(int(words[offset // 8]), value)
+                words = self._departed_words(rank)
+                np.maximum(words, value, out=words)
+
+    def _departed_words(self, rank: int) -> Words:
+        """Both words with which this rank tells another one of its host that it departs: that some do, and its own."""
+        some, own = self.plan.control.SOME_DEPARTED // 8, self.plan.control.departed(self.rank) // 8
+        return self.control_words(rank)[some : own + 1 : own - some]
 
     def neighbours(self) -> Neighbours:
         """What this rank sees of the other ranks of its host, whatever becomes of this object."""
-        own, others = self.plan.control.departed(self.rank) // 8, {}
+        others = {}
         for rank, peer in self._peers.items():
-            others[rank] = (peer.endpoints.segment_pid, self.control_words(rank)[own : own + 1])
+            others[rank] = (peer.endpoints.segment_pid, self._departed_words(rank))
         first = self.plan.control.departed(0) // 8
         return Neighbours(self.control_words(self.rank)[first : first + self.num_ranks], others)
 

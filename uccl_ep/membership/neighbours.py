@@ -23,7 +23,7 @@ class Neighbours:
 
     Args:
         own: its words `departed`, which the others write, by rank.
-        others: for each other rank of the host: its process, and its word that this rank writes.
+        others: for each other rank of the host: its process, and those of its words that this rank writes.
     """
 
     def __init__(self, own: Words, others: Mapping[int, tuple[int, Words]]) -> None:
@@ -52,4 +52,4 @@ class Neighbours:
         """Tells those of them that are of this host."""
         for rank in ranks:
             if rank in self._others:
-                self._others[rank][1][0] = DEPARTED_VOTED_AGAINST
+                self._others[rank][1][:] = DEPARTED_VOTED_AGAINST

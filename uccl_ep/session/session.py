@@ -541,5 +541,5 @@ class Session(NoCopies):
         return fault is not None and fault["kind"] == _native.FaultKind.PEER_LOST and fault["peer"] == self.rank
 
     def _say(self, goodbye: int) -> None:
-        """Writes this rank's `departed` word where ranks of this host look for it."""
-        self.regions.set_control_words(self.plan.control.departed(self.rank), goodbye)
+        """Writes this rank's words of departure where ranks of this host look for them."""
+        self.regions.say_departed(goodbye)

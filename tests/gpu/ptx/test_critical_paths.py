@@ -33,11 +33,16 @@ def test_ptx_busiest_lane_of_low_latency(ranks_per_node: int, capfd: pytest.Capt
     assert {launch.kernel for launch in launches} >= MOST_LANE16.keys()
 
 
-@pytest.mark.parametrize(("ranks", "ranks_per_node"), [(8, 4), (16, 4)], ids=str)
+@pytest.mark.parametrize(
+    ("ranks", "ranks_per_node", "combine"),
+    [(8, 4, "direct"), (16, 4, "direct"), (16, 8, "direct"), (16, 8, "node")],
+    ids=str,
+)
 def test_ptx_host_reads_of_low_latency(
-    ranks: int, ranks_per_node: int, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    ranks: int, ranks_per_node: int, combine: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """In the second call staging rows are used again. How wide rows are changes nothing."""
+    monkeypatch.setenv("UCCL_EP_LOW_LATENCY_COMBINE", combine)
     monkeypatch.setattr(critical_paths, "HIDDEN", 512)
     monkeypatch.setattr(critical_paths, "RANKS", ranks)
     monkeypatch.setattr(critical_paths, "SMS", 132 * 8 // ranks)
@@ -47,6 +52,7 @@ def test_ptx_host_reads_of_low_latency(
         print(f"\n{table(launches)}")
     assert not findings(launches, ranks - ranks_per_node)
     assert {launch.kernel for launch in launches} >= MOST_LANE16.keys()
+    assert any(launch.kernel == "low_latency_combine_reduce" for launch in launches) == (combine == "node")
 
 
 @pytest.mark.parametrize("ranks_per_node", [0, 4], ids=["1 node of 8", "2 nodes of 4"])

@@ -34,6 +34,7 @@ inline u16 plain_bf16(Random& random) { return f_to_bf16(std::normal_distributio
 // The control words that waits need.
 struct Control {
   alignas(64) u64 abort = 0;
+  u64 some_departed = 0;
   FaultRecord fault{};
 };
 

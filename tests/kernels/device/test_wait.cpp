@@ -161,6 +161,7 @@ TEST(wait_explains_the_loss_of_the_peer_it_waited_for) {
 TEST(wait_for_a_peer_that_has_left_ends_after_a_grace) {
   for (const u64 goodbye : {0ull, 1ull, 2ull}) {  // none, leaving, left
     Control control;
+    control.some_departed = 1;
     const u64 departed[4] = {2, 2, 2, goodbye};
     const u64 timeout_ns = goodbye == 2 ? 3600 * kSecond : kGoodbyeGraceNs + kSecond / 2;
     bool ok = true;
@@ -182,6 +183,7 @@ TEST(wait_for_a_peer_that_has_left_ends_after_a_grace) {
 
 TEST(wait_for_a_peer_that_is_silent_looks_once_more) {
   Control control;
+  control.some_departed = 1;
   const u64 departed[1] = {Departed::kLeft | Departed::kSilent};
   u64 looks = 0;
   bool ok = true;
@@ -197,8 +199,50 @@ TEST(wait_for_a_peer_that_is_silent_looks_once_more) {
   CHECK_EQ(control.fault.kind, static_cast<u32>(FaultKind::kPeerLost));
 }
 
+TEST(wait_polls_without_order_and_acquires_when_it_begins_and_ends) {
+  struct Word {  // each acquire empties the L1 of a GPU's processor
+    u32 *acquired, *polled;
+    u64 operator()() const { return ++*acquired, *polled >= 50; }
+    u64 peek() const { return ++*polled >= 50; }
+  };
+  const auto done = [](u64 seen) { return seen != 0; };
+  for (const bool of_block : {false, true}) {
+    Control control;
+    u32 acquired = 0, polled = 0;
+    on_warp([&] {
+      if (lane() != 0) return;
+      if (of_block)
+        wait_for_block(Word{&acquired, &polled}, done);
+      else
+        CHECK(wait_until(context_of(control, kSecond), WaitSite{}, Word{&acquired, &polled}, done));
+    });
+    CHECK_EQ(acquired, 2u);
+    CHECK_EQ(polled, 50u);
+  }
+}
+
+TEST(wait_looks_at_no_word_of_departures_before_there_is_one) {
+  Control control;  // of 16 ranks the words would be four more reads over PCIe
+  const u64 departed[1] = {2};
+  on_warp([&] {
+    if (lane() != 0) return;
+    WaitContext wait = context_of(control, 3600 * kSecond);
+    wait.departed = departed;
+    SpinClock clock;
+    const auto look = [&] {
+      for (u32 i = 0; i < kSpinsPerCheck; ++i)
+        CHECK(clock.keep_waiting(wait, WaitSite{WaitPhase::kCounts, 0, 0, 1}, FaultKind::kTimeout, 0));
+      return clock.left_ns != 0;
+    };
+    CHECK(!look());
+    control.some_departed = 1;
+    CHECK(look());
+  });
+}
+
 TEST(wait_takes_what_a_leaving_peer_sent_last) {
   Control control;
+  control.some_departed = 1;
   const u64 departed[1] = {2};
   u64 flag = 0;
   std::thread proxy([&] {

@@ -56,8 +56,10 @@ TEST(engine_departures_tells_a_goodbye_from_a_loss) {
   CHECK(!d.connection_ended(1, PeerFault::kNetwork, 0));
   CHECK(!d.process_ended(1));
   CHECK_EQ(departed(rank, 1), 0ull);
+  CHECK_EQ(rank.word(ControlLayout::kSomeDeparted), 0ull);
   CHECK(d.connection_ended(1, PeerFault::kLost, 0));
   CHECK_EQ(departed(rank, 1), Departed::kLeft);
+  CHECK_EQ(rank.word(ControlLayout::kSomeDeparted), 1ull);
   CHECK(d.process_ended(1));
   CHECK(d.connection_ended(1, PeerFault::kLost, ECONNRESET));  // of another lane, a moment later
   CHECK(!d.connection_ended(1, PeerFault::kProtocol, EPROTO));

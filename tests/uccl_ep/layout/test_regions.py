@@ -55,8 +55,10 @@ def test_regions_peers_see_each_others_words() -> None:
         mine.meet([Peer(other.endpoints(b"", 0), True, True)])
     one.data.view(torch.int64)[5] = 77
     assert two.data_word(0, 40) == 77 == one.data_word(0, 40)
-    one.set_control_words(80, 9)
-    assert two.control_word(1, 80) == 9 and one.control_word(0, 80) == 0  # written to others only
+    for said in (2, 1):
+        one.say_departed(said)
+    for at in (one.plan.control.SOME_DEPARTED, one.plan.control.departed(0)):
+        assert two.control_word(1, at) == 2 and one.control_word(0, at) == 0  # written to others only, and never less
     tables = _native.RankTablesSettings()
     tables.node_of, tables.num_rings = [0, 0], one.num_rings
     assert one.place(tables, [0, 1]).bytes
@@ -100,14 +102,17 @@ def test_regions_neighbours_are_the_ranks_of_the_host_and_outlive_it() -> None:
     one.meet([Peer(two.endpoints(b"", 0), False, True)])
     two.meet([Peer(one.endpoints(b"", 0), False, True)])
     first, second = one.neighbours(), two.neighbours()
-    one.set_control_words(one.plan.control.departed(0), 2)
+    one.say_departed(2)
     assert 1 in first and 0 not in first and second.has_left(0)
     first.vote_against([1])
-    one.set_control_words(one.plan.control.departed(0), 2)
+    one.say_departed(2)
     assert second.has_voted_against(0), "it leaves after its vote, which stays"
+    assert not first.has_voted_against(1) and not one.control_word(0, one.plan.control.SOME_DEPARTED)
+    second.vote_against([0])
+    assert one.control_word(0, one.plan.control.SOME_DEPARTED), "or no kernel looks for the vote"
     one.close()
     two.close()
-    assert second.has_voted_against(0) and not first.has_voted_against(1)
+    assert second.has_voted_against(0) and first.has_voted_against(1)
 
 
 def test_regions_what_the_proxy_maps_and_peers_are_told() -> None:

@@ -39,11 +39,10 @@ def warm_up() -> None:
 
 
 WORLDS = [("thread", "auto", 0), ("thread", "loopback", 1), ("thread", "tcp", 1), ("thread", "shared_memory", 1)]
-SLOWER = [pytest.param(*world, marks=pytest.mark.slow) for world in (WORLDS[0], WORLDS[3])]
+SLOWER = [pytest.param(*world, marks=pytest.mark.slow) for world in (WORLDS[0], *WORLDS[2:4])]
 
 
-@pytest.mark.mostly_slow
-@pytest.mark.parametrize("proxy, transport, per_node", [*WORLDS[1:3], *SLOWER, ("process", "tcp", 1)])
+@pytest.mark.parametrize("proxy, transport, per_node", [WORLDS[1], *SLOWER, ("process", "tcp", 1)])
 def test_session_destroy_gives_everything_back(variables: Any, proxy: str, transport: str, per_node: int) -> None:
     variables(PROXY=proxy, TRANSPORT=transport, RANKS_PER_NODE=per_node)
     warm_up()
