@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import os
 import time
 import warnings
@@ -19,8 +21,10 @@ from uccl_ep.recorder.durations import Durations
 from uccl_ep.system.private import make_folder, write_file
 
 if TYPE_CHECKING:
-    from uccl_ep.observe.metrics import MetricsServer
     from uccl_ep.session.session import Session
+
+
+_log = logging.getLogger("uccl_ep")
 
 
 class Published:
@@ -28,10 +32,12 @@ class Published:
 
     Attributes:
         page: what it says. path: its file in UCCL_EP_OBSERVE_DIR; None: there is none.
+        unserved: where its metrics could not be served, since the port is taken: (port, address); None: nowhere.
     """
 
     def __init__(self, page: Page, directory: str = "") -> None:
         self.page = page
+        self.unserved: tuple[int, str] | None = None
         magic, rest = pack(page)
         self._segment = _native.Segment.create(f"uccl-ep-{page.rank}{PAGE_SUFFIX}", len(magic) + len(rest))
         view = self._segment.numpy()
@@ -41,9 +47,29 @@ class Published:
         if self.path is not None:  # also when the interpreter ends without a close
             weakref.finalize(self, _remove, self.path, os.getpid())
 
-    def serve(self, server: MetricsServer) -> None:
-        """Closes `server` with the page."""
+    def serve(self, port: int, address: str) -> None:
+        """Serves the metrics of the page's job until the page goes.
+
+        Raises:
+            OSError: the port is taken; `unserved` says so, for serve_again(). NotSupported: as serve_metrics.
+        """
+        from uccl_ep.observe.metrics import serve_metrics
+
+        self.unserved = None
+        try:
+            server = serve_metrics(port, address, job_id=self.page.job_id)
+        except OSError:
+            self.unserved = port, address
+            raise
         weakref.finalize(self, server.close)
+
+    def serve_again(self) -> bool:
+        """Tries once more where the port was taken; whether nothing is left to try."""
+        if (where := self.unserved) is not None:
+            with contextlib.suppress(OSError):
+                self.serve(*where)
+                _log.info("rank %d: metrics are served on port %d now", self.page.rank, where[0])
+        return self.unserved is None
 
 
 def publish(session: Session) -> Published:
@@ -56,10 +82,8 @@ def publish(session: Session) -> Published:
         warnings.warn(f"UCCL_EP_OBSERVE_DIR={s.observe_dir}: {error}; no file is left there", stacklevel=2)
         published = Published(_page_of(session))
     if s.metrics_port and _speaks_for_its_host(session):
-        from uccl_ep.observe.metrics import serve_metrics
-
         try:
-            published.serve(serve_metrics(s.metrics_port, s.interface or "127.0.0.1", job_id=published.page.job_id))
+            published.serve(s.metrics_port, s.interface or "127.0.0.1")
         except (OSError, uccl_ep.NotSupported) as error:
             warnings.warn(f"UCCL_EP_METRICS_PORT={s.metrics_port}: {error}; no metrics are served", stacklevel=2)
     return published

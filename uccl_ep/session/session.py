@@ -345,6 +345,11 @@ class Session(NoCopies):
         self._published = publish(self)
         self.recorder.complete(self)
 
+    def publish_again(self) -> bool:
+        """Tries once more to serve the host's metrics, where their port was taken; whether nothing is left to try."""
+        published = self.__dict__.get("_published")
+        return published is None or published.serve_again()
+
     def _make_context(self, members: list[int], shrink: bool) -> None:
         tables = _native.RankTablesSettings()
         tables.rank = self.rank

@@ -51,7 +51,8 @@ class MemberChanges(Sleeper):
             group: of the next members, of any size, as the constructor takes it; ranks may have other numbers there.
                 None: this rank leaves. Nothing else may use the group until the switch.
             num_nvl_bytes, num_rdma_bytes: of each next member, for its size (the size hints); None: as they are.
-            timeout_s: how long building may take; None: UCCL_EP_TIMEOUT_S.
+            timeout_s: how long building may take; None: UCCL_EP_TIMEOUT_S. A rank that prepares nothing is waited for
+                as long, and no shorter than UCCL_EP_TIMEOUT_S.
 
         Raises:
             InvalidArgument: a change is under way, or an argument is out of range; nothing was done. Where the others
@@ -94,9 +95,9 @@ class MemberChanges(Sleeper):
             UcclEpError: the change has failed, since a rank could not build, in time or at all, or the ranks have not
                 prepared the same; says who and why. All present members raise it before the same step, also one that
                 has prepared nothing, go on as they were, and may begin another change. (A rank that does not call this
-                where it has prepared nothing is not told; the others raise the error after their timeout_s.)
+                where it has prepared nothing is not told; the others raise the error after timeout_s.)
             PeerLost: the others have left this rank out of the change, since one of them masks it, or since it
-                prepared after their timeout_s.
+                prepared too late.
             PeerTimeout, PeerLost: a fault of an earlier call. recover() goes on from whichever life the ranks agree on.
             InvalidArgument: a receive hook has not run; call again when it has.
         """
@@ -129,7 +130,7 @@ class MemberChanges(Sleeper):
         self.runtime, self.group = life.session, self._next_group
         self.rank, self.group_size = life.session.rank, life.session.num_ranks
         self.num_nvl_bytes, self.num_rdma_bytes = life.terms.budgets
-        self._later(standby.end_present)
+        self._later(lambda: standby.end_present(life))
 
     def _later(self, what: Any) -> None:
         """Runs it on a thread, which destroy() waits for."""

@@ -39,6 +39,7 @@ from uccl_ep.system.os_limits import in_words
 _log = logging.getLogger("uccl_ep")
 _LEAST, _MOST, _AHEAD_S = 4, 1 << 16, 0.1  # steps that a pledge is ahead: about so many seconds
 _MISSED = "other ranks have prepared a change that this one has not"
+_PORT_S = 0.2  # between tries for a port
 _AGREEMENTS = 3  # of a change: what is prepared, what is built, pledges
 
 
@@ -155,12 +156,17 @@ class Standby:
         if life is not None:
             _end(life)
 
-    def end_present(self) -> None:
-        """Ends the life that this rank has left, as soon as nobody needs it to decide."""
-        until = time.monotonic() + self._present.terms.settings.timeout_s
-        while not self._changes.is_settled(self._numbers[1], self._left) and time.monotonic() < until:
+    def end_present(self, life: Life) -> None:
+        """Ends the life that this rank has left for `life`, as soon as nobody needs it to decide. Then tries to serve
+        the host's metrics, if this rank speaks for it now and the one that did so before still had the port."""
+        timeout_s = self._present.terms.settings.timeout_s
+        until = time.monotonic() + timeout_s
+        while not self._changes.is_settled(self._numbers[-1], self._left) and time.monotonic() < until:
             time.sleep(POLL_S)
         _end(self._present)
+        until = time.monotonic() + timeout_s
+        while not life.session.publish_again() and time.monotonic() < until and threading.main_thread().is_alive():
+            time.sleep(_PORT_S)
 
     # ---- on their own threads --------------------------------------------------------------------------------------
 
@@ -197,13 +203,14 @@ class Standby:
     def _compare(self) -> None:
         """What each has prepared. What comes of it here is told by the agreement that follows."""
         number = self._numbers[0]
+        deadline_s = max(self._deadline_s, self._present.terms.settings.timeout_s)  # who is slow may be reached yet
         try:
-            told = self._changes.agree(set(self._lost), self._deadline_s, self._prepared.as_text(), number)
+            told = self._changes.agree(set(self._lost), deadline_s, self._prepared.as_text(), number)
             said = {rank: Prepared.of(text) for rank, text in told.items()}
             self._late = self._changes.late(number)
             if len({one.calls for one in said.values()}) > 1:
                 self._further = max(one.steps for one in said.values()) - self._prepared.steps
-            self._disagreement = disagreement(said, self._late, self._deadline_s)
+            self._disagreement = disagreement(said, self._late, deadline_s)
         except (UcclEpError, KeyError) as error:
             _log.info("what the ranks have prepared was not compared: %s", error)
         finally:

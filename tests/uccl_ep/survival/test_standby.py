@@ -5,7 +5,11 @@ Every call of both lives is compared with the reference, row by row.
 
 from __future__ import annotations
 
+import os
+import socket
 import threading
+import time
+import urllib.request
 from typing import Any
 
 import pytest
@@ -13,8 +17,11 @@ import pytest
 from tests.end_to_end.play import playing
 from tests.end_to_end.world import World
 from tests.uccl_ep.holdings import Holdings
+from tests.uccl_ep.proxies import eventually
 from tests.uccl_ep.survival.serving import MOST, groups_of, make, play, run, serve, serve_until_switched, steps
 from uccl_ep import Buffer, PeerLost, PeerTimeout, UcclEpError
+from uccl_ep.membership.agreed_values import AgreedValues
+from uccl_ep.settings import settings
 from uccl_ep.survival import standby
 
 
@@ -269,3 +276,89 @@ def test_standby_end_what_they_have_built_when_another_could_not(monkeypatch: py
     found = run(world, lambda: stays(0), lambda: stays(1), joins)
     assert found[0] == found[1]
     held.assert_gone_back()
+
+
+def test_standby_keep_the_life_before_until_all_know(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The pledges, that is: a rank that has not heard them all asks those that have switched."""
+    world = World(2)
+    old, new = groups_of(2), groups_of(2)
+    settled, known, looked = AgreedValues.is_settled, threading.Event(), threading.Barrier(2)
+    monkeypatch.setattr(
+        AgreedValues,
+        "is_settled",
+        lambda *a: (a[1] != 3 or known.is_set()) and settled(*a),  # the third of a change
+    )
+
+    def body(rank: int) -> None:
+        buffer = make(old[rank], world)
+        before = buffer.runtime
+        assert before is not None
+        buffer.prepare_members(new[rank])
+        serve_until_switched(buffer, world)
+        serve(buffer, world)
+        threading.Event().wait(0.5)
+        assert not before.closed
+        looked.wait(60)
+        known.set()
+        assert eventually(lambda: before.closed)
+        buffer.destroy()
+
+    run(world, *(lambda r=r: body(r) for r in range(2)))
+
+
+def test_standby_serve_metrics_as_soon_as_the_port_is_free() -> None:
+    """Who spoke for the host before keeps it until its life has ended, and it is not this process that ends it."""
+    world = World(2)
+    old, new = groups_of(2), groups_of(2)
+    taken = socket.create_server(("127.0.0.1", 0))
+    port = taken.getsockname()[1]
+
+    def body(rank: int) -> None:
+        use_port(port)
+        buffer = make(old[rank], world)
+        buffer.prepare_members(new[rank])
+        serve_until_switched(buffer, world)
+        serve(buffer, world)
+        if rank == 0:
+            taken.close()
+            assert eventually(lambda: serves(port))
+        new[rank].barrier()
+        buffer.destroy()
+
+    with pytest.warns(UserWarning, match="no metrics are served"):
+        run(world, *(lambda r=r: body(r) for r in range(2)))
+    assert not serves(port)
+
+
+def test_standby_give_the_port_up_with_their_buffer() -> None:
+    """Nobody waits for a port that another program keeps."""
+    world = World(1)
+    old, new = groups_of(1), groups_of(1)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+
+        def body() -> None:
+            use_port(port)
+            buffer = make(old[0], world)
+            buffer.prepare_members(new[0])
+            serve_until_switched(buffer, world)
+            begin = time.monotonic()
+            buffer.destroy()
+            assert time.monotonic() - begin < 30.0  # of the 100 for which it would try
+
+        with pytest.warns(UserWarning, match="no metrics are served"):
+            run(world, body)
+
+
+def use_port(port: int) -> None:
+    """In the environment of the test's World, which puts it back."""
+    os.environ["UCCL_EP_METRICS_PORT"] = str(port)
+    settings.cache_clear()
+
+
+def serves(port: int) -> bool:
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=20) as answer:
+            return b"uccl_ep_up" in answer.read()
+    except OSError:
+        return False
