@@ -636,8 +636,10 @@ class Proxy:
 
     def dismiss_peer(self, peer: int) -> None: ...
 
-    def admit(self, bytes: int) -> None:
-        """Registers the first bytes of the late span with the NICs."""
+    def admit(self, bytes: int, address: int = 0, dmabufs: Sequence[int] = []) -> None:
+        """
+        Registers the first bytes of the late span with the NICs; what is new of them may be a GPU's memory.
+        """
 
     def notes(self) -> list[tuple[str, str]]:
         """(choice, why) of what the transport chose at run time."""

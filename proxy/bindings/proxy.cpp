@@ -218,8 +218,14 @@ void register_host(nb::module_& m) {
       .def("start", &ProxyHost::start)
       .def("stop", &ProxyHost::stop, nb::arg("drain_ns"), nb::call_guard<nb::gil_scoped_release>())
       .def("dismiss_peer", &ProxyHost::dismiss_peer, nb::arg("peer"))
-      .def("admit", &ProxyHost::admit, nb::arg("bytes"), nb::call_guard<nb::gil_scoped_release>(),
-           "Registers the first bytes of the late span with the NICs.")
+      .def(
+          "admit",
+          [](ProxyHost& p, u64 bytes, u64 address, std::vector<int> dmabufs) {
+            p.admit({bytes, address, std::move(dmabufs)});
+          },
+          nb::arg("bytes"), nb::arg("address") = 0, nb::arg("dmabufs") = std::vector<int>{},
+          nb::call_guard<nb::gil_scoped_release>(),
+          "Registers the first bytes of the late span with the NICs; what is new of them may be a GPU's memory.")
       .def(
           "notes",
           [](const ProxyHost& p) {

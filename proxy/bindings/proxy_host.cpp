@@ -22,10 +22,11 @@ ProxyHost::ProxyHost(ProxySettings settings) : settings_(std::move(settings)) {
   TransportSettings t;
   t.fabric = settings_.fabric;
   for (const SpanSettings& s : settings_.spans) {
-    local_.add(Span{s.offset, s.bytes, place(s)});
+    const bool late = static_cast<int>(local_.spans().size()) == settings_.late_span;
+    local_.add(Span{s.offset, s.bytes, place(s, late)});
     t.shared_memory.span_fds.push_back(s.fd);
     t.fabric.span_dmabuf_fds.push_back(s.dmabuf_fds);
-    if (s.fd < 0 && t.fabric.flush_by_read)
+    if (s.fd < 0 && !late && t.fabric.flush_by_read)  // what only sends is not registered yet, nor ever written
       t.fabric.flushed_span = static_cast<int>(t.fabric.span_dmabuf_fds.size()) - 1;
   }
   t.fabric.late_span = settings_.late_span;
@@ -53,12 +54,13 @@ ProxyHost::ProxyHost(ProxySettings settings) : settings_(std::move(settings)) {
 
 ProxyHost::~ProxyHost() = default;  // the engine first, which stops
 
-u8* ProxyHost::place(const SpanSettings& s) {
+u8* ProxyHost::place(const SpanSettings& s, bool late) {
   if (s.fd >= 0) {
     segments_.push_back(Segment::map(s.fd, s.bytes));
     return static_cast<u8*>(segments_.back()->data());
   }
-  if (s.dmabuf_fds.empty() && s.address == 0) throw std::invalid_argument("a span has neither memory nor a device's");
+  if (!late && s.dmabuf_fds.empty() && s.address == 0)
+    throw std::invalid_argument("a span has neither memory nor a device's");
   // Also with a dma-buf: where a NIC refuses that one, a peer-memory module may know the address.
   if (s.address != 0) return reinterpret_cast<u8*>(s.address);
   reservations_.emplace_back(s.bytes);
@@ -139,9 +141,9 @@ void ProxyHost::dismiss_peer(u32 peer) {
   if (engine_) engine_->dismiss_peer(peer);
 }
 
-void ProxyHost::admit(u64 bytes) {
+void ProxyHost::admit(const Admission& wanted) {
   if (!engine_) throw std::logic_error("admit: connect the proxy first");
-  engine_->admit(bytes);
+  engine_->admit(wanted);
 }
 
 std::vector<Note> ProxyHost::notes() const { return transport_ ? transport_->notes() : notes_; }

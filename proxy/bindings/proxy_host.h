@@ -18,21 +18,21 @@ struct SpanSettings {
   u64 offset = 0, bytes = 0;
   int fd = -1;  // -1: a device's memory, which nothing here may touch
   std::vector<int> dmabuf_fds;  // when the bytes are a device's: what a NIC registers them by, first (fabric.h)
-  u64 address = 0;     // when they are: where they are in this process; 0: this process does not have them
+  u64 address = 0;  // when they are: where they are in this process; 0: this process does not have them, or not yet
 };
 
 struct ProxySettings {
   u32 rank = 0, num_ranks = 1, num_workers = 1;
   std::vector<SpanSettings> spans;  // the rank's flat offset space
-  int late_span = -1;               // which of them admit() is for; -1: none
-  u64 control_offset = 0;           // where in it the control segment is
+  int late_span = -1;  // which of them admit() is for; -1: none
+  u64 control_offset = 0;  // where in it the control segment is
   u32 num_channels = 1;
   int rings_fd = -1;
   u32 num_rings = 1, ring_capacity = 1024;
   int counters_fd = -1;
-  int events_fd = -1;      // the flight recorder's rings (event_segment_bytes); -1: nothing is recorded
+  int events_fd = -1;  // the flight recorder's rings (event_segment_bytes); -1: nothing is recorded
   u32 event_capacity = 0;  // events of each, a power of two
-  bool trace = false;      // record every command
+  bool trace = false;  // record every command
   std::string family;
   u64 session = 0;
   std::string secret, interface_address;
@@ -83,12 +83,12 @@ class ProxyHost {
   void start();
   void stop(u64 drain_ns);
   void dismiss_peer(u32 peer);
-  void admit(u64 bytes);  // see Transport::admit; once connected
+  void admit(const Admission& wanted);  // see Transport::admit; once connected
   std::vector<Note> notes() const;
   std::vector<QueueCounters> queue_counters() const;
 
  private:
-  u8* place(const SpanSettings& span);
+  u8* place(const SpanSettings& span, bool late);
   static int flush_device(void* settings);
 
   ProxySettings settings_;
@@ -97,7 +97,7 @@ class ProxyHost {
   std::shared_ptr<Segment> rings_, counters_, events_;
   AddressSpace local_;
   HomePtr<Transport> transport_;  // until it is connected and the engine has it
-  std::vector<Note> notes_;       // what it said by then
+  std::vector<Note> notes_;  // what it said by then
   std::unique_ptr<Engine> engine_;
 };
 

@@ -112,7 +112,7 @@ void Engine::start() {
 
 void Engine::stop(u64 drain_ns) { shared_->stop(drain_ns); }
 
-void Engine::admit(u64 bytes) { shared_->transport->admit(bytes); }
+void Engine::admit(const Admission& wanted) { shared_->transport->admit(wanted); }
 
 std::vector<QueueCounters> Engine::queue_counters() const { return shared_->transport->queue_counters(); }
 

@@ -10,6 +10,7 @@
 namespace uccl {
 
 class Transport;
+struct Admission;
 struct QueueCounters;
 
 class Engine {
@@ -28,7 +29,7 @@ class Engine {
   // From now on a peer's silence or death is expected (it said goodbye, or is masked): no fault is recorded for it.
   void dismiss_peer(u32 peer);
   // The transport's, at any time before destruction.
-  void admit(u64 bytes);
+  void admit(const Admission& wanted);
   std::vector<QueueCounters> queue_counters() const;
 
  private:

@@ -39,6 +39,15 @@ struct FabricSettings {
   int late_span = -1;
 };
 
+// What of the late span may be sent from now on: its first `bytes`. What was not admitted before lies at the span's
+// addresses, or is a device's memory (verbs, efa), for which those are no more than names.
+struct Admission {
+  u64 bytes = 0;
+  u64 address = 0;  // of a device's memory in this process; 0: unknown here, or none
+  std::vector<int> dmabufs;  // that hold it, as in span_dmabuf_fds; open until it is admitted
+  bool of_device() const { return address != 0 || !dmabufs.empty(); }
+};
+
 // A choice and why it was made; printed with UCCL_EP_EXPLAIN=1 and by `uccl-ep plan`.
 struct Note {
   std::string choice, reason;

@@ -131,9 +131,9 @@ class Transport {
   // std::runtime_error naming the rank, what was tried and what happened.
   virtual void connect(const std::vector<std::string>& addresses) = 0;
   virtual Lane& lane(u32 index) = 0;
-  // Lets requests have their sources in the first `bytes` of the late span (FabricSettings::late_span). While the lanes
-  // work; one call at a time. Throws std::runtime_error when a NIC does not take them.
-  virtual void admit(u64 bytes) { (void)bytes; }
+  // Lets requests have their sources in more of the late span (FabricSettings::late_span). While the lanes work; one
+  // call at a time. Throws std::runtime_error when a NIC does not take it; then no NIC has it.
+  virtual void admit(const Admission& wanted) { (void)wanted; }
   // What was chosen at run time and why, for people: memory registration, queue pairs, device features.
   virtual std::vector<Note> notes() const { return {}; }
   // By queue pair, in families that have them; readable while the lanes work.

@@ -13,7 +13,8 @@ class Row:
     Attributes:
         refused: why nothing was run over it: what our transport says, or that the release lacks the driver.
         failed: names of tests, each with its first line.
-        buffer_rows: rows that `Buffer` received and summed, each compared with the reference.
+        buffer_rows: rows that `Buffer` received and summed, each compared with the reference. gpu_rows: the same of
+            zero-copy rows in the memory of a GPU; libfabric reaches none.
         judged: of each rule that was broken on purpose, what came of it.
     """
 
@@ -23,6 +24,7 @@ class Row:
     passed: int = 0
     failed: list[str] = field(default_factory=list)
     buffer_rows: int = 0
+    gpu_rows: int = 0
     judged: dict[str, str] = field(default_factory=dict)
 
 
@@ -40,9 +42,9 @@ def read_row(provider: str, release: str, output: str, code: int) -> Row:
 
 def render(rows: list[Row], missing: list[str]) -> str:
     """The table as text. What could not be run is repeated at its end, where it is seen."""
-    lines = ["", f"{'driver':<10} {'rdma-core':<12} {'passed':>6} {'failed':>6} {'Buffer, rows':>12}"]
+    lines = ["", f"{'driver':<10} {'rdma-core':<12} {'passed':>6} {'failed':>6} {'Buffer, rows':>12} {'on a GPU':>8}"]
     for row in rows:
-        counts = f"{row.passed:>6} {len(row.failed):>6} {row.buffer_rows:>12}"
+        counts = f"{row.passed:>6} {len(row.failed):>6} {row.buffer_rows:>12} {row.gpu_rows:>8}"
         lines.append(f"{row.provider:<10} {row.release:<12} {counts}  {row.refused}".rstrip())
     ran = [row for row in rows if row.judged]
     for what in dict.fromkeys(text for row in ran for text in row.judged):

@@ -31,7 +31,8 @@ def test_what_was_broken_on_purpose_is_told_by_rule() -> None:
 
 
 def test_rows_of_a_buffer_have_their_column() -> None:
-    assert "efa        65.0             33      0           34" in render([Row("efa", "65.0", "", 33, [], 34)], [])
+    row = Row("efa", "65.0", "", 33, [], 34, 12)
+    assert "efa        65.0             33      0           34       12" in render([row], [])
 
 
 def test_what_is_missing_stands_at_the_end() -> None:

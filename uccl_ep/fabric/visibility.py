@@ -3,7 +3,8 @@
 The flag lies in the host's memory. The bytes take another way, which has a queue of its own, so whoever has read the
 flag may still read what was there before; and every rank of a node reads rows that lie in the GPU of one of them. What
 helps depends on the machine: the GPU's own order, a read by the same NIC, the GPU driver's flush, or rows in the host's
-memory. (On Hopper the owner's kernels could wait and tell the others; no kernel does.)
+memory. (On Hopper the owner's kernels could wait and tell the others; no kernel does.) Bytes that NICs read need none
+of it: a kernel that has written staged or zero-copy rows comes before the command that names them.
 """
 
 from __future__ import annotations

@@ -16,18 +16,18 @@ import torch
 
 from uccl_ep import _native
 from uccl_ep.errors import InvalidArgument, NotSupported, UcclEpError
+from uccl_ep.gpu.dmabufs import EXPORTED_BYTES, close_dmabufs, export_dmabufs
 from uccl_ep.gpu.driver import Driver
 from uccl_ep.gpu.notices import PAGE_BYTES, heard, tell
-from uccl_ep.gpu.shared import Parked, Shared, park, sweep
+from uccl_ep.gpu.shared import Parked, Shared, park, run_all, sweep
 from uccl_ep.group.handshake import Endpoints
 from uccl_ep.layout.placement import Placement
 from uccl_ep.layout.plan import MemoryPlan
-from uccl_ep.layout.regions import Peer, Regions
+from uccl_ep.layout.regions import Admit, Peer, Regions
 from uccl_ep.settings import Settings
 from uccl_ep.sizes import format_bytes, round_up
 
 _ALIGN = 256
-_EXPORTED = 2 << 20  # a multiple of whatever pages the host has; allocations on GPUs are
 
 
 _published: dict[tuple[int, int, str], Shared] = {}  # (session, rank, what): of ranks of this process
@@ -56,6 +56,7 @@ class GpuRegions(Regions):
         self._signals = b""  # what lay before them in the GPU's memory
         self._keeps = b"-"
         self._rows: tuple[torch.Tensor, int] | None = None  # zero copy
+        self._rows_end = 0  # how far its span is taken, in the GPU's memory
         self._dmabufs: list[int] = []
 
     # ---- own memory --------------------------------------------------------------------------------------------
@@ -85,38 +86,28 @@ class GpuRegions(Regions):
         address = self._take("data", self.plan.data_bytes, shared=True)
         self.data = self._driver.view(address, self.plan.data_bytes)
         if self.plan.topology.num_nodes > 1:  # NICs write there
-            self._export_dmabufs(address)
+            self._dmabufs = self._export(address, self.plan.data_bytes)
 
-    def _export_dmabufs(self, address: int) -> None:
-        """One for each GiB, since the kernel maps all of a descriptor for each part that a NIC registers; one for all
-        where the driver exports only whole allocations (AMD's)."""
+    def _export(self, address: int, num_bytes: int) -> list[int]:
+        """Descriptors by which NICs register rows, none where they go by the address."""
         if self.rank in self.placement.by_address:
-            return
-        total = round_up(self.plan.data_bytes, _EXPORTED)
+            return []
         try:
-            for offset in range(0, total, _native.DMABUF_BYTES):
-                part = min(_native.DMABUF_BYTES, total - offset)
-                self._dmabufs.append(self._driver.dmabuf(address + offset, part))
-            return
-        except UcclEpError:
-            self._close_dmabufs()
-        try:
-            self._dmabufs.append(self._driver.dmabuf(address, total))
+            return export_dmabufs(self._driver, address, num_bytes)
         except UcclEpError as error:
-            size = format_bytes(self.plan.data_bytes)
             raise UcclEpError(
-                f"rank {self.rank} cannot export {size} of rows on GPU {self._driver.facts.name} for its NICs, though "
-                f"a smaller piece went: {error}. UCCL_EP_GPU_MEMORY=host keeps rows in pinned host memory"
+                f"rank {self.rank} cannot export {format_bytes(num_bytes)} of rows on GPU {self._driver.facts.name} "
+                f"for its NICs, though a smaller piece went: {error}. UCCL_EP_GPU_MEMORY=host keeps rows in pinned "
+                "host memory"
             ) from error
 
     def spans(self) -> list[tuple[int, int, int]]:
         """What the proxy is told of: (flat offset, bytes, descriptor or -1 where only NICs reach)."""
-        rows = [(0, self.plan.data_bytes, -1)] if self.devices() else []
+        plan = self.plan
+        rows = [(0, plan.data_bytes, -1)] if self.devices() else []
+        if plan.zero_copy_late and plan.zero_copy_where == "device":  # memory comes later
+            return [*rows, *super().spans(), (plan.zero_copy_offset, plan.zero_copy_bytes, -1)]
         return [*rows, *super().spans()]
-
-    def _close_dmabufs(self) -> None:
-        while self._dmabufs:
-            os.close(self._dmabufs.pop())
 
     def devices(self) -> list[tuple[int, int, list[int]]]:
         """Rows in this GPU that NICs write: (flat offset, address, dma-bufs, none: they are registered by address)."""
@@ -234,29 +225,51 @@ class GpuRegions(Regions):
 
     # ---- zero copy ---------------------------------------------------------------------------------------------
 
-    def zero_copy(self, num_bytes: int) -> tuple[torch.Tensor, int]:
-        """Rows for kernels and the proxy, taken when their size is known. An earlier, smaller span stays, since a
-        graph may name it.
+    def zero_copy(self, num_bytes: int, admit: Admit) -> tuple[torch.Tensor, int]:
+        """Rows for kernels and the proxy, taken when their size is known. Earlier, fewer ones stay, since a graph may
+        name them.
 
         Raises:
             NotSupported: memory would have to be taken inside a graph capture.
+            TransportError: NICs do not take them.
         """
-        segment = self._zero_copy_segment()
-        offset, driver = self.plan.zero_copy_offset, self._driver
-        if self._rows is not None and self._rows[0].numel() >= num_bytes:
-            return self._rows
-        if num_bytes > segment.bytes:
-            return self._rows or (self.data[:0], offset)  # the caller refuses it with numbers
-        if driver.capturing(driver.current_stream()):
-            raise NotSupported("get_next_low_latency_combine_buffer: call it once for these sizes before the capture")
-        num_bytes = round_up(num_bytes, mmap.PAGESIZE)
-        what = f"zero-copy rows of {num_bytes} bytes"
-        if self.placement.where == "device" and not self.devices():
-            address = self._take(what, num_bytes, shared=True)
-        else:  # between nodes the proxy's NICs send from there, and know of nothing that is taken later
-            address = self._pin(what, _native.Segment.open(os.getpid(), segment.fd, num_bytes))
-        self._rows = driver.view(address, num_bytes), offset
+        plan, driver = self.plan, self._driver
+        if self._rows is None or self._rows[0].numel() < num_bytes:
+            self._refuse_zero_copy()
+            room = plan.zero_copy_bytes - self._rows_end
+            if num_bytes > room:
+                return self._rows or (self.data[:0], plan.zero_copy_offset)  # the caller refuses it with numbers
+            if driver.capturing(driver.current_stream()):
+                raise NotSupported(
+                    "get_next_low_latency_combine_buffer: call it once for these sizes before the capture"
+                )
+            if self._zero_copy is None:
+                self._rows = self._take_rows(min(round_up(num_bytes, EXPORTED_BYTES), room), admit)
+            else:
+                num_pinned = round_up(num_bytes, mmap.PAGESIZE)
+                segment = _native.Segment.open(os.getpid(), self._zero_copy.fd, num_pinned)
+                address = self._pin(f"zero-copy rows of {num_pinned} bytes", segment)
+                self._rows = driver.view(address, num_pinned), plan.zero_copy_offset
+        admit(num_bytes, 0, [])  # the host's; a GPU's have been
         return self._rows
+
+    def _take_rows(self, num_bytes: int, admit: Admit) -> tuple[torch.Tensor, int]:
+        """More of the span, in the GPU's memory: NICs know it by what it exports, not by where the span lies."""
+        what = f"zero-copy rows of {num_bytes} bytes"
+        address, dmabufs = self._take(what, num_bytes, shared=True), []
+        begin, end = self._rows_end, self._rows_end + num_bytes
+        try:
+            rows = self._driver.view(address, num_bytes)
+            if self.plan.zero_copy_late:
+                dmabufs = self._export(address, num_bytes)
+                admit(end, address, dmabufs)  # last: NICs keep what they have taken
+        except BaseException:
+            self._own.pop(what).drop()
+            raise
+        finally:
+            close_dmabufs(dmabufs)
+        self._rows_end = end
+        return rows, self.plan.zero_copy_offset + begin
 
     # ---- sleep -------------------------------------------------------------------------------------------------
 
@@ -264,7 +277,7 @@ class GpuRegions(Regions):
         """Bytes that this rank's memory takes now, by purpose."""
         host = self.placement.where == "host"
         rows = super().held()["rows"] if host else 0 if self._away else self.plan.data_bytes
-        zero_copy = self._rows[0].numel() if self._rows is not None else 0
+        zero_copy = self._rows_end or (0 if self._rows is None else self._rows[0].numel())
         return {"rows": rows, "zero-copy rows": zero_copy, "control": super().held()["control"]}
 
     def _page(self, rank: int) -> memoryview:
@@ -286,7 +299,7 @@ class GpuRegions(Regions):
         if self._keeps == b"-":
             endings = list(self._row_endings.values())
             self._row_endings.clear()
-            _run_all(endings)
+            run_all(endings)
         self._tell(2 * self._sleeps - 1)
 
     def behind(self) -> list[int]:
@@ -356,14 +369,14 @@ class GpuRegions(Regions):
         """Closes and unpins what is of other ranks, before they are told that this one has left."""
         endings, self._endings = [*self._row_endings.values(), *self._endings], []
         self._row_endings.clear()
-        _run_all(endings)
+        run_all(endings)
 
     def close(self) -> None:
         """Gives everything back. Rows that other processes have open stay until those have left."""
         for what in self._node:
             _published.pop((self._session, self.rank, what), None)
         own, self._own = self._own, {}
-        self._close_dmabufs()
+        close_dmabufs(self._dmabufs)
         self._rows = None
         others = [p.endpoints for p in self._peers.values() if p.member and not p.same_process]
         if self.placement.where == "device" and others and "data" in own:
@@ -371,20 +384,8 @@ class GpuRegions(Regions):
         super().close()
         endings, self._endings = [*self._row_endings.values(), *self._endings], []
         self._row_endings.clear()
-        _run_all([*endings, *(shared.drop for shared in own.values())])
+        run_all([*endings, *(shared.drop for shared in own.values())])
         sweep()
-
-
-def _run_all(endings: Sequence[Callable[[], None]]) -> None:
-    """All of them, whatever one raises; then the first error."""
-    errors = []
-    for ending in endings:
-        try:
-            ending()
-        except Exception as error:
-            errors.append(error)
-    if errors:
-        raise errors[0]
 
 
 def refuse_unmapped(driver: Driver) -> None:

@@ -9,11 +9,13 @@ from uccl_ep import _native, checks
 from uccl_ep.errors import refuse
 from uccl_ep.group.topology import Topology, split_into_nodes
 from uccl_ep.layout.combine_form import room_for_sums
+from uccl_ep.layout.placement import Placement
 from uccl_ep.settings import Settings, settings
 from uccl_ep.sizes import format_bytes, round_up
 
 STAGING_ROWS = 1280  # combine rows on their way out, low latency with several nodes; a CPU uses fewer of them
 _PAGE = 1 << 16  # of any host: all ranks lay out alike
+_ON_HOST = Placement("host", "kernels run on the CPU")
 
 
 def low_latency_layout(
@@ -137,9 +139,10 @@ class MemoryPlan:
         self.data_bytes = self.control_offset = regions.control_offset
         self.control_bytes = self.control.bytes()
         self.zero_copy_offset = regions.zero_copy_offset
-        # Two sets of [L, P, H + H/64] rows can never exceed twice what the classic per-expert layout takes; pages of
-        # it come into being only when get_next_low_latency_combine_buffer's result is written.
+        # Two sets of [L, P, H + H/64] rows can never exceed twice what the classic per-expert layout takes; memory of
+        # it comes into being only when get_next_low_latency_combine_buffer asks for it or its result is written.
         self.zero_copy_bytes = 0
+        self.zero_copy_where = "host"
         self.zero_copy_pinned = self.zero_copy_late = False
 
     def _grow(self, whole: Topology) -> None:
@@ -150,11 +153,18 @@ class MemoryPlan:
             sources = max(sources, -(-self.topology.num_landing_slots // whole.num_landing_slots))
         self.low_latency_budget = round_up(max(1, sources) * self.low_latency_budget, 128)
 
-    def reserve_zero_copy(self, num_bytes: int, pinned: bool = False, late: bool = False) -> None:
+    def reserve_zero_copy(
+        self, num_bytes: int, pinned: bool = False, late: bool = False, placement: Placement = _ON_HOST
+    ) -> None:
         """Adds the zero-copy span, once, before the segments are made. `pinned`: a NIC takes pages of it; `late`: only
-        those of rows that are asked for, when they are, else all at once."""
-        self.zero_copy_bytes, self.zero_copy_pinned = round_up(num_bytes, _PAGE), pinned
-        self.zero_copy_late = late and num_bytes > 0
+        those of rows that are asked for, when they are, else all at once. `placement`: of the other rows, which
+        these lie beside, but in no GPU whose NICs would register all of them at the start. NICs only read them, so
+        nothing has to be made visible."""
+        between = bool(placement.ways)  # NICs write rows of GPUs
+        on_device = placement.where == "device" and (late or not between)
+        self.zero_copy_bytes, self.zero_copy_where = round_up(num_bytes, _PAGE), "device" if on_device else "host"
+        sent = between or not on_device
+        self.zero_copy_pinned, self.zero_copy_late = pinned and sent, late and sent and num_bytes > 0
 
     @property
     def flat_bytes(self) -> int:
@@ -181,6 +191,9 @@ class MemoryPlan:
             at_once = self.zero_copy_pinned and not self.zero_copy_late
             taken = "and registered when their size is first asked for" if self.zero_copy_late else taken
             what_for = "taken at once: a NIC registers every page" if at_once else f"reserved; taken {taken}"
+            if gpu:
+                as_others = " as the other rows" if self.zero_copy_where == where else ""
+                what_for += f"; in {self.zero_copy_where} memory{as_others}"
             items.append(BillItem("zero-copy rows", self.zero_copy_bytes, what_for, not at_once))
         return MemoryBill(tuple(items), f"rows in {where} memory: {reason}" if gpu else "")
 

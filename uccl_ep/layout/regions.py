@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import resource
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -24,6 +24,9 @@ from uccl_ep.settings import Settings
 from uccl_ep.system.os_limits import address_space
 
 _ARENA_BYTES = 1 << 36  # of address space, which takes no memory; results that do not fit lie elsewhere
+# Lets NICs send from the first bytes of the zero-copy span: (bytes; where what is new of them lies in a GPU, its
+# address and dma-bufs).
+Admit = Callable[[int, int, list[int]], None]
 # By descriptor: what ranks of this process have made. Its other ranks look at it there: a hundred mappings of so much
 # address space each would not fit.
 _made_here: dict[int, _native.Segment] = {}
@@ -103,7 +106,8 @@ class Regions:
         self.rings = _native.Segment.create(f"{name}-rings", self.num_rings * _native.ring_bytes(s.ring_capacity))
         num_bytes = _native.counters_bytes(s.proxy_threads, self.num_ranks)
         self.counters = _native.Segment.create(f"{name}-counters", num_bytes)
-        self._zero_copy = _native.Segment.create(f"{name}-zero-copy", n) if (n := plan.zero_copy_bytes) else None
+        n = plan.zero_copy_bytes if plan.zero_copy_where == "host" else 0
+        self._zero_copy = _native.Segment.create(f"{name}-zero-copy", n) if n else None
         for segment in (self.control, self.rings, self.counters, self._peer_data.get(self.rank), self._zero_copy):
             if segment is not None and self.numa_node >= 0:
                 segment.prefer_node(self.numa_node)  # a matter of speed only: refused where NUMA is unknown
@@ -295,20 +299,24 @@ class Regions:
         """The proxy's counters: (per worker, per peer)."""
         return _native.read_counters(self.counters.address, self._settings.proxy_threads, self.num_ranks)
 
-    def zero_copy(self, num_bytes: int) -> tuple[torch.Tensor, int]:
+    def zero_copy(self, num_bytes: int, admit: Admit) -> tuple[torch.Tensor, int]:
         """(uint8 tensor over at least `num_bytes` of the zero-copy span or all there is, its flat offset).
 
         Raises:
             InvalidArgument: the Buffer has none.
+            TransportError: from `admit`; NICs do not take them.
         """
         if self._zero_copy_bytes is None:
-            self._zero_copy_bytes = torch.from_numpy(self._zero_copy_segment().numpy())
+            self._refuse_zero_copy()
+            assert self._zero_copy is not None
+            self._zero_copy_bytes = torch.from_numpy(self._zero_copy.numpy())
+        if num_bytes <= self._zero_copy_bytes.numel():
+            admit(num_bytes, 0, [])
         return self._zero_copy_bytes, self.plan.zero_copy_offset
 
-    def _zero_copy_segment(self) -> _native.Segment:
-        if self._zero_copy is None:
+    def _refuse_zero_copy(self) -> None:
+        if not self.plan.zero_copy_bytes:
             raise InvalidArgument("zero copy needs a Buffer made with low_latency_mode=True")
-        return self._zero_copy
 
     def held(self) -> dict[str, int]:
         """Bytes that this rank's memory takes now, by purpose: pages that exist, not address space."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import select
+import socket
 import subprocess
 import time
 from collections.abc import Sequence
@@ -113,8 +114,12 @@ class ProxyLink(Protocol):
 
     def dismiss_peer(self, peer: int) -> None: ...
 
-    def admit(self, num_bytes: int) -> None:
-        """Registers the first bytes of the late span with the NICs, while the proxy works."""
+    def admit(self, num_bytes: int, address: int, dmabufs: Sequence[int]) -> None:
+        """Registers the first bytes of the late span with the NICs, while the proxy works.
+
+        Args:
+            address, dmabufs: of a GPU's memory, which what is new of those bytes is; 0 and none: of the span's own.
+        """
 
     def notes(self) -> list[tuple[str, str]]:
         """(choice, why) of what the transport chose at run time; complete once it is connected."""
@@ -151,9 +156,9 @@ class ThreadProxy:
     def dismiss_peer(self, peer: int) -> None:
         self._proxy.dismiss_peer(peer)
 
-    def admit(self, num_bytes: int) -> None:
+    def admit(self, num_bytes: int, address: int, dmabufs: Sequence[int]) -> None:
         try:
-            self._proxy.admit(num_bytes)
+            self._proxy.admit(num_bytes, address, list(dmabufs))
         except RuntimeError as error:
             raise TransportError(str(error)) from error
 
@@ -177,19 +182,23 @@ class ProcessProxy:
 
     def __init__(self, config: ProxyConfig) -> None:
         with naming("the start of the proxy process, and pipes to it"):
+            self._channel, theirs = socket.socketpair()  # for descriptors that come later
             self._process = subprocess.Popen(
                 run_module("uccl_ep.session.proxy_process", str(os.getpid())),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
-                pass_fds=config.descriptors(),
+                pass_fds=[*config.descriptors(), theirs.fileno()],
             )
         self._limit_s = config.connect_timeout_s + CONNECT_TIMEOUT_S  # a process may take long to start
         try:
             foreign = [(offset, 0, dmabufs) for offset, _, dmabufs in config.devices]  # addresses are this process's
-            self._request("configure", self._limit_s, config=asdict(replace(config, devices=foreign)))
+            plain = asdict(replace(config, devices=foreign))
+            self._request("configure", self._limit_s, config=plain, channel=theirs.fileno())
         except TransportError:
             self.stop(0.0)  # nobody else knows of the process
             raise
+        finally:
+            theirs.close()
 
     def _request(self, operation: str, limit_s: float, **arguments: Any) -> Any:
         """What the proxy answers. A process that is stopped would never do so, hence the limit in seconds."""
@@ -229,7 +238,7 @@ class ProcessProxy:
                 self._request("stop", drain_s + _ANSWER_S, drain_s=drain_s)
             except TransportError:
                 pass  # it ended on its own, or was ended for its silence; waiting below collects it
-        for stream in (self._process.stdin, self._process.stdout):
+        for stream in (self._process.stdin, self._process.stdout, self._channel):
             if stream is not None:
                 with contextlib.suppress(OSError):  # what an ended process did not read cannot be written any more
                     stream.close()
@@ -242,8 +251,11 @@ class ProcessProxy:
     def dismiss_peer(self, peer: int) -> None:
         self._request("dismiss_peer", self._limit_s, peer=peer)
 
-    def admit(self, num_bytes: int) -> None:
-        self._request("admit", self._limit_s, num_bytes=num_bytes)
+    def admit(self, num_bytes: int, address: int, dmabufs: Sequence[int]) -> None:
+        if dmabufs:
+            with contextlib.suppress(OSError):  # a process that is gone, which the request says
+                socket.send_fds(self._channel, [b"."], dmabufs)
+        self._request("admit", self._limit_s, num_bytes=num_bytes, num_dmabufs=len(dmabufs))
 
     def notes(self) -> list[tuple[str, str]]:
         return [(choice, reason) for choice, reason in self._request("notes", self._limit_s)]

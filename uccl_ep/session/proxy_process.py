@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import select
 import signal
+import socket
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -25,6 +26,7 @@ class ProxyServer:
 
     def __init__(self) -> None:
         self._proxy: _native.Proxy | None = None
+        self._channel: socket.socket | None = None  # that brings descriptors
         self.serving = False  # started and not told to stop
 
     def handle(self, message: dict[str, Any]) -> dict[str, Any]:
@@ -36,7 +38,7 @@ class ProxyServer:
             "start": self._start,
             "stop": self._stop,
             "dismiss_peer": lambda m: self._ready().dismiss_peer(m["peer"]),
-            "admit": lambda m: self._ready().admit(m["num_bytes"]),
+            "admit": self._admit,
             "notes": lambda m: self._ready().notes(),
         }
         try:
@@ -45,6 +47,7 @@ class ProxyServer:
             return {"error": f"{type(error).__name__}: {error}"}
 
     def _configure(self, message: dict[str, Any]) -> None:
+        self._channel = socket.socket(fileno=message["channel"]) if "channel" in message else None
         self._proxy = make_proxy(ProxyConfig.from_plain(message["config"]))
 
     def _start(self, message: dict[str, Any]) -> None:
@@ -54,6 +57,16 @@ class ProxyServer:
     def _stop(self, message: dict[str, Any]) -> None:
         self._ready().stop(int(message["drain_s"] * 1e9))
         self.serving = False
+
+    def _admit(self, message: dict[str, Any]) -> None:
+        dmabufs: list[int] = []
+        if (count := message["num_dmabufs"]) and self._channel is not None:
+            _, dmabufs, _, _ = socket.recv_fds(self._channel, 1, count)
+        try:
+            self._ready().admit(message["num_bytes"], 0, dmabufs)  # the address is the rank's
+        finally:
+            for descriptor in dmabufs:
+                os.close(descriptor)
 
     def _ready(self) -> _native.Proxy:
         if self._proxy is None:

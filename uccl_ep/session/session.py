@@ -144,7 +144,7 @@ class Session(NoCopies):
             pins, late = self.fabric.pins_memory, self.fabric.registers_late
             limited = (pins and not late) or any(i.limited for i in self._present)  # others map it, too
             most = min(budgets[1] if limited else 1 << 35, _native.MAX_REGION_BYTES - self.plan.zero_copy_offset)
-            self.plan.reserve_zero_copy(most, pins, late)
+            self.plan.reserve_zero_copy(most, pins, late, self.placement)
         self.regions = self._choose_regions()
         self._explain()
         try:
@@ -438,12 +438,14 @@ class Session(NoCopies):
 
     def zero_copy(self, num_bytes: int) -> tuple[torch.Tensor, int]:
         """(uint8 tensor over at least `num_bytes` of zero-copy rows or all there are, its flat offset)."""
-        rows, offset = self.regions.zero_copy(num_bytes)
-        if self.plan.zero_copy_late and self._admitted < num_bytes <= rows.numel():
+        return self.regions.zero_copy(num_bytes, self._admit)
+
+    def _admit(self, num_bytes: int, address: int, dmabufs: list[int]) -> None:
+        """Registers the first bytes of the zero-copy span with NICs that take them late (layout/regions.py, Admit)."""
+        if self.plan.zero_copy_late and self._admitted < num_bytes:
             assert self._proxy is not None
-            self._proxy.admit(num_bytes)
+            self._proxy.admit(num_bytes, address, dmabufs)
             self._admitted = num_bytes
-        return rows, offset
 
     def fall_asleep(self) -> dict[str, str]:
         """Gives the memory of rows back, which no rank uses: all have met. Returns why what stays does, by purpose."""

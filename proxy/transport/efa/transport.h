@@ -26,9 +26,7 @@ class EfaTransport final : public Transport {
   // Every rank writes its proof to every peer, on every pair of NICs, and has everyone's when it returns.
   void connect(const std::vector<std::string>& addresses) override;
   Lane& lane(u32 index) override { return *lanes_.at(index); }
-  void admit(u64 bytes) override {
-    for (auto& memory : memories_) memory->admit(bytes);
-  }
+  void admit(const Admission& wanted) override { admit_to_all(memories_, wanted); }
   std::vector<Note> notes() const override { return notes_; }
 
  private:

@@ -63,10 +63,11 @@ void LibfabricTransport::open_lanes(const std::string& device, const LibfabricTu
   }
 }
 
-void LibfabricTransport::admit(u64 bytes) {
+void LibfabricTransport::admit(const Admission& wanted) {
   if (settings_.fabric.late_span < 0) return;
+  if (wanted.of_device()) throw std::runtime_error("libfabric: a device's memory is not registered here");
   const Span& span = settings_.local.spans()[static_cast<std::size_t>(settings_.fabric.late_span)];
-  for (Opened& o : domains_) o.domain->late.admit(o.limits, *o.domain->domain, span, bytes);
+  for (Opened& o : domains_) o.domain->late.admit(o.limits, *o.domain->domain, span, wanted.bytes);
 }
 
 void LibfabricTransport::add_peer(u32 peer, const std::string& text) {

@@ -21,7 +21,7 @@ class LibfabricTransport final : public Transport {
   std::string local_address() override { return address_.text(); }
   void connect(const std::vector<std::string>& addresses) override;
   Lane& lane(u32 index) override { return *lanes_.at(index); }
-  void admit(u64 bytes) override;
+  void admit(const Admission& wanted) override;
   std::vector<Note> notes() const override { return notes_; }
   const LibfabricHandshakeCounters& handshake_counters() const { return handshake_counters_; }
 

@@ -59,7 +59,7 @@ VerbsMemory::VerbsMemory(const VerbsNic& nic, const TransportSettings& settings,
       const bool readable = spans[i].bytes != 0 && dmabufs.empty() && cpu_reads(spans[i].base);
       const unsigned access = ibv::kAccessLocalWrite | ibv::kAccessRemoteWrite | reads;
       spans_.push_back({spans[i].base, spans[i].bytes, readable, {}});
-      spans_.back().mrs = register_span({spans[i], dmabufs, access, readable}, notes);
+      spans_.back().mrs = register_span({spans[i], dmabufs, access, readable, 0}, notes);
       for (const ibv::Mr* mr : spans_.back().mrs) rkeys_.push_back(mr->rkey);
     }
   } catch (...) {
@@ -75,12 +75,30 @@ void VerbsMemory::release() {
     for (ibv::Mr* mr : c.mrs) nic_.functions().dereg_mr(mr);
   }
   spans_.clear();
-  const u32 n = num_lates_.exchange(0, std::memory_order_relaxed);  // no lane is left
-  for (u32 i = 0; i < n; ++i) nic_.functions().dereg_mr(lates_[i].mr);
+  withdraw(0);  // no lane is left
 }
 
-// A span that grows by a quarter at least is registered in few pieces, however often more of it is asked for.
-void VerbsMemory::admit(u64 bytes) {
+// Takes back all registrations of the late span but the first ones. No request has named a source in them.
+void VerbsMemory::withdraw(u32 num_left) {
+  const u32 n = num_lates_.exchange(num_left, std::memory_order_relaxed);
+  for (u32 i = num_left; i < n; ++i) nic_.functions().dereg_mr(lates_[i].mr);
+}
+
+void admit_to_all(const std::vector<std::unique_ptr<VerbsMemory>>& memories, const Admission& wanted) {
+  std::vector<u32> before;
+  for (const auto& m : memories) before.push_back(m->num_lates_.load(std::memory_order_relaxed));
+  try {
+    for (const auto& m : memories) m->admit(wanted);
+  } catch (...) {
+    for (std::size_t i = 0; i < memories.size(); ++i) memories[i]->withdraw(before[i]);
+    throw;
+  }
+}
+
+// The host's memory grows by a quarter at least, so that it is registered in few pieces however often more of it is
+// asked for; a device's is registered as it was taken.
+void VerbsMemory::admit(const Admission& wanted) {
+  const u64 bytes = wanted.bytes;
   const u32 n = num_lates_.load(std::memory_order_relaxed);  // only this function changes it
   const u64 done = n == 0 ? 0 : static_cast<u64>(lates_[n - 1].end - late_.base);
   if (bytes <= done) return;
@@ -88,14 +106,16 @@ void VerbsMemory::admit(u64 bytes) {
     throw std::runtime_error("verbs: " + std::to_string(bytes) + " bytes of a span that has " +
                              std::to_string(late_.bytes));
   }
-  const u64 to = std::min(late_.bytes, std::max(bytes, align_up(done + done / 4, kLatePage)));
+  const u64 grown = wanted.of_device() ? bytes : align_up(done + done / 4, kLatePage);
+  const u64 to = std::min(late_.bytes, std::max(bytes, grown));
   const Span rest{late_.offset + done, to - done, late_.base + done};
   if (n + num_chunks(rest.bytes, chunk_bytes_) > kMostLate)
     throw std::runtime_error("verbs: a span is registered in more than " + std::to_string(kMostLate) + " pieces");
   std::vector<Note> ignored;  // whoever asked for it knows
-  const std::vector<ibv::Mr*> mrs = register_span({rest, kNone, 0, true}, ignored);
+  const bool readable = !wanted.of_device();
+  const std::vector<ibv::Mr*> mrs = register_span({rest, wanted.dmabufs, 0, readable, wanted.address}, ignored);
   for (std::size_t i = 0; i < mrs.size(); ++i)
-    lates_[n + i] = {rest.base + std::min(rest.bytes, (i + 1) * chunk_bytes_), mrs[i]};
+    lates_[n + i] = {rest.base + std::min(rest.bytes, (i + 1) * chunk_bytes_), mrs[i], readable};
   num_lates_.store(n + static_cast<u32>(mrs.size()), std::memory_order_release);  // pairs with find
 }
 
@@ -112,9 +132,10 @@ ibv::Mr* VerbsMemory::attempt(Way way, const Asked& asked, u64 offset, u64 bytes
     return f.reg_dmabuf_mr(nic_.pd(), whole ? offset : offset % kDmabufBytes, bytes, iova, fd,
                            static_cast<int>(access));
   }
-  if (way == Way::kAddress) {
-    return f.reg_mr_iova2 == nullptr ? nullptr : f.reg_mr_iova2(nic_.pd(), at, bytes, iova, access);
-  }
+  u8* const memory = asked.address == 0 ? at : reinterpret_cast<u8*>(asked.address) + offset;
+  if (way == Way::kAddress)
+    return f.reg_mr_iova2 == nullptr ? nullptr : f.reg_mr_iova2(nic_.pd(), memory, bytes, iova, access);
+  if (memory != at) return nullptr;  // this call knows no names
   return f.reg_mr(nic_.pd(), at, bytes, static_cast<int>(asked.access));
 }
 
@@ -173,7 +194,7 @@ VerbsMemory::Piece VerbsMemory::find(const u8* address) const {
   const u32 n = num_lates_.load(std::memory_order_acquire);  // pairs with admit
   for (u32 i = 0; i < n && address >= late_.base; ++i) {
     const Late& l = lates_[i];
-    if (address < l.end) return {static_cast<u64>(l.end - address), l.mr->lkey, l.mr->rkey, true};
+    if (address < l.end) return {static_cast<u64>(l.end - address), l.mr->lkey, l.mr->rkey, l.readable};
   }
   return {};
 }

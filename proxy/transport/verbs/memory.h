@@ -3,6 +3,7 @@
 #pragma once
 #include <array>
 #include <atomic>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -27,9 +28,9 @@ class VerbsMemory {
   VerbsMemory& operator=(const VerbsMemory&) = delete;
 
   Piece find(const u8* address) const;
-  // Registers the late span up to `bytes`, for sources only. While lanes call find(); one call at a time. Throws as the
+  // Registers more of the late span, for sources only. While lanes call find(); one call at a time. Throws as the
   // constructor does.
-  void admit(u64 bytes);
+  void admit(const Admission& wanted);
   // Of every span's chunks but the late one's, span after span.
   const std::vector<u32>& rkeys() const { return rkeys_; }
 
@@ -46,17 +47,21 @@ class VerbsMemory {
     const std::vector<int>& dmabufs;  // see FabricSettings::span_dmabuf_fds
     unsigned access;
     bool readable;
+    u64 address = 0;  // of a device's memory that the span's addresses only name; 0: it lies where they say
   };
   struct Late {  // a registration of the late span, from the end of the one before
     const u8* end;
     ibv::Mr* mr;
+    bool readable;
   };
   static constexpr u32 kMostLate = 128;
   ibv::Mr* attempt(Way way, const Asked& asked, u64 offset, u64 bytes) const;
   bool register_all(Way way, const Asked& asked, std::vector<ibv::Mr*>& mrs) const;
   std::vector<ibv::Mr*> register_span(const Asked& asked, std::vector<Note>& notes) const;
+  void withdraw(u32 num_left);
   void release();
 
+  friend void admit_to_all(const std::vector<std::unique_ptr<VerbsMemory>>& memories, const Admission& wanted);
   const VerbsNic& nic_;
   u64 chunk_bytes_;
   bool relaxed_;
@@ -66,5 +71,8 @@ class VerbsMemory {
   std::array<Late, kMostLate> lates_{};
   std::atomic<u32> num_lates_{0};
 };
+
+// VerbsMemory::admit on every NIC; when one of them throws, on none.
+void admit_to_all(const std::vector<std::unique_ptr<VerbsMemory>>& memories, const Admission& wanted);
 
 }  // namespace uccl

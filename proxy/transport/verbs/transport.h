@@ -30,9 +30,7 @@ class VerbsTransport final : public Transport {
   std::string local_address() override;
   void connect(const std::vector<std::string>& addresses) override;
   Lane& lane(u32 index) override { return *lanes_.at(index); }
-  void admit(u64 bytes) override {
-    for (auto& memory : memories_) memory->admit(bytes);
-  }
+  void admit(const Admission& wanted) override { admit_to_all(memories_, wanted); }
   std::vector<Note> notes() const override { return notes_; }
   std::vector<QueueCounters> queue_counters() const override;
 

@@ -171,7 +171,7 @@ TEST(provider_late_memory_is_written_from) {
   Arrival a[4];
   for (const u64 at : {u64{0}, u64{128} << 10, kLate - 64}) {
     std::memset(rows + at, static_cast<int>(at >> 10) + 1, 64);
-    g.transports[0]->admit(at + 64);
+    g.transports[0]->admit({at + 64, 0, {}});
     const WriteRequest w{1, 5, rows + at, contract::Group::kBase, 64, 1};
     CHECK_EQ(g.lane(0).post(std::span(&w, 1)), 1u);
     g.lane(0).flush();

@@ -130,9 +130,9 @@ def test_gpu_memory_that_nics_write_by_its_addresses(
             got = buffer.low_latency_dispatch(c.x[rank], c.topk_idx[rank], 12, 6, use_fp8=False)
             driver.settle()
             assert_low_latency(got[:3], wanted[rank])
-            rows, offset = regions.zero_copy(4096)
+            rows, offset = buffer._session.zero_copy(4096)
             assert offset == plan.zero_copy_offset
-            assert driver._allocated.get(rows.data_ptr()) is None  # pinned host memory, which the proxy knows
+            assert driver._allocated.get(rows.data_ptr()) is None  # pinned host memory: tcp registers nothing later
             buffer.barrier()
 
     run_gpu_ranks(driver, 3, body)
@@ -303,15 +303,15 @@ def test_gpu_memory_zero_copy_rows_grow_without_moving_what_graphs_name(
         with low_latency(group, c.shape) as buffer:
             session = buffer._session
             small, offset = session.zero_copy(1000)
-            assert small.numel() == 4096 and offset == session.plan.zero_copy_offset
-            assert session.zero_copy(4096)[0].data_ptr() == small.data_ptr()
+            assert small.numel() == 2 * MIB and offset == session.plan.zero_copy_offset
+            assert session.zero_copy(2 * MIB)[0].data_ptr() == small.data_ptr()
             small.fill_(5)
-            large, _ = session.zero_copy(5000)
-            assert large.numel() == 8192 and large.data_ptr() != small.data_ptr()
+            large, _ = session.zero_copy(2 * MIB + 1)
+            assert large.numel() == 4 * MIB and large.data_ptr() != small.data_ptr()
             small.fill_(6)  # still there
-            assert session.zero_copy(1 << 40)[0].numel() == 8192  # more than offsets can name: the caller refuses
+            assert session.zero_copy(1 << 40)[0].numel() == 4 * MIB  # more than offsets can name: the caller refuses
             with driver.capture(), pytest.raises(UcclEpError, match="once for these sizes before the capture"):
-                session.zero_copy(9000)
+                session.zero_copy(5 * MIB)
             driver.settle()
         with throughput(group) as buffer, pytest.raises(InvalidArgument, match="low_latency_mode=True"):
             buffer._session.zero_copy(1)

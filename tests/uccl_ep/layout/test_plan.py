@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from tests.uccl_ep.ranks import MIB, assert_refused
 from uccl_ep import Buffer, InvalidArgument, _native, run_ranks
 from uccl_ep.group.topology import Topology, split_into_nodes
+from uccl_ep.layout.placement import Placement
 from uccl_ep.layout.plan import MemoryPlan, assumed_topology, low_latency_layout, low_latency_size_hint, memory_bill
 from uccl_ep.sizes import format_bytes, upstream_low_latency_size_hint
 
@@ -185,3 +186,27 @@ def test_memory_bill_of_a_gpu_says_where_rows_lie() -> None:
     bill = plan.bill("device", "all ranks are on one node", gpu=True)
     assert str(bill).splitlines()[-1] == "rows in device memory: all ranks are on one node"
     assert "when their size is first asked for" in str(bill) and bill.total_bytes == plan.bill().total_bytes
+
+
+@pytest.mark.parametrize(
+    "placement, pins, late, where, pinned",
+    [
+        pytest.param(Placement("host", "no NIC reaches it"), True, True, "host", True, id="host"),
+        pytest.param(Placement("device", "one node"), True, True, "device", False, id="one node"),
+        pytest.param(Placement("device", "", ways={0: ("none", "")}), True, True, "device", True, id="between nodes"),
+        pytest.param(Placement("device", "", ways={0: ("none", "")}), True, False, "host", True, id="all at the start"),
+    ],
+)
+def test_memory_zero_copy_rows_lie_where_the_others_do(
+    placement: Placement, pins: bool, late: bool, where: str, pinned: bool
+) -> None:
+    """Between nodes NICs take them when they are asked for; on one node none does."""
+    plan = MemoryPlan(nodes(2, 2), MIB, MIB, True)
+    plan.reserve_zero_copy(MIB, pins, late, placement)
+    assert (plan.zero_copy_where, plan.zero_copy_pinned) == (where, pinned)
+    assert plan.zero_copy_late == (pinned and late)
+    said = plan.bill(placement.where, placement.reason, gpu=True)
+    as_others = " as the other rows" if where == placement.where else ""
+    (item,) = [i for i in said.items if i.name == "zero-copy rows"]
+    assert item.what_for.endswith(f"; in {where} memory{as_others}") and item.reserved == (not pinned or late)
+    assert " memory" not in next(i for i in plan.bill().items if i.name == "zero-copy rows").what_for

@@ -22,6 +22,10 @@ from uccl_ep.settings import Settings
 PHYSICAL = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
+def no_nic(num_bytes: int, address: int, dmabufs: list[int]) -> None:
+    """Takes no memory."""
+
+
 def made(rank: int, low_latency: bool = False) -> Regions:
     plan = MemoryPlan(Topology((0, 0)), 1 << 16, 1 << 16, low_latency)
     if low_latency:
@@ -34,7 +38,7 @@ def made(rank: int, low_latency: bool = False) -> Regions:
 def test_regions_rows_are_given_back_where_they_are() -> None:
     regions = made(0, low_latency=True)
     peer = _native.Segment.map(regions._peer_data[0].fd, regions.plan.data_bytes)  # as another process has it
-    zero_copy, _ = regions.zero_copy(1)
+    zero_copy, _ = regions.zero_copy(1, no_nic)
     first = regions.plan.throughput.base
     regions.data.fill_(7)
     zero_copy[: 1 << 20].fill_(7)
@@ -130,7 +134,7 @@ def test_regions_what_the_proxy_maps_and_peers_are_told() -> None:
         b"address",
     )
     assert endpoints.data_handle == b"" and endpoints.flat_bytes == plan.flat_bytes
-    memory, offset = regions.zero_copy(5)
+    memory, offset = regions.zero_copy(5, no_nic)
     assert memory.numel() == 1 << 20 and offset == plan.zero_copy_offset
 
 
@@ -146,7 +150,7 @@ def test_regions_results_and_zero_copy_rows_are_seen_by_the_node(same_process: b
     assert fds <= set(of_this_process._made_here)
     one.place(tables, [0, 1])
     assert one.arena is not None and two.arena is not None
-    for table, written in ((one.arenas, two.arena.numpy()), (one.zero_copy_rows, two.zero_copy(1)[0].numpy())):
+    for table, written in ((one.arenas, two.arena.numpy()), (one.zero_copy_rows, two.zero_copy(1, no_nic)[0].numpy())):
         mine, others, *sizes = (ctypes.c_uint64 * 4).from_address(table)  # type: ignore[assignment]
         assert sizes == [written.size, written.size]
         assert (others == written.ctypes.data) == same_process  # mapped once in a process
@@ -189,4 +193,4 @@ def test_regions_zero_copy_rows_that_a_nic_pins_are_not_read_in_place() -> None:
 
 def test_regions_zero_copy_needs_low_latency() -> None:
     with pytest.raises(InvalidArgument, match="zero copy needs a Buffer made with low_latency_mode=True"):
-        made(0).zero_copy(1)
+        made(0).zero_copy(1, no_nic)

@@ -69,7 +69,7 @@ def test_proxy_link_a_dismissed_peers_end_is_no_fault(kind: Callable[[ProxyConfi
         assert not eventually(lambda: halves[0].fault() is not None, 0.2)
         with pytest.raises((ValueError, TransportError), match="peer is 9"):
             links[0].dismiss_peer(9)
-        links[0].admit(1 << 40)  # nothing here registers memory
+        links[0].admit(1 << 40, 0, [])  # nothing here registers memory
     finally:
         for link in links:
             link.stop(0.0)

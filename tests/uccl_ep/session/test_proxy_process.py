@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -13,8 +14,8 @@ import msgpack
 import psutil
 import pytest
 
-from tests.uccl_ep.proxies import Half, eventually
-from uccl_ep.session.proxy_link import read_message
+from tests.uccl_ep.proxies import Half, connect, eventually
+from uccl_ep.session.proxy_link import ProcessProxy, read_message
 from uccl_ep.session.proxy_process import ProxyServer, watch
 
 ROOT = Path(__file__).parents[3]
@@ -56,6 +57,51 @@ def test_proxy_process_protocol_over_pipes() -> None:
         finally:
             process.stdin.close()  # type: ignore[union-attr]
         assert process.wait(20) == 0
+
+
+def test_proxy_process_takes_descriptors_of_memory_that_comes_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As many as a request says, which are closed when the NICs have them, or have refused them."""
+    ours, theirs = socket.socketpair()
+    seen: list[tuple[int, int, list[int]]] = []
+
+    class Native:
+        def admit(self, num_bytes: int, address: int, dmabufs: list[int]) -> None:
+            seen.append((num_bytes, address, [os.fstat(fd).st_ino for fd in dmabufs]))
+            if num_bytes == 3:
+                raise RuntimeError("no room")
+
+    monkeypatch.setattr("uccl_ep.session.proxy_process.ProxyConfig.from_plain", lambda values: None)
+    monkeypatch.setattr("uccl_ep.session.proxy_process.make_proxy", lambda config: Native())
+    server, memory = ProxyServer(), [os.memfd_create(f"rows {n}") for n in range(2)]
+    inodes = [os.fstat(fd).st_ino for fd in memory]
+    assert server.handle({"operation": "configure", "config": {}, "channel": theirs.detach()}) == {"value": None}
+    before = len(os.listdir("/proc/self/fd"))
+    for num_bytes, some in ((1, memory), (2, []), (3, memory[1:])):
+        if some:
+            socket.send_fds(ours, [b"."], some)
+        answer = server.handle({"operation": "admit", "num_bytes": num_bytes, "num_dmabufs": len(some)})
+        assert answer == ({"value": None} if num_bytes < 3 else {"error": "RuntimeError: no room"})
+    assert seen == [(1, 0, inodes), (2, 0, []), (3, 0, inodes[1:])]
+    assert len(os.listdir("/proc/self/fd")) == before
+    for fd in memory:
+        os.close(fd)
+    ours.close()
+
+
+def test_proxy_process_is_sent_descriptors_of_memory_that_comes_later() -> None:
+    halves, fd = [Half(rank, "tcp") for rank in range(2)], os.memfd_create("rows")
+    before = len(os.listdir("/proc/self/fd"))
+    links = [ProcessProxy(half.config) for half in halves]
+    connect(links, halves)
+    proxy = links[0]
+    for num_bytes in (1 << 20, 2 << 20):
+        proxy.admit(num_bytes, 0x10000, [fd, fd])  # tcp registers nothing
+        there = [os.readlink(f"/proc/{proxy.pid}/fd/{n}") for n in os.listdir(f"/proc/{proxy.pid}/fd")]
+        assert "/memfd:rows (deleted)" not in there  # it has closed them
+    for link in links:
+        link.stop(0.0)
+    assert len(os.listdir("/proc/self/fd")) == before
+    os.close(fd)
 
 
 def test_proxy_process_ends_at_the_end_of_its_input_even_when_idle() -> None:

@@ -85,7 +85,7 @@ def memory_of(job: Job, agreed: Agreed, whole: Topology) -> MemoryBill:
     plan = MemoryPlan(agreed.topology, nvl, rdma, low, whole)
     if low and agreed.fabric.pins_memory:
         most = min(rdma, _native.MAX_REGION_BYTES - plan.zero_copy_offset)
-        plan.reserve_zero_copy(most, pinned=True, late=agreed.fabric.registers_late)
+        plan.reserve_zero_copy(most, True, agreed.fabric.registers_late, agreed.placement)
     _ = plan.flat_bytes
     return plan.bill(agreed.placement.where, agreed.placement.reason, _on_gpu(agreed.hellos))
 

@@ -160,6 +160,7 @@ class Fabric {
   u32 overruns_ = 0, not_ready_ = 0, doorbells_ = 0, signalled_ = 0, inlined_ = 0, reads_ = 0, deadlocks_ = 0;
   u32 moved_to_error_ = 0;
   u64 last_access_ = 0;
+  const void* last_address_ = nullptr;  // of reg_mr_iova2
 
  private:
   ibv::Functions functions_;

@@ -105,8 +105,9 @@ ibv::Mr* register_memory(ibv::Pd* pd, void* address, std::size_t bytes, int erro
 ibv::Mr* reg_mr(ibv::Pd* pd, void* address, std::size_t bytes, int access) {
   return register_memory(pd, address, bytes, bytes > 4096 ? f().options.plain_errno : 0, static_cast<u64>(access));
 }
-ibv::Mr* reg_mr_iova2(ibv::Pd* pd, void* address, std::size_t bytes, u64, unsigned access) {
-  return register_memory(pd, address, bytes, f().options.address_errno, access);
+ibv::Mr* reg_mr_iova2(ibv::Pd* pd, void* address, std::size_t bytes, u64 iova, unsigned access) {
+  f().last_address_ = address;
+  return register_memory(pd, reinterpret_cast<void*>(iova), bytes, f().options.address_errno, access);
 }
 ibv::Mr* reg_dmabuf_mr(ibv::Pd* pd, u64 offset, std::size_t bytes, u64 iova, int fd, int access) {
   f().dmabufs_.push_back({fd, offset});

@@ -2,6 +2,8 @@
 #include <cerrno>
 #include <memory>
 #include <stdexcept>
+#include <string>
+#include <vector>
 
 #include "native/check.h"
 #include "proxy/transport/verbs/fake_verbs.h"
@@ -117,7 +119,7 @@ TEST(transport_verbs_memory_of_a_late_span_follows_what_is_asked_for) {
   CHECK_EQ(memory.rkeys().size(), 1u);
   CHECK_EQ(f.num_registrations(), 2u);
   CHECK_EQ(memory.find(late).bytes, 0u);
-  memory.admit(200000);
+  memory.admit({200000, 0, {}});
   CHECK_EQ(f.num_registrations(), 4u);
   CHECK_EQ(f.last_access() & (ibv::kAccessLocalWrite | ibv::kAccessRemoteWrite | ibv::kAccessRemoteRead), 0u);
   CHECK_EQ(memory.find(late).bytes, 1u << 17);
@@ -125,15 +127,15 @@ TEST(transport_verbs_memory_of_a_late_span_follows_what_is_asked_for) {
   CHECK(memory.find(late).readable && memory.find(late).lkey != memory.find(late + (1 << 17)).lkey);
   CHECK_EQ(memory.find(late + 200000).bytes, 0u);
   CHECK_EQ(memory.find(late - 1).bytes, 0u);
-  memory.admit(100);
+  memory.admit({100, 0, {}});
   CHECK_EQ(f.num_registrations(), 4u);
-  memory.admit(200001);
+  memory.admit({200001, 0, {}});
   CHECK_EQ(memory.find(late + 200000).bytes, 262144u - 200000u);  // pages of 64 KiB
-  memory.admit(800000);
+  memory.admit({800000, 0, {}});
   CHECK_EQ(memory.find(late + 799999).bytes, 1u);
   std::string refused;
   try {
-    memory.admit(800001);
+    memory.admit({800001, 0, {}});
   } catch (const std::runtime_error& e) { refused = e.what(); }
   CHECK(has(refused, "800001 bytes of a span that has 800000"));
   CHECK_EQ(memory.rkeys().size(), 1u);
@@ -151,13 +153,112 @@ TEST(transport_verbs_memory_of_a_late_span_that_a_nic_refuses) {
   VerbsMemory memory(nic, s, {}, notes);
   std::string refused;
   try {
-    memory.admit(65536);
+    memory.admit({65536, 0, {}});
   } catch (const std::runtime_error& e) { refused = e.what(); }
   CHECK(has(refused, "ulimit -l"));
   CHECK_EQ(memory.find(bytes().data()).bytes, 0u);
   f.options.address_errno = 0;  // there is more room now
-  memory.admit(65536);
+  memory.admit({65536, 0, {}});
   CHECK_EQ(memory.find(bytes().data()).bytes, 65536u);
+}
+
+namespace {
+
+constexpr u64 kNames = 1ull << 41, kUnit = 2 << 20;  // nothing is mapped there
+
+TransportSettings with_late_names() {
+  TransportSettings s;
+  s.local.add(Span{0, 4096, bytes().data()});
+  s.local.add(Span{1 << 20, 16 * kUnit, reinterpret_cast<u8*>(kNames)});
+  s.fabric.late_span = 1;
+  return s;
+}
+
+const u8* name(u64 offset) { return reinterpret_cast<const u8*>(kNames + offset); }
+
+std::string why_not(const std::vector<std::unique_ptr<VerbsMemory>>& all, const Admission& wanted) {
+  try {
+    admit_to_all(all, wanted);
+  } catch (const std::runtime_error& e) { return e.what(); }
+  return "";
+}
+
+}  // namespace
+
+// Each piece by a dma-buf of its own, from the descriptor's byte 0 on, under the span's addresses; for sources only, and
+// no CPU may read it.
+TEST(transport_verbs_memory_of_a_late_span_in_a_device) {
+  fake::Fabric& f = fake::Fabric::begin({});
+  std::vector<Note> notes;
+  const VerbsNic nic(f.functions(), {"fake0", 1, -1}, {}, notes);
+  VerbsTuning t;
+  t.chunk_bytes = kUnit;
+  VerbsMemory memory(nic, with_late_names(), t, notes);
+  memory.admit({kUnit, 0x10000, {11}});
+  CHECK_EQ(f.last_access() & (ibv::kAccessLocalWrite | ibv::kAccessRemoteWrite | ibv::kAccessRemoteRead), 0u);
+  CHECK_EQ(memory.find(name(4096)).bytes, kUnit - 4096);
+  CHECK(!memory.find(name(0)).readable);
+  CHECK_EQ(memory.find(name(kUnit)).bytes, 0u);
+  memory.admit({3 * kUnit, 0x90000, {12}});
+  CHECK_EQ(f.dmabufs_.size(), 3u);
+  for (u64 i = 0; i < 3; ++i) {
+    CHECK_EQ(f.dmabufs_[i].fd, i == 0 ? 11 : 12);
+    CHECK_EQ(f.dmabufs_[i].offset, i == 2 ? kUnit : 0u);
+    CHECK_EQ(memory.find(name(i * kUnit)).bytes, kUnit);
+  }
+  CHECK(f.covering(memory.find(name(2 * kUnit)).lkey, kNames + 2 * kUnit, kUnit) != nullptr);
+  memory.admit({7 * kUnit, 0xa0000, {13}});
+  memory.admit({8 * kUnit, 0xb0000, {14}});
+  CHECK_EQ(memory.find(name(8 * kUnit)).bytes, 0u);  // no more than was taken
+  CHECK_EQ(memory.rkeys().size(), 1u);
+}
+
+// By the device's address under the span's, with a peer-memory module, where the NIC takes no dma-buf or there is none.
+TEST(transport_verbs_memory_of_a_late_span_in_a_device_by_its_address) {
+  for (const std::vector<int>& dmabufs : {std::vector<int>{}, std::vector<int>{11}}) {
+    fake::Options o;
+    o.dmabuf_errno = EOPNOTSUPP;
+    fake::Fabric& f = fake::Fabric::begin(o);
+    std::vector<Note> notes;
+    const VerbsNic nic(f.functions(), {"fake0", 1, -1}, {}, notes);
+    VerbsTuning t;
+    t.chunk_bytes = kUnit;
+    VerbsMemory memory(nic, with_late_names(), t, notes);
+    memory.admit({2 * kUnit, 0x10000, dmabufs});
+    CHECK_EQ(reinterpret_cast<u64>(f.last_address_), 0x10000 + kUnit);
+    const VerbsMemory::Piece second = memory.find(name(kUnit));
+    CHECK(second.bytes == kUnit && !second.readable);
+    CHECK(f.covering(second.lkey, kNames + kUnit, kUnit) != nullptr);
+  }
+}
+
+// One of two NICs refuses: the other has nothing either, so that no NIC ever sends from memory that was given up.
+TEST(transport_verbs_memory_is_admitted_to_all_nics_or_to_none) {
+  fake::Options o;
+  o.num_devices = 2;
+  fake::Fabric& f = fake::Fabric::begin(o);
+  ibv::Functions refusing = f.functions();
+  refusing.reg_dmabuf_mr = [](ibv::Pd*, u64, std::size_t, u64, int, int) -> ibv::Mr* {
+    errno = ENOMEM;
+    return nullptr;
+  };
+  const auto by_address = refusing.reg_mr_iova2;
+  std::vector<Note> notes;
+  const VerbsNic willing(f.functions(), {"fake0", 1, -1}, {}, notes), other(refusing, {"fake1", 1, -1}, {}, notes);
+  std::vector<std::unique_ptr<VerbsMemory>> all;
+  all.push_back(std::make_unique<VerbsMemory>(willing, with_late_names(), VerbsTuning{}, notes));
+  all.push_back(std::make_unique<VerbsMemory>(other, with_late_names(), VerbsTuning{}, notes));
+  refusing.reg_mr_iova2 = nullptr;
+  const u32 before = f.num_registrations();
+  const std::string why = why_not(all, {kUnit, 0x10000, {11}});
+  CHECK(has(why, "dma-buf: ") && has(why, "ulimit -l"));
+  CHECK(!has(why, "plain ibv_reg_mr: 0"));
+  CHECK_EQ(f.num_registrations(), before);
+  CHECK_EQ(all[0]->find(name(0)).bytes + all[1]->find(name(0)).bytes, 0u);
+  refusing.reg_mr_iova2 = by_address;
+  CHECK_EQ(why_not(all, {2 * kUnit, 0x90000, {12}}), "");
+  CHECK_EQ(f.dmabufs_.back().fd, 12);
+  CHECK(all[0]->find(name(0)).bytes == 2 * kUnit && all[1]->find(name(0)).bytes == 2 * kUnit);
 }
 
 // A span of several GiB, which nobody touches: each descriptor is registered from its own byte 0 on.
