@@ -140,7 +140,7 @@ serve-demo: $(VENV)/.stamp-native ## vLLM's server on CPUs (133 MB), its experts
 	@$(BIN)/python -m tests.integrations.serving
 
 test-compile: $(VENV)/.stamp-compile ## compile every kernel for NVIDIA and AMD processors; no device needed
-	$(SAY) "pytest: compile the kernels for sm_80 to sm_120a, gfx942, gfx950"
+	$(SAY) "pytest: compile the kernels for sm_80 to sm_120a, gfx90a, gfx942, gfx950"
 	@$(PYTEST) -m compile tests/kernels tests/uccl_ep/gpu $(ARGS)
 
 # One architecture plays everything; the two others what has least in common with it. Each with lanes in another order.

@@ -22,11 +22,20 @@ from uccl_ep import _native
 from uccl_ep.errors import UcclEpError
 from uccl_ep.gpu.build import native_shared_bytes
 from uccl_ep.gpu.compiler import FOLDERS as PRODUCT
-from uccl_ep.gpu.compiler import Program, RuntimeCompiler, find_programs, flags, include_flags, source_of
+from uccl_ep.gpu.compiler import (
+    MAX_BLOCK_LANES,
+    Program,
+    RuntimeCompiler,
+    find_programs,
+    flags,
+    include_flags,
+    source_of,
+)
 
 ROOT = Path(__file__).resolve().parents[2]
 NVIDIA = ("sm_80", "sm_89", "sm_90a", "sm_100a", "sm_120a")
-AMD = ("gfx942", "gfx950")
+AMD = ("gfx90a", "gfx942", "gfx950")
+AMD_SHARED_BYTES = 64 << 10  # of a block, on the smallest of them
 PACKAGES = "cupy-cuda13x nvidia-cuda-nvrtc ziglang"
 FOLDERS = (*PRODUCT, "tests/kernels/device")
 MOST_REGISTERS = 255  # per lane; what one NVIDIA thread can address, so also the least common denominator
@@ -123,6 +132,9 @@ def test_compile_gpu(header: str, arch: str, usages: list[Usage], tmp_path: Path
     for u in rows:
         assert 0 < u.registers <= MOST_REGISTERS, u
         assert u.spilled_bytes == 0 or header.startswith("tests/"), f"{u}: spills cost traffic"
+        if arch in AMD and not header.startswith("tests/"):
+            dynamic = native_shared_bytes(u.kernel, MAX_BLOCK_LANES // 64)
+            assert u.shared_bytes + dynamic <= AMD_SHARED_BYTES, f"{u}: {dynamic} more at a launch"
 
 
 def global_accesses_to_shared(ptx: str) -> list[str]:

@@ -191,6 +191,28 @@ def test_ptx_on_amd_flags_are_acquired_from_the_system(arch: str) -> None:
                 assert any(followed), f"{name}, {arch}: nothing is invalidated after a load from the system"
 
 
+@pytest.mark.parametrize("arch", ("gfx90a", *AMD))
+def test_ptx_on_amd_write_backs_and_barriers_wait_for_stores(arch: str) -> None:
+    """What a lane releases for its block is in memory before the flag is. tests/kernels/device/test_backend_hip.py has
+    each order by itself."""
+    seen: Counter[str] = Counter()
+    for program in programs():
+        for name, instructions in amd_kernels(amd(source(program), arch)).items():
+            for n, i in enumerate(instructions):
+                if i.name not in ("buffer_wbl2", "s_barrier"):
+                    continue
+                seen[i.name] += 1
+                near = instructions[:n][:-60:-1] if i.name == "s_barrier" else instructions[n + 1 : n + 60]
+                at = next((k for k, j in enumerate(near) if _is_access(j)), len(near))
+                waits = [j for j in near[:at] if j.name == "s_waitcnt" and "vmcnt(0)" in j.operands]
+                assert waits, f"{name}, {arch}: nothing waits beside instruction {n}, {i}"
+    assert all(seen[kind] > 20 for kind in ("buffer_wbl2", "s_barrier")), seen
+
+
+def _is_access(instruction: Instruction) -> bool:
+    return re.match(r"(global|flat|buffer|scratch)_", instruction.name) is not None
+
+
 def test_ptx_checks_can_fail() -> None:
     wrong = """#include "kernels/device/simt.h"
     struct S { unsigned int word; };

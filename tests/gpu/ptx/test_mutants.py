@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import functools
 import re
+from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests.gpu.ptx.known_mutants import KNOWN
-from tests.gpu.ptx.mutants import fingerprints, known, mutants
+from tests.gpu.ptx.known_mutants import KNOWN, REFUSED
+from tests.gpu.ptx.mutants import Notes, contradictions, fingerprints, is_of, known, mutants, outcomes, refused
 from tests.gpu.ptx.scenarios import SEEDS, Played, play
 from tests.gpu.ptx.summary import note
 
@@ -54,13 +56,30 @@ def test_ptx_mutant_is_found(kernel: str, how: str, source: str, scenario: str) 
     assert reached, "no scenario executes the line, or it has changed"
     found = any(play(scenario, seed, [m.key], ARCH).wrong for m in reached for seed in SEEDS)
     note(mutant=reached[0].key, found=found)
-    assert found
+    assert found and not any(known(m) for m in reached)
 
 
 def test_ptx_mutants_that_are_known_exist() -> None:
     made = mutants(ARCH)
     idle = [entry for entry in KNOWN if not any(known(m) == entry[2] for m in made)]
     assert not idle, f"no mutant is left out for this reason: {idle}"
+    unseen = [pattern for how, pattern in REFUSED if not any(is_of(m, how, pattern) and refused(m) for m in made)]
+    assert not unseen, f"no mutant is refused for this: {unseen}"
+
+
+def test_ptx_no_mutant_that_is_found_may_have_a_reason_why_it_is_not(tmp_path: Path) -> None:
+    notes, made = Notes(ARCH, tmp_path), mutants(ARCH)
+    excused = next(m for m in made if known(m))
+    others = [m for m in made if not known(m)]
+    play: dict[str, Any] = {"scenario": "of this test", "seed": 1, "wrong": "a wrong row"}
+    notes.add([others[0].kernel], mutants=[others[0].key], **play)
+    notes.add([excused.kernel, others[1].kernel], mutants=[excused.key, others[1].key], **play)  # one of both
+    assert not contradictions(notes, made) and outcomes(notes, made)[made.index(others[0])] == "found"
+    notes.add([excused.kernel], mutants=[excused.key], **play)
+    wrong = contradictions(notes, made)  # a line for each entry that has it
+    assert wrong and known(excused) in wrong[0] and all(excused.kernel in line for line in wrong)
+    with pytest.raises(AssertionError, match="gives a reason for mutants that are found"):
+        outcomes(notes, made)
 
 
 def test_ptx_fingerprint_of_a_kernel_is_of_its_instructions() -> None:
