@@ -3,7 +3,8 @@
  *
  * An agreement (uccl_ep/membership/agreed_values.py) is here what agreed_masks.pml shows of it: who lives is waited for;
  * what a rank said before it died counts for all or for none; and as long as one that knows lives and answers, nobody
- * decides otherwise. A rank that is cut off counts as dead. Planted bugs: BUG_PASSES_ITS_PLEDGE, BUG_LOWEST_PLEDGE,
+ * decides otherwise. A rank that is cut off counts as dead. That ranks compare what they have prepared comes before, and
+ * counts here as a rank that fails to build. Planted bugs: BUG_PASSES_ITS_PLEDGE, BUG_LOWEST_PLEDGE,
  * BUG_OWN_BUILD_DECIDES, BUG_ANSWERS_NO_MORE, BUG_THE_DEAD_ARE_WAITED_FOR. */
 #include "promises.pml"
 

@@ -13,9 +13,10 @@ from uccl_ep.device.protocol import EventHandle
 from uccl_ep.elastic import sizes
 from uccl_ep.elastic.arguments import behind, check_ignored, ended
 from uccl_ep.elastic.combine import ElasticCombine
-from uccl_ep.elastic.dispatch import Call, ElasticDispatch, Results
+from uccl_ep.elastic.dispatch import Call, Results
 from uccl_ep.elastic.handle import EPHandle
 from uccl_ep.elastic.into import IntoCalls
+from uccl_ep.elastic.members import ElasticMembers
 from uccl_ep.errors import InvalidArgument, named, refuse
 from uccl_ep.events import EventOverlap
 from uccl_ep.group.group import as_group
@@ -38,7 +39,7 @@ class _ElasticRows(Buffer):
         super().__init__(group, num_bytes, device=device)
 
 
-class ElasticBuffer(IntoCalls, NoCopies):
+class ElasticBuffer(IntoCalls, ElasticMembers, NoCopies):
     """Memory, proxy and kernels of one rank for V2's dispatch and combine. Making one is collective.
 
     Shapes use T = this rank's tokens, K = top-k, N = ranks, E = experts, L = E / N local experts, H = hidden channels,
@@ -93,13 +94,13 @@ class ElasticBuffer(IntoCalls, NoCopies):
             refuse("num_cpu_bytes", num_cpu_bytes, "0: only upstream's experimental parts use CPU bytes")
         checks.check_int("num_max_tokens_per_rank", num_max_tokens_per_rank, 0, _native.MAX_TOKENS_PER_RANK)
         sizes.check_hidden("hidden", hidden, checks.check_bool("use_fp8_dispatch", use_fp8_dispatch))
+        self._computed, self._sizes = num_bytes is None, (num_max_tokens_per_rank, hidden, num_topk)
         if num_bytes is None:
             num_bytes = self.get_buffer_size_hint(
                 group, num_max_tokens_per_rank, hidden, num_topk, use_fp8_dispatch, allow_hybrid_mode
             )
         elif isinstance(num_bytes, bool) or num_bytes <= 0 or num_bytes % sizes.GRANULE:
             refuse("num_bytes", num_bytes, "a multiple of 2 MiB", "ElasticBuffer.get_buffer_size_hint gives one.")
-        self.group, self.num_bytes = group, num_bytes
         self.num_max_tokens_per_rank, self.hidden, self.num_topk = num_max_tokens_per_rank, hidden, num_topk
         self.use_fp8_dispatch = checks.check_bool("use_fp8_dispatch", use_fp8_dispatch)
         self.deterministic = checks.check_bool("deterministic", deterministic)
@@ -109,15 +110,8 @@ class ElasticBuffer(IntoCalls, NoCopies):
         check_ignored(num_allocated_qps=num_allocated_qps)
         self.num_allocated_qps = int(num_allocated_qps)
         self._buffer = _ElasticRows(group, num_bytes, hidden, device)
-        self._dispatch = ElasticDispatch(self._buffer, num_max_tokens_per_rank)
         self._combine = ElasticCombine(self._buffer)
-        self.runtime = self._buffer.runtime
-        self.rank_idx, self.num_ranks = self._buffer.rank, self._buffer.group_size
-        topology = self._buffer._session.topology
-        self.num_rdma_ranks, self.num_nvlink_ranks = topology.num_nodes, max(topology.sizes)
-        # Every rank reads what it is sent where it landed: one logical domain, whatever the wires are.
-        self.num_scaleout_ranks, self.num_scaleup_ranks = 1, self.num_ranks
-        self.scaleout_rank_idx, self.scaleup_rank_idx = 0, self.rank_idx
+        self._meet()
         self.nccl_comm_handle = None
         process_end.end_with_process(self)
 

@@ -80,14 +80,26 @@ class EPBuffer(LoadBalancing, BufferBase):
             device=device,
         )
         self._owner, self._rows = self._elastic._owner, self._elastic._buffer
-        self._carrier = Carrier(self._rows)
         self._lb_region.make(self._rows._device.where)
-        for name in _ATTRIBUTES.split():
-            setattr(self, name, getattr(self._elastic, name))
+        self._meet()
+        self.prepare_members = self._elastic.prepare_members
         self.barrier = self._elastic.barrier
         self.get_comm_stream = self._elastic.get_comm_stream
         self.get_physical_domain_size = self._elastic.get_physical_domain_size
         self.get_logical_domain_size = self._elastic.get_logical_domain_size
+
+    def _meet(self) -> None:
+        """What follows from who the members are."""
+        self._carrier = Carrier(self._rows)
+        for name in _ATTRIBUTES.split():
+            setattr(self, name, getattr(self._elastic, name))
+
+    def switch_members(self) -> bool:
+        """As ElasticBuffer.switch_members. The load-balancing region stays as it is: its mapping is by rank."""
+        switched = self._elastic.switch_members()
+        if switched:
+            self._meet()
+        return switched
 
     def print_memory_usage(self) -> None:
         """Prints what this rank has allocated, by purpose."""

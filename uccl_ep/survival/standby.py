@@ -229,6 +229,8 @@ class Standby:
         pledges = self._changes.agree(self._lost | gone, patience_s, self._pledge, second)
         self._left = frozenset(pledges)
         at, reasons = max(int(at) for at in pledges.values()), _reasons(said)
+        if reasons and not self._withdrawn:
+            self._compared.wait(self._deadline_s)  # all know the same, in a moment
         return _Outcome(at + self._further, self._failed(reasons)) if reasons else _Outcome(at, None)
 
     @staticmethod

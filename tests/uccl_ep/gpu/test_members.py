@@ -12,7 +12,7 @@ from tests.uccl_ep.gpu.test_graphs import LowLatencyInputs, full_case
 from tests.uccl_ep.gpu.test_memory import NOTHING
 from tests.uccl_ep.gpu.worlds import install, run_gpu_ranks
 from tests.uccl_ep.ranks import assert_low_latency, reference_of
-from uccl_ep import Buffer, InvalidArgument, ThreadGroup
+from uccl_ep import Buffer, InvalidArgument, ThreadGroup, UcclEpError
 
 MOST = 400
 
@@ -74,4 +74,53 @@ def test_gpu_members_join_while_the_others_replay_graphs(
         buffer.destroy()
 
     run_gpu_ranks(driver, 3, body)
+    assert driver.held() == NOTHING
+
+
+@pytest.mark.timeout(120)
+def test_gpu_members_that_prepare_nothing_hear_of_it_between_replays(
+    variables: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Replays are calls that the host does not count: the device does."""
+    driver = install(monkeypatch, FakeDriver(num_sms=6 * 2))
+    old, new = ThreadGroup.create(2), ThreadGroup.create(2)
+    case, texts = full_case(705, 2, max_tokens=8), ["", ""]
+    wanted = reference_of(case)
+
+    def body(group: ThreadGroup) -> None:
+        rank = group.rank()
+        hint = Buffer.get_low_latency_rdma_size_hint(8, 128, 2, 4)
+        buffer = Buffer(old[rank], 0, hint, low_latency_mode=True, explicitly_destroy=True)
+        inputs = LowLatencyInputs(case.shape, 2)
+        inputs.take(case, rank, 1.0)
+
+        def calls() -> Any:
+            got = buffer.low_latency_dispatch(inputs.x, inputs.ids, 8, 4, use_fp8=False)
+            buffer.low_latency_combine(inputs.rows, inputs.ids, inputs.weights, got[2])
+            return got
+
+        calls()
+        with driver.capture() as graph:
+            got = calls()
+        if rank == 0:
+            buffer.prepare_members(new[0])
+        for _ in range(MOST):
+            driver.replay(graph)
+            driver.settle()
+            assert_low_latency(got[:3], wanted[rank])
+            try:
+                assert not buffer.switch_members()
+            except UcclEpError as error:
+                texts[rank] = str(error)
+                break
+        new[rank].leave()
+        driver.replay(graph)
+        driver.settle()
+        buffer.barrier()
+        buffer.destroy()
+
+    run_gpu_ranks(driver, 2, body)
+    assert texts[0] == texts[1]
+    assert "rank 0 prepared a group of 2 after 1 low-latency dispatches" in texts[0]
+    assert "rank 1 prepared nothing after " in texts[0]
     assert driver.held() == NOTHING
