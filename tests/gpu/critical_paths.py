@@ -50,6 +50,7 @@ class KernelCounts:
         warp16: accesses of each warp's busiest lane, all warps of the grid.
         host_reads: of host memory, over PCIe: sectors of 32 bytes that a warp reads. Its lanes read one together, and
             what it reads again, while it waits, counts once.
+        plain_host_reads: likewise, by loads that order nothing, of up to 8 bytes.
     """
 
     kernel: str
@@ -58,6 +59,7 @@ class KernelCounts:
     busiest_lane16: int
     warp16: list[int]
     host_reads: int
+    plain_host_reads: int = 0
 
     @property
     def unevenness(self) -> float:
@@ -171,7 +173,8 @@ def table(launches: Iterable[KernelCounts]) -> str:
 
 
 def findings(launches: Iterable[KernelCounts], remote_ranks: int) -> list[str]:
-    """What is beyond the limits, a line a launch. `remote_ranks`: those of other nodes, for a rank."""
+    """What is beyond the limits, a line a launch. `remote_ranks`: those of other nodes, for a rank; where there are, rows
+    may lie in the host's memory."""
     found = []
     for launch in launches:
         most = MOST_LANE16.get(launch.kernel)
@@ -180,6 +183,11 @@ def findings(launches: Iterable[KernelCounts], remote_ranks: int) -> list[str]:
         reads = MOST_HOST_READS + remote_ranks
         if launch.kernel.startswith("low_latency") and launch.host_reads > reads:
             found.append(f"{launch.kernel}: {launch.host_reads} reads of host memory; at most {reads}")
+        words = launch.plain_host_reads
+        if launch.kernel.startswith("throughput_") and not remote_ranks and words > launch.grid:
+            found.append(
+                f"{launch.kernel}: {words} plain reads of host words by {launch.grid} blocks; at most one each"
+            )
         uneven = MOST_UNEVEN.get(launch.kernel)
         if uneven is not None and launch.unevenness > uneven:
             found.append(f"{launch.kernel}: a warp has {launch.unevenness:.2f} times the mean; at most {uneven}")

@@ -43,4 +43,7 @@ def launches(driver: FakeDriver) -> list[Counts]:
 
 def counts(driver: FakeDriver) -> list[KernelCounts]:
     """The same, as far as the table of critical paths shows it."""
-    return [KernelCounts(c.kernel, c.grid, c.warps, c.busiest_lane16, c.warp16, c.host_reads) for c in launches(driver)]
+    return [
+        KernelCounts(c.kernel, c.grid, c.warps, c.busiest_lane16, c.warp16, c.host_reads, c.plain_host_reads)
+        for c in launches(driver)
+    ]

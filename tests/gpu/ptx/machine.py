@@ -28,7 +28,7 @@ FLAGS = (
 )
 KINDS = {"": 0, "device": 1, "pinned": 2, "tensor": 3, "shared": 4}
 NEVER = (1 << 32) - 1  # of Machine's `lag`
-_HEAD = 16
+_HEAD = 17
 _MAX_WARPS = 1 << 14
 
 
@@ -69,6 +69,9 @@ class Counts:
     loaded_away: int = 0  # of those, of other devices
     stored_away: int = 0
     trips: Trips = Trips()
+    plain_host_reads: int = (
+        0  # as host_reads, by loads without an order of up to 8 bytes: words, where rows lie elsewhere
+    )
 
 
 @functools.cache
@@ -188,7 +191,7 @@ class Machine:
         )
         grid, warps, instructions, busiest, host_reads, *moved_and_trips = counts[:_HEAD]
         of_warps = counts[_HEAD : _HEAD + grid * warps]
-        loaded, stored, loaded_away, stored_away, *trips = moved_and_trips
+        loaded, stored, loaded_away, stored_away, *trips, plain = moved_and_trips
         return Counts(
             kernel,
             grid,
@@ -202,6 +205,7 @@ class Machine:
             loaded_away,
             stored_away,
             Trips(*trips),
+            plain,
         )
 
     def snapshot(self, thread: int) -> int:

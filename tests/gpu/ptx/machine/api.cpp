@@ -30,17 +30,17 @@ char* ptx_load(ptx::Machine* machine, const char* program) try {
   return nullptr;
 } catch (const std::exception& error) { return text(error.what()); }
 
-// `shape`: grid, lanes, shared bytes, registers of a lane, stream, device, snapshot, GPU, its SMs. `counts`: u64 [16 + room]: grid, warps, instructions, busiest lane, host reads, bytes loaded and stored, trips of seven kinds, then each warp's.
+// `shape`: grid, lanes, shared bytes, registers of a lane, stream, device, snapshot, GPU, its SMs. `counts`: u64 [17 + room]: grid, warps, instructions, busiest lane, host reads, bytes loaded and stored, trips of seven kinds, plain host reads, then each warp's.
 char* ptx_launch(ptx::Machine* machine, const char* kernel, const ptx::u32* shape, const char* args, ptx::u64 arg_bytes,
                  ptx::u64* counts, ptx::u64 room) {
   ptx::Counts made;
   const ptx::LaunchRequest request{kernel,   shape[0], shape[1], shape[2], shape[3], std::string(args, arg_bytes),
                                    shape[4], shape[5], shape[6], shape[7], shape[8]};
   const std::string error = machine->launch(request, &made);
-  const ptx::u64 head[] = {made.grid,        made.warps,      made.instructions, made.busiest_lane,
-                           made.host_reads,  made.loaded,     made.stored,       made.loaded_away,
-                           made.stored_away, made.trips.away, made.trips.wide,   made.trips.line,
-                           made.trips.near,  made.host_trips, made.flag_trips,   made.fences};
+  const ptx::u64 head[] = {made.grid,       made.warps,           made.instructions, made.busiest_lane, made.host_reads,
+                           made.loaded,     made.stored,          made.loaded_away,  made.stored_away,  made.trips.away,
+                           made.trips.wide, made.trips.line,      made.trips.near,   made.host_trips,   made.flag_trips,
+                           made.fences,     made.plain_host_reads};
   std::memcpy(counts, head, sizeof head);
   for (ptx::u64 i = 0; i < room && i < made.warp.size(); ++i) counts[std::size(head) + i] = made.warp[i];
   return text(error);

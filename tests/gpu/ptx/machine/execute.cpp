@@ -115,11 +115,13 @@ u64 Machine::resolve(Lane& lane, const Instruction& i, u64 address, u32 bytes, b
       if (address + bytes > region.end) fail(lane, "it reaches beyond the end of an allocation");
       if (region.kind == Kind::kPinned && i.order != Order::kWeak && i.scope != Scope::kSys)
         fail(lane, "a scope narrower than the system, of a word in memory that the host uses");
+      const u64 sector = address / kSectorBytes ^ static_cast<u64>(lane.id - lane.tid % 32) << 40;  // of this warp
+      const bool from_host = settings_.count && region.kind == Kind::kPinned && i.op == Op::k_ld;
+      if (from_host && !ordered(i) && bytes <= 8) lane.block->launch.plain_host_reads.insert(sector);
       if (settings_.count && ordered(i) && i.op != Op::k_st) {
         const u64 word = address ^ static_cast<u64>(lane.id) << 44;
-        if (region.kind == Kind::kPinned && i.op == Op::k_ld) {  // weak ones are of rows
-          lane.block->launch.host_reads.insert(address / kSectorBytes ^ static_cast<u64>(lane.id - lane.tid % 32)
-                                                                            << 40);
+        if (from_host) {
+          lane.block->launch.host_reads.insert(sector);
           lane.host_trips += lane.block->launch.host_words.insert(word).second;
         } else {
           lane.flag_trips += lane.block->launch.flags.insert(word).second;

@@ -68,7 +68,7 @@ struct Machine::Launch {
   u64 full_since = ~0ull;  // how many blocks had ended when there was no room for the next
   std::map<u32, std::unique_ptr<Block>> blocks;
   std::vector<Lane*> ready, sleeping;
-  std::unordered_set<u64> host_words, host_reads, flags;
+  std::unordered_set<u64> host_words, host_reads, plain_host_reads, flags;
   Counts counts;
   std::string error;
   bool done = false;

@@ -307,6 +307,7 @@ void Machine::finish(Launch& launch) {
   launch.counts.grid = launch.request.grid;
   launch.counts.warps = launch.request.lanes / 32;
   launch.counts.host_reads = launch.host_reads.size();
+  launch.counts.plain_host_reads = launch.plain_host_reads.size();
   launch.done = true;
 }
 

@@ -59,7 +59,8 @@ struct Counts {
   u32 grid = 0, warps = 0;
   u64 instructions = 0;
   u64 busiest_lane = 0;  // 16-byte accesses of the lane that made most
-  u64 host_reads = 0;  // different sectors of pinned memory that each warp read with an order, added up
+  // Different sectors of pinned memory that each warp read, added up: with an order, and by plain loads of up to 8 bytes.
+  u64 host_reads = 0, plain_host_reads = 0;
   // Bytes of global memory: loads of 16 bytes; plain stores of any size. Of those, in memory of other devices.
   u64 loaded = 0, stored = 0, loaded_away = 0, stored_away = 0;
   // Of the lane that waited longest: how often it used what loads had brought that were on their way together, by the
