@@ -62,12 +62,8 @@ def run(programs: Path, release: Release, provider: str) -> Row:
     row = _run_natively(programs / "provider_tests", release, provider)
     if row.refused or row.failed:
         return row
-    box, rows = programs / "libprovider_box.so", {"cpu": 0, "gpu": 0}
-    problems = []
-    for place in rows if provider != "libfabric" else ("cpu",):
-        rows[place], problem = buffers.run(release.command, provider, box, place)
-        problems += [problem] * bool(problem)
-    return replace(row, buffer_rows=rows["cpu"], gpu_rows=rows["gpu"], failed=problems)
+    rows, gpu_rows, problem = buffers.run(release.command, provider, programs / "libprovider_box.so")
+    return replace(row, buffer_rows=rows, gpu_rows=gpu_rows, failed=[problem] if problem else [])
 
 
 def _run_natively(program: Path, release: Release, provider: str) -> Row:

@@ -1,9 +1,8 @@
 """`Buffer` on two ranks as two nodes, both modes, every row compared, over a driver's library and the box's devices.
 
-`python -m tests.providers.buffers DRIVER BOX PLACE`, with BOX, the library `provider_box`, in LD_PRELOAD too. The
-ranks are threads of this process, since the box moves bytes within one. PLACE is where they run: "cpu", or "gpu", the
-fake one of tests/uccl_ep/gpu, whose memory the box's devices reach by dma-buf. Prints what `read_rows` reads, or ends
-with an error.
+`python -m tests.providers.buffers DRIVER BOX`, with BOX, the library `provider_box`, in LD_PRELOAD too. The ranks are
+threads of this process, since the box moves bytes within one: on the CPU, then on the fake GPU of tests/uccl_ep/gpu,
+whose memory the box's devices reach by dma-buf. Prints what `read_rows` reads, or ends with an error.
 """
 
 from __future__ import annotations
@@ -25,36 +24,36 @@ ROOT = Path(__file__).resolve().parents[2]
 _RANKS = 2
 _FINDINGS_BYTES = 1 << 14
 _LIMIT_S = 120
-_SAID = "%d rows are right, %d writes over %s"
+_SAID = "%d rows are right, %d of them on a GPU, %d writes over %s"
 
 
-def command(loader: Sequence[str], provider: str, box: Path, place: str) -> tuple[list[str], dict[str, str]]:
+def command(loader: Sequence[str], provider: str, box: Path) -> tuple[list[str], dict[str, str]]:
     """How to run this module with libraries of a release: the command, and its environment."""
     environment = {
         **os.environ,
         "LD_PRELOAD": str(box),
         "FI_EFA_ENABLE_SHM_TRANSFER": "0",  # libfabric's efa provider else goes past the device
     }
-    return [*loader, sys.executable, "-m", "tests.providers.buffers", provider, str(box), place], environment
+    return [*loader, sys.executable, "-m", "tests.providers.buffers", provider, str(box)], environment
 
 
-def run(loader: Sequence[str], provider: str, box: Path, place: str = "cpu") -> tuple[int, str]:
-    """Runs it: (rows that were compared, what went wrong or "")."""
-    asked, environment = command(loader, provider, box, place)
+def run(loader: Sequence[str], provider: str, box: Path) -> tuple[int, int, str]:
+    """Runs it: (rows that were compared, how many of them on a GPU, what went wrong or "")."""
+    asked, environment = command(loader, provider, box)
     try:
         done = subprocess.run(asked, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=_LIMIT_S)
     except subprocess.TimeoutExpired:
-        return 0, f"Buffer on a {place}: no end within {_LIMIT_S} s"
+        return 0, 0, f"Buffer: no end within {_LIMIT_S} s"
     return read_rows(done.stdout, done.stderr, done.returncode)
 
 
-def read_rows(output: str, errors: str, code: int) -> tuple[int, str]:
-    """(rows that were compared, what went wrong or "") of what a run printed."""
+def read_rows(output: str, errors: str, code: int) -> tuple[int, int, str]:
+    """(rows that were compared, how many of them on a GPU, what went wrong or "") of what a run printed."""
     said = re.search(_SAID.replace("%d", r"(\d+)").replace("%s", r"\w+"), output)
-    if code == 0 and said and int(said[1]) > 0 and int(said[2]) > 0:
-        return int(said[1]), ""
+    if code == 0 and said and int(said[1]) > int(said[2]) and int(said[3]) > 0:
+        return int(said[1]), int(said[2]), ""
     lines = [line for line in errors.strip().splitlines() if not line.startswith("(")]  # a remark of our traceback's
-    return 0, f"Buffer: exit code {code} behind {lines[-1] if lines else 'no output'}"
+    return 0, 0, f"Buffer: exit code {code} behind {lines[-1] if lines else 'no output'}"
 
 
 def in_gpu_memory(group: Any, driver: Any) -> tuple[int, str, int]:
@@ -88,8 +87,8 @@ def in_gpu_memory(group: Any, driver: Any) -> tuple[int, str, int]:
 
 
 def main() -> int:
-    """Plays the steps of `tests.rdma.inside.torch_ranks`, or `in_gpu_memory`."""
-    provider, box, place = sys.argv[1], ctypes.CDLL(sys.argv[2]), sys.argv[3]
+    """Plays the steps of `tests.rdma.inside.torch_ranks`, then `in_gpu_memory`, but not over libfabric."""
+    provider, box = sys.argv[1], ctypes.CDLL(sys.argv[2])
     os.environ.pop("LD_PRELOAD", None)  # what this process starts has nothing to do with the box
     box.provider_box_begin.restype = ctypes.c_char_p
     folder = box.provider_box_begin(("efa" if provider == "libfabric" else provider).encode(), _RANKS)
@@ -116,25 +115,27 @@ def main() -> int:
         proxy_threads=2,
         timeout_s=60.0,
     )
-    if place == "gpu":
+    gpu_answers: list[Any] = []
+    answers = as_threads(world, body, world.ranks_per_node)
+    if not over_libfabric:
         from tests.uccl_ep.gpu.fake_driver import FakeDriver
         from tests.uccl_ep.gpu.worlds import install
 
         with pytest.MonkeyPatch.context() as patch:
             driver = install(patch, FakeDriver(num_sms=8, flush_options=1))  # efa asks the GPU's driver to flush
-            answers = as_threads(world, in_gpu_memory, driver)
-    else:
-        answers = as_threads(world, body, world.ranks_per_node)
+            gpu_answers = as_threads(world, in_gpu_memory, driver)
     text = ctypes.create_string_buffer(_FINDINGS_BYTES)
     box.provider_box_findings(text, _FINDINGS_BYTES)
     found = text.value.decode().splitlines()
     if over_libfabric:  # see README.md
         found = [line for line in found if not line.startswith("overrun")]
-    families = {family for _, family, _ in answers}
+    families = {family for _, family, _ in answers + gpu_answers}
     if found or families != {world.transport}:
         print(f"the box found: {'; '.join(found)}; transport {families}", file=sys.stderr)
         return 1
-    print(_SAID % (sum(rows for rows, _, _ in answers), sum(writes for _, _, writes in answers), world.transport))
+    rows, gpu_rows = (sum(count for count, _, _ in some) for some in (answers, gpu_answers))
+    writes = sum(count for _, _, count in answers + gpu_answers)
+    print(_SAID % (rows + gpu_rows, gpu_rows, writes, world.transport))
     return 0
 
 

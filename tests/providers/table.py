@@ -13,8 +13,8 @@ class Row:
     Attributes:
         refused: why nothing was run over it: what our transport says, or that the release lacks the driver.
         failed: names of tests, each with its first line.
-        buffer_rows: rows that `Buffer` received and summed, each compared with the reference. gpu_rows: the same of
-            zero-copy rows in the memory of a GPU; libfabric reaches none.
+        buffer_rows: rows that `Buffer` received and summed, each compared with the reference. gpu_rows: of
+            them, zero-copy rows on a GPU, whose memory libfabric does not reach.
         judged: of each rule that was broken on purpose, what came of it.
     """
 

@@ -136,6 +136,19 @@ TEST(transport_libfabric_says_what_it_chose) {
   for (const Note& n : t.notes()) CHECK(!n.choice.empty() && !n.reason.empty());
 }
 
+// Nothing here registers a device's memory, and the addresses of its span are no more than names.
+TEST(transport_libfabric_takes_no_device_memory_late) {
+  if (unavailable("tcp")) return;
+  TransportSettings s = libfabric_tests::settings_of("tcp");
+  std::vector<u8> rows(1 << 16);
+  s.fabric.late_span = static_cast<int>(s.local.spans().size());
+  s.local.add(Span{1ull << 40, rows.size(), rows.data()});
+  LibfabricTransport t(s);
+  t.admit({4096, 0, {}});
+  CHECK_THROWS(std::runtime_error, t.admit({8192, 0x10000, {}}));
+  CHECK_THROWS(std::runtime_error, t.admit({8192, 0, {11}}));
+}
+
 TEST(transport_libfabric_is_in_the_registry) {
   TransportSettings s = libfabric_tests::settings_of("tcp");
   if (unavailable("tcp")) {
