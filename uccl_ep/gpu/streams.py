@@ -124,8 +124,9 @@ claims = StreamClaims()
 class Neighbours:
     """The Buffers of one rank on one GPU. Thread-safe.
 
-    A low-latency kernel takes all processors of the rank's share, and its blocks wait for each other: two at once may
-    each have half of theirs, and no room for the rest. So those of one rank run one after the other, as it calls them.
+    A low-latency kernel takes all processors of the rank's share, and its blocks wait for each other. Two of them that
+    are placed at once may each have half of their blocks, and no room for the rest. So those of one rank run one after
+    the other, in the order of its calls, whatever Buffers and streams they are of.
 
     Attributes:
         alone: there is one Buffer, whose own calls are in order anyway.
@@ -257,7 +258,10 @@ class CallOrder:
         return self._stream
 
     def behind_neighbours(self) -> Any:
-        """launch_stream() behind the last kernel of `neighbours`; their lock is held until this one is launched."""
+        """launch_stream() for a kernel that takes all processors of the rank's share: behind its other Buffers' last.
+
+        With `neighbours.lock` held, until it is launched.
+        """
         stream, last = self.launch_stream(), self.neighbours.pass_on(self)
         if last is not None and last is not self and last._key != self._key and last.captured == self.captured:
             point = StreamPoint(self._driver, last._stream, self.captured) if last.open else last._last
