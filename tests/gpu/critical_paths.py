@@ -173,8 +173,8 @@ def table(launches: Iterable[KernelCounts]) -> str:
 
 
 def findings(launches: Iterable[KernelCounts], remote_ranks: int) -> list[str]:
-    """What is beyond the limits, a line a launch. `remote_ranks`: those of other nodes, for a rank; where there are, rows
-    may lie in the host's memory."""
+    """What is beyond the limits, a line a launch. `remote_ranks`: those of other nodes, for a rank; if there are any,
+    rows may lie in the host's memory."""
     found = []
     for launch in launches:
         most = MOST_LANE16.get(launch.kernel)
