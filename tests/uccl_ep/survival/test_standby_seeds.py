@@ -355,7 +355,8 @@ class Change:
         if how is None or self.wrong:
             self.wrong.append(f"no outcome: {self.outcomes}")
             return
-        alone = story.how == "size" and (story.odd == story.leaver or story.ranks - (story.leaver >= 0) < 2)
+        stay = [r for r in left if r != story.leaver]
+        alone = story.how == "size" and (story.odd == story.leaver or len(stay) < 2)
         disagree = story.odd in left and len(left) > 1 and not alone
         if disagree and not (" prepared " in how[1] or (how[1] and story.victim >= 0)):
             self.wrong.append(f"nobody names rank {story.odd}: {how}")
