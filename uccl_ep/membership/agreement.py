@@ -346,8 +346,8 @@ class Agreement:
         if self._joined:
             self._step()
             return None
-        if view.phase == ALIVE:
-            return None
+        if view.phase == ALIVE or self.excluded_by is not None:
+            return None  # who leaves this rank out would answer that it does, and so on for ever
         self._send(rank, self.generation + 1, frozenset(range(self.num_ranks)) - self.members, ALIVE)
         if self._called:
             return None

@@ -158,3 +158,12 @@ def test_agreed_values_take_no_decision_over_from_a_suspect() -> None:
     one.hear(2, 1, View(2, DECIDED, frozenset({1}), frozenset(), 0, 0, False, False, ()))
     thread.join()
     assert one.members == {0, 2}
+
+
+def test_agreed_values_a_rank_that_is_left_out_answers_nothing() -> None:
+    """Who leaves it out answers whatever it says, so the two would never come to an end."""
+    said: list[Any] = []
+    one = Agreement(2, RANKS, None, lambda to, message: said.append((to, message)))
+    for number in (1, 2):
+        one.hear(0, 1, View(number, DECIDED, frozenset({2}), frozenset(), 0, 0, False, False, ()))
+    assert one.excluded_by == 0 and said == []
