@@ -96,7 +96,6 @@ def _eager(buffer: Buffer, platform: Platform, sizes: Sizes, number: int) -> Non
     throughput(buffer, platform, wide, sizes.ranks_per_node)
 
 
-@pytest.mark.mostly_slow(quick=4)
 @pytest.mark.parametrize("send", ["hook", "sync", "async"])
 def test_gpu_graph_of_low_latency(gpu: Platform, world: World, send: str) -> None:
     sizes = _sizes(world)
@@ -144,7 +143,6 @@ def _throughput_graph(group: Any, platform: Platform, sizes: Sizes, cached: bool
                 _eager(buffer, platform, sizes, number)
 
 
-@pytest.mark.mostly_slow(quick=3)
 @pytest.mark.parametrize("cached", [True, False], ids=["cached", "worst_tokens"])
 def test_gpu_graph_of_throughput(gpu: Platform, world: World, cached: bool) -> None:
     sizes = _sizes(world)

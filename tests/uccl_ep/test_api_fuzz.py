@@ -57,7 +57,6 @@ BYTES = near(TOKENS, HIDDEN, dtypes=[torch.float8_e4m3fn])
 NUMBERS = st.integers(-3, 40)
 
 
-@pytest.mark.mostly_slow
 @FUZZ
 @given(changed=changes(topk_idx=IDS, num_experts=NUMBERS))
 @example(changed={"num_experts": "8"})
@@ -93,7 +92,6 @@ _DISPATCH = changes(
 )
 
 
-@pytest.mark.mostly_slow
 @FUZZ
 @given(changed=_DISPATCH)
 @example(changed={"config": "fast"})
@@ -137,7 +135,6 @@ def _hopeless(name: str, value: Any, ranks: Ranks) -> bool:
     return name == "num_worst_tokens" and number and 0 < value < ranks.size * TOKENS
 
 
-@pytest.mark.mostly_slow
 @FUZZ
 @given(
     changed=changes(
@@ -197,7 +194,6 @@ def _pair(bias: Any) -> Any:
 # ---- low latency -----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.mostly_slow
 @FUZZ
 @given(
     changed=changes(
@@ -243,7 +239,6 @@ def test_api_fuzz_low_latency_dispatch(ranks: Ranks, changed: dict[str, Any]) ->
     ranks.must(ranks.good_round)  # the shape goes back to what it was
 
 
-@pytest.mark.mostly_slow
 @FUZZ
 @given(
     changed=changes(

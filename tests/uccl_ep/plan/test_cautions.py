@@ -40,7 +40,6 @@ def only(made: GroupPlan, kind: str) -> Caution:
     return made.cautions[0]
 
 
-@pytest.mark.mostly_slow(quick=2)
 @pytest.mark.parametrize(
     "recorded", [machines.p5, machines.p5en, machines.p6_b200, machines.dgx_h100, machines.mi300x_thor2]
 )

@@ -24,7 +24,6 @@ def without(*lost: int) -> list[set[int]]:
     return [set() if r in lost else set(lost) for r in range(RANKS)]
 
 
-@pytest.mark.mostly_slow
 @pytest.mark.parametrize("transport, per_node", WORLDS)
 def test_agreed_masks_join_what_each_rank_saw(variables: Any, transport: str, per_node: int) -> None:
     """Two ranks fail at once and every rank has seen something else. Then they come back, and another one goes."""

@@ -124,7 +124,6 @@ def test_low_latency_masks_leave_a_rank_out_and_take_it_back(variables: Any, tra
     run_ranks(RANKS, body)
 
 
-@pytest.mark.mostly_slow
 @pytest.mark.parametrize("transport, per_node", WORLDS)
 def test_low_latency_masks_a_rank_that_never_comes(variables: Any, transport: str, per_node: int) -> None:
     timeout_s = 1.0  # longer than ranks that share busy cores are apart
