@@ -15,7 +15,8 @@ class Departures {
   bool connection_ended(u32 peer, PeerFault fault, int code) noexcept;
   // The peer is lost and that is no fault (EngineSettings::losses_are_absences): nothing more will come from it.
   void lost(u32 peer) noexcept;
-  // Every worker has closed the peer, and applied before what had arrived: if it has left, waits for it need no grace.
+  // A rank of this node is gone. What it wrote is in memory, so if it has left, waits for it need no grace. (What one of
+  // another node sent may have come to another rank of this node, whose proxy has yet to apply it.)
   void silent(u32 peer) noexcept;
   // The peer's process has ended, as a kernel says. True when it had said goodbye.
   bool process_ended(u32 peer) noexcept;

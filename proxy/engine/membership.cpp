@@ -18,11 +18,9 @@ FaultKind kind_of_fault(PeerFault fault) {
 }  // namespace
 
 Membership::Membership(u32 num_ranks, PeerCounters* peers, Faults& faults)
-    : num_ranks_(num_ranks),
-      peers_(peers),
-      faults_(faults),
-      states_(new std::atomic<u8>[num_ranks]()),
-      closed_(new std::atomic<u32>[num_ranks]()) {}
+    : num_ranks_(num_ranks), peers_(peers), faults_(faults), states_(new std::atomic<u8>[num_ranks]) {
+  for (u32 r = 0; r < num_ranks; ++r) states_[r].store(0, std::memory_order_relaxed);
+}
 
 void Membership::lose(u32 peer, PeerFault fault, int code) noexcept {
   if (peer >= num_ranks_) return;

@@ -20,10 +20,6 @@ class Membership {
   // The peer's end is expected from now on.
   void dismiss(u32 peer) noexcept;
 
-  // One worker more has closed the peer on its lane, and has applied before what had arrived. Returns how many have;
-  // acquires what they did before.
-  u32 closed(u32 peer) noexcept { return closed_[peer].fetch_add(1, std::memory_order_acq_rel) + 1; }
-
   bool gone(u32 peer) const { return states_[peer].load(std::memory_order_acquire) != 0; }
   // Grows after every change; acquire pairs with the release in `changed`, so whoever sees the new version sees the
   // states behind it.
@@ -38,7 +34,6 @@ class Membership {
   PeerCounters* peers_;
   Faults& faults_;
   std::unique_ptr<std::atomic<u8>[]> states_;
-  std::unique_ptr<std::atomic<u32>[]> closed_;
   std::atomic<u64> version_{0};
 };
 

@@ -2,7 +2,6 @@
 #include "engine/worker.h"
 
 #include <algorithm>
-#include <utility>
 
 #include "engine/words.h"
 #include "wire/immediate.h"
@@ -25,8 +24,7 @@ Worker::Worker(const WorkerShared& shared, u32 index, Lane& lane, WorkerCounters
       sequences_(settings_.control, settings_.control_layout, counters),
       idle_(settings_.nap_when_idle, settings_.nap_ns, !ledger_.has_peers()),
       doorbell_(settings_.control),
-      traced_(events_.traced()),
-      closed_(settings_.num_ranks) {}
+      traced_(events_.traced()) {}
 
 void Worker::run(const std::atomic<u64>& stop_at_ns) {
   IdleLadder::prepare_thread();
@@ -152,8 +150,7 @@ void Worker::follow_membership() {
   for (u32 peer = 0; peer < settings_.num_ranks; ++peer)
     if (membership_.gone(peer)) {
       part(peer, PartReason::kEnded);
-      if (std::exchange(closed_[peer], u8{1}) == 0 && membership_.closed(peer) == settings_.num_workers)
-        departures_.silent(peer);
+      if (!ledger_.is_peer(peer)) departures_.silent(peer);
     }
 }
 

@@ -81,7 +81,6 @@ class alignas(64) Worker {
   u64 barrier_sent_ = 0;
   u32 turns_ = 0;
   bool traced_;
-  std::vector<u8> closed_;  // [num_ranks]: it has told membership_ so
   bool quiet_ = true;  // nothing came when it last looked: the next arrival begins a burst
   bool fault_told_ = false;
   std::array<u64, kBatch> tokens_;

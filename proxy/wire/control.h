@@ -112,7 +112,7 @@ struct Departed {
   static constexpr u64 kLeft = 2;  // what it sent has been delivered: from here on nothing more will come
   static constexpr u64 kVotedAgainst = 3;  // of this host, it has voted to go on without this rank: it has left
   static constexpr u64 kValues = 3;
-  static constexpr u64 kSilent = 4;  // it is gone, and every worker has closed it: nothing of it is on its way here
+  static constexpr u64 kSilent = 4;  // a rank of this node, it is gone: what it wrote is in memory
 };
 
 // Offsets (bytes from the control segment's base) of every table. Built once from the group's shape; all ranks of a

@@ -103,19 +103,12 @@ class Stepper : public RankMemory {
 
   // The workers are built by the first step, so a test may prepare control words before.
   void step(u32 turns = 1) {
-    make_workers();
-    for (u32 i = 0; i < turns; ++i)
-      for (auto& w : workers_) w->turn();
-  }
-  void step_worker(u32 worker, u32 turns) {
-    make_workers();
-    for (u32 i = 0; i < turns; ++i) workers_[worker]->turn();
-  }
-  void make_workers() {
     if (workers_.empty())
       for (u32 w = 0; w < settings.num_workers; ++w)
         workers_.push_back(std::make_unique<Worker>(WorkerShared{settings, peer_counters.data(), membership, faults}, w,
                                                     transport.lane(w), worker_counters[w]));
+    for (u32 i = 0; i < turns; ++i)
+      for (auto& w : workers_) w->turn();
   }
   FakeLane& lane(u32 index = 0) { return transport.fake(index); }
   WorkerCounters& counters(u32 worker = 0) { return worker_counters[worker]; }
