@@ -89,4 +89,6 @@ def gpu_facts(driver: Driver | None) -> dict[str, Any]:
         "gpu": facts.identity,
         "num_sms": facts.num_sms,
         "exportable": int(facts.can_export),
+        "domain": facts.domain,
+        "domain_reason": "" if facts.domain else facts.domain_reason,
     }
