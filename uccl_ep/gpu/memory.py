@@ -1,8 +1,9 @@
 """The memory of a rank on a GPU.
 
 Control words and rings stay memfds, pinned and mapped for kernels; so do the rows where proxies must reach them with
-the CPU. Otherwise rows lie in the GPU's own memory, which ranks of other processes open and threads of the same process
-use by address. What kernels alone touch (ring heads, tables, masks, counters) is always in the GPU's memory.
+the CPU. Otherwise rows lie in the GPU's own memory, which ranks of other processes and hosts of the node open, and
+threads of the same process use by address. What kernels alone touch (ring heads, tables, masks, counters) is always
+in the GPU's memory.
 """
 
 from __future__ import annotations
@@ -57,6 +58,7 @@ class GpuRegions(Regions):
         self._keeps = b"-"
         self._rows: tuple[torch.Tensor, int] | None = None  # zero copy
         self._dmabufs: list[int] = []
+        self._spans = bool(plan.topology.abroad(rank))  # ranks of other hosts have this rank's rows open
 
     # ---- own memory --------------------------------------------------------------------------------------------
 
@@ -153,11 +155,12 @@ class GpuRegions(Regions):
     # ---- peers -------------------------------------------------------------------------------------------------
 
     def meet(self, peers: Sequence[Peer]) -> None:
-        """Opens the memory of this host's other ranks."""
+        """Opens the memory of other ranks of host and node."""
         super().meet(peers)
         for peer in peers:
             if peer.member:
-                self._node["control"][peer.endpoints.rank] = self._reach("control", peer)
+                # No kernel looks into the control segment of another host: its cell is of one (topology.py).
+                self._node["control"][peer.endpoints.rank] = self._reach("control", peer) if peer.same_host else 0
                 self._node["data"][peer.endpoints.rank] = self._reach("data", peer)
 
     def _open_data(self, peer: Peer) -> None:
@@ -281,7 +284,7 @@ class GpuRegions(Regions):
     def let_go(self) -> None:
         """Closes the rows of other ranks and tells so; with a masked one, which may still write, says that all stay."""
         mask = self.mask.tolist()
-        self._keeps = b"k" if any(mask[peer.endpoints.rank] for peer in self._mates()) else b"-"
+        self._keeps = b"k" if self._spans or any(mask[peer.endpoints.rank] for peer in self._mates()) else b"-"
         self._sleeps += 1
         if self._keeps == b"-":
             endings = list(self._row_endings.values())
@@ -318,6 +321,8 @@ class GpuRegions(Regions):
     def _why_rows_stay(self) -> str:
         if self.devices():
             return "NICs know them by their address"
+        if self._spans:
+            return "ranks of other hosts have them open"
         if self.viewed and not (self.placement.where == "device" and self._driver.keeps_addresses):
             return "get_local_buffer_tensor has handed out a view of them"
         ranks = [self.rank, *(peer.endpoints.rank for peer in self._mates())]

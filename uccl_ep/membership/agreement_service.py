@@ -18,6 +18,7 @@ from uccl_ep.membership.wait_reports import POLL_S, WaitReport, WaitReports
 _MAX_EXCHANGES = 16
 
 OnCall = Callable[[list[int], int], None]  # (ranks that are suspected, the rank that says so)
+OnGoodbye = Callable[[int], None]  # (the rank that leaves)
 
 
 class AgreementService(Agreement):
@@ -45,6 +46,7 @@ class AgreementService(Agreement):
         known = Quorum(rank, num_ranks) if quorum else None
         super().__init__(rank, num_ranks, known, self._post, absent)
         self.on_call = on_call
+        self.on_goodbye: OnGoodbye | None = None
         self._given: dict[tuple[int, int], dict[int, bytes]] = {}
         self._words = WaitReports(rank, num_ranks, self._changed, self._post, self._over)
         self.returns = Returns(rank, num_ranks, self._changed, self._post)
@@ -92,12 +94,15 @@ class AgreementService(Agreement):
         ends without a goodbye, on the messenger's thread, and must not block."""
         self._board.watch(ranks, on_death)
 
-    def close(self, error: str = "") -> None:
+    def close(self, error: str = "", goodbye: Collection[int] = ()) -> None:
         """Ends the listener and every wait here: to the others, this rank has gone. Idempotent.
 
         Args:
             error: by which it leaves; they are told.
+            goodbye: ranks that are told that it leaves in good order, who have no other way to know.
         """
+        for rank in goodbye:
+            self._post(rank, {"k": "goodbye", "g": self.generation})
         if error:
             self._words.report_error(self.generation, error)
         self._board.close()
@@ -127,6 +132,12 @@ class AgreementService(Agreement):
                 if rank not in self.members and message["k"] != "leaves":
                     self._answer(rank, self.generation)  # it does not know yet
             self._words.hear(rank, generation, message, current)
+            return
+        if message["k"] == "goodbye":
+            with self._changed:
+                current = rank in self.members and generation == self.generation
+            if current and self.on_goodbye is not None:
+                self.on_goodbye(rank)
             return
         if message["k"] == "returns":
             self.returns.hear(rank, message)

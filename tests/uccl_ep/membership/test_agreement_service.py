@@ -281,3 +281,16 @@ def test_agreement_service_who_does_not_answer_a_wait_report_is_silent() -> None
         d.close()
         a.report_wait(1, "dispatch")
         assert eventually(lambda: a.silent() == {3})
+
+
+def test_agreement_service_says_goodbye_to_who_has_no_other_way_to_know() -> None:
+    with ranks(3) as all_ranks:
+        heard: list[list[int]] = [[], [], []]
+        for rank, one in enumerate(all_ranks):
+            one.on_goodbye = heard[rank].append
+        all_ranks[2].close(goodbye=[0])
+        assert eventually(lambda: heard == [[2], [], []])
+        results([Attempt(all_ranks[rank], 5.0) for rank in (0, 1)])
+        all_ranks[1]._post(0, {"k": "goodbye", "g": 0})  # of a life that is over
+        all_ranks[1].close(goodbye=[0])
+        assert eventually(lambda: heard == [[2, 1], [], []])

@@ -14,7 +14,7 @@ from uccl_ep.survival.life import Life, Terms
 
 
 def terms(**changes: Any) -> Terms:
-    given: dict[str, Any] = {"device": None, "budgets": (MIB, 0), "low_latency_mode": 0, "enable_shrink": 1}
+    given: dict[str, Any] = {"device": None, "budgets": (MIB, 0), "modes": (0, 1, False)}
     return Terms.checked(**{**given, "alike": {}, "default_config": lambda ranks: Config(2), **changes})
 
 
@@ -24,8 +24,9 @@ def test_life_terms_are_checked_and_made_plain(variables: Any) -> None:
     assert (made.low_latency_mode, made.enable_shrink, made.choice.driver) == (False, True, None)
     for budgets, words in (((129, 0), ["num_nvl_bytes=129"]), ((0, True), ["num_rdma_bytes=True"])):
         assert_refused(lambda budgets=budgets: terms(budgets=budgets), words)
-    assert_refused(lambda: terms(low_latency_mode=True), ["num_rdma_bytes=0", "the low-latency size"])
-    assert_refused(lambda: terms(enable_shrink="yes"), ["enable_shrink='yes'"])
+    assert_refused(lambda: terms(modes=(True, True, False)), ["num_rdma_bytes=0", "the low-latency size"])
+    assert_refused(lambda: terms(modes=(False, "yes", False)), ["enable_shrink='yes'"])
+    assert_refused(lambda: terms(modes=(False, False, "on")), ["allow_mnnvl='on'"])
 
 
 def test_life_begins_and_ends_without_a_buffer(variables: Any) -> None:
