@@ -56,11 +56,11 @@ class Buffer(MemberChanges, BranchCalls, NoCopies):
             says; the same kind on all ranks. `device_reason` says why. Tensors elsewhere are refused.
 
         allow_mnnvl: hosts whose GPUs share an NVLink domain are one node, as in a rack: no row crosses a network there.
-            Without effect where GPUs cannot open each other's memory; UCCL_EP_EXPLAIN=1 says why.
-        use_fabric: False: allow_mnnvl has no effect. GPU memory has fabric handles wherever it can, whatever is given.
+            Without effect where GPUs cannot open each other's memory (UCCL_EP_EXPLAIN=1 says why), or use_fabric=False.
+            UCCL_EP_MNNVL=1 asks the same of every kind of Buffer.
 
     The other arguments belong to DeepEP's networks (num_qps_per_rank, allow_nvlink_for_low_latency_mode,
-    allow_nvlink_for_normal_mode, eager_support, is_intranode): accepted, and without effect here.
+    use_fabric=True, allow_nvlink_for_normal_mode, eager_support, is_intranode): accepted, and without effect here.
 
     Raises:
         InvalidArgument: an argument or a UCCL_EP_* variable is out of range.

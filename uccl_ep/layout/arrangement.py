@@ -26,14 +26,15 @@ class Whole:
     Attributes:
         hosts: identity of each rank's host. domains: of its NVLink domain, "" for none; may be empty.
         absent: ranks that take no part.
-        apart: enable_shrink. spans: allow_mnnvl: hosts that share an NVLink domain shall be one node.
+        apart: enable_shrink.
+        rack_by: who asks that hosts which share an NVLink domain are one node; empty: nobody.
     """
 
     hosts: Sequence[str]
     domains: Sequence[str] = ()
     absent: Collection[int] = frozenset()
     apart: bool = False
-    spans: bool = False
+    rack_by: str = ""
 
     def split(self, settings: Settings, domains: Sequence[str] = ()) -> Topology:
         """Nodes of the ranks that take part."""
@@ -69,18 +70,18 @@ def arrange(settings: Settings, hellos: Sequence[Hello], whole: Whole, rank: int
     """
     domains = whole.domains or [""] * len(whole.hosts)
     spanning = whole.split(settings, domains)
-    why_not = _why_hosts_stay_apart(hellos, spanning, whole.spans)
+    why_not = "nobody asks" if not whole.rack_by else _why_hosts_stay_apart(hellos, spanning)
     if not why_not:
         made = _with(settings, hellos, spanning, rank)
         if made.placement.where == "device":
-            reason = "allow_mnnvl=True: hosts that share an NVLink domain are one node"
+            reason = f"{whole.rack_by}: hosts that share an NVLink domain are one node"
             return replace(made, nodes_reason=_with_setting(settings, reason))
         why_not = f"rows would lie in the host's memory, since {made.placement.reason}"
     over = () if not spanning.host_of else ("hosts that share an NVLink domain: allow_mnnvl=True makes them one node",)
     made = _with(settings, hellos, whole.split(settings), rank)
     reason = _with_setting(settings, _OF_A_HOST)
-    if whole.spans:
-        return replace(made, nodes_reason=f"{reason}; allow_mnnvl=True has no effect: {why_not}")
+    if whole.rack_by:
+        return replace(made, nodes_reason=f"{reason}; {whole.rack_by} has no effect: {why_not}")
     return replace(made, nodes_reason=reason, nodes_over=over)
 
 
@@ -94,10 +95,8 @@ def _with_setting(settings: Settings, reason: str) -> str:
     return reason if not of else f"UCCL_EP_RANKS_PER_NODE={of}" + (f"; {reason}" if reason != _OF_A_HOST else "")
 
 
-def _why_hosts_stay_apart(hellos: Sequence[Hello], spanning: Topology, wanted: bool) -> str:
+def _why_hosts_stay_apart(hellos: Sequence[Hello], spanning: Topology) -> str:
     """Why no node spans hosts; empty: one may."""
-    if not wanted:
-        return "it is not asked for"
     if spanning.host_of:
         return ""
     without = next((i for i in hellos if not i.domain), None)

@@ -71,13 +71,13 @@ class Start:
         driver: the GPU that this rank's kernels run on; None: the CPU.
         prepare: makes what else the rank needs, given the session. When it fails on one rank, no rank starts.
         alike: settings of whoever makes the session that all ranks must have alike.
-        allow_mnnvl: hosts that share an NVLink domain shall be one node.
+        rack_by: who asks that hosts which share an NVLink domain are one node; empty: nobody.
     """
 
     driver: Driver | None = None
     prepare: Callable[[Session], None] = lambda session: None
     alike: Mapping[str, Any] = field(default_factory=dict)
-    allow_mnnvl: bool = False
+    rack_by: str = ""
 
 
 class Session(NoCopies):
@@ -127,7 +127,7 @@ class Session(NoCopies):
             "num_rdma_bytes": budgets[1],
             "low_latency_mode": low_latency,
             "enable_shrink": shrink,
-            "allow_mnnvl": start.allow_mnnvl,
+            "allow_mnnvl": start.rack_by != "",
             **{PREFIX + name.upper(): getattr(settings, name) for name in _SHARED},
             "device": kind_of(start.driver),
             **start.alike,
@@ -135,7 +135,7 @@ class Session(NoCopies):
         self.hellos = self._introduce(group, shared)
         self.hosts: list[str] = getattr(group, "hosts", [i.host_id for i in self.hellos])
         self.domains = self._domains(getattr(group, "domains", ()))
-        whole = Whole(self.hosts, self.domains, self.absent, shrink, start.allow_mnnvl)
+        whole = Whole(self.hosts, self.domains, self.absent, shrink, start.rack_by)
         self._arrangement = made = arrange(settings, self._present, whole, self.rank)
         self.topology, self.fabric, self.family = made.topology, made.fabric, made.fabric.family
         self.plan = MemoryPlan(self.topology, *budgets, low_latency, Whole(self.hosts).split(settings))

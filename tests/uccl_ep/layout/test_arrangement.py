@@ -26,7 +26,7 @@ def told(domains: list[str], **changes: Any) -> list[Hello]:
 
 
 def arranged(hellos: list[Hello], settings: Settings = Settings(), **options: Any) -> Arrangement:  # noqa: B008 - frozen
-    options = {"spans": True, **options}
+    options = {"rack_by": "allow_mnnvl=True", **options}
     whole = Whole([i.host_id for i in hellos], [i.domain for i in hellos], **options)
     return arrange(settings, [i for i in hellos if i.rank not in whole.absent], whole, 0)
 
@@ -42,11 +42,11 @@ def test_arrangement_a_domain_is_a_node() -> None:
 
 
 def test_arrangement_hosts_stay_apart_unless_asked() -> None:
-    made = arranged(told(RACK), spans=False)
+    made = arranged(told(RACK), rack_by="")
     assert made.topology.node_of == (0, 0, 1, 1) and made.topology.host_of == ()
     assert made.nodes_reason == "ranks of a host are a node"
     assert made.nodes_over == ("hosts that share an NVLink domain: allow_mnnvl=True makes them one node",)
-    assert arranged(told([""] * 4), spans=False).nodes_over == ()
+    assert arranged(told([""] * 4), rack_by="").nodes_over == ()
 
 
 @pytest.mark.parametrize(
@@ -67,7 +67,7 @@ def test_arrangement_says_why_hosts_stay_apart(hellos: list[Hello], why: str) ->
 
 
 def test_arrangement_a_setting_cuts_nodes_and_is_named() -> None:
-    cut = arranged(told(["r", "r"]), Settings(ranks_per_node=1), spans=False)
+    cut = arranged(told(["r", "r"]), Settings(ranks_per_node=1), rack_by="")
     assert cut.nodes_reason == "UCCL_EP_RANKS_PER_NODE=1"
     made = arranged(told(RACK), Settings(ranks_per_node=4))
     assert made.topology.node_of == (0,) * 4 and made.nodes_reason.startswith("UCCL_EP_RANKS_PER_NODE=4; allow_mnnvl")
