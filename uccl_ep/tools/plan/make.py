@@ -22,6 +22,7 @@ from uccl_ep.sizes import round_up
 from uccl_ep.tools.plan.imagine import Job, introduce
 
 _BEFORE = "before the job"
+_PRESUMED = "UCCL_EP_MNNVL=1 (presumed of all hosts: NVML can be asked when the job starts)"
 _BF16_BYTES = 2
 _ALIGN = 128
 
@@ -38,7 +39,8 @@ def make_plan(job: Job, settings: Settings) -> GroupPlan:
     if refused is not None:
         raise InvalidArgument(f"rank {refused.rank} ({refused.hostname}): {refused.error}")
     hosts = [i.host_id for i in told]
-    agreed = Agreed(told, settings, arrange(settings, told, Whole(hosts, apart=job.shrink), 0))
+    whole = Whole(hosts, [i.domain for i in told], apart=job.shrink, rack_by=_PRESUMED if settings.mnnvl == "1" else "")
+    agreed = Agreed(told, settings, arrange(settings, told, whole, 0))
     topology = agreed.topology
     plan = fill(agreed, _BEFORE, memory_of(job, agreed, Whole(hosts).split(settings)))
     rates = [rank.gbps for rank in plan.ranks if rank.gbps]
