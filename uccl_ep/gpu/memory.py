@@ -18,8 +18,8 @@ import torch
 from uccl_ep import _native
 from uccl_ep.errors import InvalidArgument, NotSupported, UcclEpError
 from uccl_ep.gpu.driver import Driver
-from uccl_ep.gpu.notices import PAGE_BYTES, heard, tell
-from uccl_ep.gpu.shared import Parked, Shared, park, sweep
+from uccl_ep.gpu.notices import PAGE_BYTES, Notices
+from uccl_ep.gpu.shared import Parked, Shared, park, run_all, sweep
 from uccl_ep.group.handshake import Endpoints
 from uccl_ep.layout.placement import Placement
 from uccl_ep.layout.plan import MemoryPlan
@@ -58,7 +58,8 @@ class GpuRegions(Regions):
         self._keeps = b"-"
         self._rows: tuple[torch.Tensor, int] | None = None  # zero copy
         self._dmabufs: list[int] = []
-        self._spans = bool(plan.topology.abroad(rank))  # ranks of other hosts have this rank's rows open
+        self._abroad: dict[int, Peer] = {}  # ranks of this node that are on other hosts
+        self._notices = Notices(rank, self._page)
 
     # ---- own memory --------------------------------------------------------------------------------------------
 
@@ -158,6 +159,9 @@ class GpuRegions(Regions):
         """Opens the memory of other ranks of host and node."""
         super().meet(peers)
         for peer in peers:
+            if not peer.same_host:
+                self._abroad[peer.endpoints.rank] = peer
+                self._notices.expect(peer.endpoints.rank)
             if peer.member:
                 # No kernel looks into the control segment of another host: its cell is of one (topology.py).
                 self._node["control"][peer.endpoints.rank] = self._reach("control", peer) if peer.same_host else 0
@@ -275,28 +279,33 @@ class GpuRegions(Regions):
         return self.controls[rank].numpy().data[begin : begin + self.notice_bytes]
 
     def _mates(self) -> list[Peer]:
-        return [peer for peer in self._peers.values() if peer.member]
+        return [peer for peer in (*self._peers.values(), *self._abroad.values()) if peer.member]
 
     def _tell(self, number: int, handle: bytes = b"") -> None:
         """`number`: odd: has let go, even: has rows again. The first byte says whether others keep theirs for it."""
-        tell(self._page(self.rank), number, self._keeps + handle)
+        self._notices.tell(number, self._keeps + handle)
+        self.say_abroad(number, self._keeps + handle)
+
+    def hear_abroad(self, rank: int, number: int, what: bytes) -> None:
+        """What a rank of this node has told that is on another host."""
+        self._notices.hear(rank, number, what)
 
     def let_go(self) -> None:
         """Closes the rows of other ranks and tells so; with a masked one, which may still write, says that all stay."""
         mask = self.mask.tolist()
-        self._keeps = b"k" if self._spans or any(mask[peer.endpoints.rank] for peer in self._mates()) else b"-"
+        self._keeps = b"k" if any(mask[peer.endpoints.rank] for peer in self._mates()) else b"-"
         self._sleeps += 1
         if self._keeps == b"-":
             endings = list(self._row_endings.values())
             self._row_endings.clear()
-            _run_all(endings)
+            run_all(endings)
         self._tell(2 * self._sleeps - 1)
 
     def behind(self) -> list[int]:
         """Ranks of this node that have not told what this one has, but for masked ones."""
-        due, _ = heard(self._page(self.rank))
+        due, _ = self._notices.heard(self.rank)
         ranks = [peer.endpoints.rank for peer in self._mates()]
-        late = [rank for rank in ranks if heard(self._page(rank))[0] < due]
+        late = [rank for rank in ranks if self._notices.heard(rank)[0] < due]
         return [rank for rank in late if not self.mask.tolist()[rank]]
 
     def give_back(self, registered: str) -> dict[str, str]:
@@ -321,12 +330,10 @@ class GpuRegions(Regions):
     def _why_rows_stay(self) -> str:
         if self.devices():
             return "NICs know them by their address"
-        if self._spans:
-            return "ranks of other hosts have them open"
         if self.viewed and not (self.placement.where == "device" and self._driver.keeps_addresses):
             return "get_local_buffer_tensor has handed out a view of them"
         ranks = [self.rank, *(peer.endpoints.rank for peer in self._mates())]
-        keeper = next((rank for rank in ranks if heard(self._page(rank))[1][:1] == b"k"), None)
+        keeper = next((rank for rank in ranks if self._notices.heard(rank)[1][:1] == b"k"), None)
         return "" if keeper is None else f"rank {keeper} has masked a rank of this node, which may still use them"
 
     def take_again(self) -> None:
@@ -350,8 +357,10 @@ class GpuRegions(Regions):
         for peer in self._mates():
             rank = peer.endpoints.rank
             if rank not in self._row_endings:
-                handle = heard(self._page(rank))[1][1:]
-                known = self._peers[rank] = replace(peer, endpoints=replace(peer.endpoints, data_handle=handle))
+                handle = self._notices.heard(rank)[1][1:]
+                known = (self._peers if peer.same_host else self._abroad)[rank] = replace(
+                    peer, endpoints=replace(peer.endpoints, data_handle=handle)
+                )
                 self._node["data"][rank] = self._reach("data", known)
         self._write_tables()
 
@@ -361,7 +370,7 @@ class GpuRegions(Regions):
         """Closes and unpins what is of other ranks, before they are told that this one has left."""
         endings, self._endings = [*self._row_endings.values(), *self._endings], []
         self._row_endings.clear()
-        _run_all(endings)
+        run_all(endings)
 
     def close(self) -> None:
         """Gives everything back. Rows that other processes have open stay until those have left."""
@@ -376,20 +385,8 @@ class GpuRegions(Regions):
         super().close()
         endings, self._endings = [*self._row_endings.values(), *self._endings], []
         self._row_endings.clear()
-        _run_all([*endings, *(shared.drop for shared in own.values())])
+        run_all([*endings, *(shared.drop for shared in own.values())])
         sweep()
-
-
-def _run_all(endings: Sequence[Callable[[], None]]) -> None:
-    """All of them, whatever one raises; then the first error."""
-    errors = []
-    for ending in endings:
-        try:
-            ending()
-        except Exception as error:
-            errors.append(error)
-    if errors:
-        raise errors[0]
 
 
 def refuse_unmapped(driver: Driver) -> None:

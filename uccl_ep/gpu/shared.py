@@ -76,3 +76,15 @@ def sweep() -> int:
     for rows in free:
         rows.rows.drop()
     return left
+
+
+def run_all(endings: Sequence[Callable[[], None]]) -> None:
+    """All of them, whatever one raises; then the first error."""
+    errors = []
+    for ending in endings:
+        try:
+            ending()
+        except Exception as error:
+            errors.append(error)
+    if errors:
+        raise errors[0]

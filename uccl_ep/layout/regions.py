@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import resource
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -68,6 +68,8 @@ class Regions:
         numa_node: that the host memory of NICs and proxy comes from, set before make(); -1: from anywhere.
         arena: segment that this rank's results lie in, for its node to read; None: this rank is alone on its node.
         viewed: somebody may hold a tensor over `data`.
+        say_abroad: tells (number, what) to the ranks of this node that are on other hosts, set before make(); they
+            hear_abroad().
         mask: int32 [num_ranks]; 1 = left out. peer_stats: int64 [num_ranks, PEER_STATS].
     """
 
@@ -79,6 +81,7 @@ class Regions:
         self._settings = settings
         self.numa_node = -1
         self.viewed = False
+        self.say_abroad: Callable[[int, bytes], None] = lambda number, what: None
         self._peers: dict[int, Peer] = {}
         self._watch_pid = 0
         self.controls: dict[int, _native.Segment] = {}
@@ -248,6 +251,9 @@ class Regions:
         """Writes that a rank has left, which said so over the network, where this rank's kernels and proxy look."""
         words, at = self.control_words(self.rank), self.plan.control.departed(rank) // 8
         words[at] = max(int(words[at]), goodbye)
+
+    def hear_abroad(self, rank: int, number: int, what: bytes) -> None:
+        """What a rank of this node has told that is on another host. There is none on a CPU."""
 
     def set_control_words(self, offset: int, value: int) -> None:
         """Writes a word of the control segment of every other rank of this host, where it does not hold more."""

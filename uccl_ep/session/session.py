@@ -174,6 +174,7 @@ class Session(NoCopies):
                     self.rank, self.num_ranks, self._secret, self._interface(), quorum=True, absent=self.absent
                 )
             self.agreement_service.on_call, self.agreement_service.on_goodbye = self.hear_call, self.hear_goodbye
+            self.agreement_service.on_notice = self.regions.hear_abroad
             self._proxy = self._make_proxy()
             endpoints = self._endpoints(self._proxy.local_address())
         except Exception as failure:
@@ -267,6 +268,7 @@ class Session(NoCopies):
     def _make_segments(self) -> None:
         self._near = self._look_around()
         self.regions.numa_node = self._near.node
+        self.regions.say_abroad = self._say_abroad
         if self._driver is not None:
             from uccl_ep.gpu.device import check_group
 
@@ -515,6 +517,11 @@ class Session(NoCopies):
         with self._closing:
             if not self.closed and rank in self.topology.abroad(self.rank):
                 self.regions.note_goodbye(rank, _native.DEPARTED_LEFT)
+
+    def _say_abroad(self, number: int, what: bytes) -> None:
+        """Tells ranks of this node that are on other hosts, where GpuRegions reads it."""
+        if self.agreement_service is not None:
+            self.agreement_service.notify(self.topology.abroad(self.rank), number, what)
 
     def release_roll_call(self) -> AgreementService | None:
         """Hands the agreement service over: from now on the caller closes it."""

@@ -189,16 +189,28 @@ def test_rack_a_host_that_leaves_its_domain_is_a_node_of_its_own(
     assert f"uccl-ep: 2 node(s): ranks of a host are a node; {no_effect}\n" in said
 
 
-def test_rack_rows_that_other_hosts_have_open_stay_when_a_buffer_sleeps(
-    variables: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    hosts = Hosts(monkeypatch, ["a", "a"], 1)
+@pytest.mark.timeout(120)
+@pytest.mark.parametrize("keeps", [True, False], ids=["addresses stay", "addresses go"])
+def test_rack_sleeps_and_wakes(variables: Any, monkeypatch: pytest.MonkeyPatch, keeps: bool) -> None:
+    """Rows go when the other hosts have closed them too, and are opened anew where they come back."""
+    hosts = Hosts(monkeypatch, ["a", "a"])
+    for driver in hosts.drivers:
+        driver.keeps_addresses = keeps
+    c = case(7, "mixed", num_ranks=4, num_experts=8, num_topk=2, hidden=128, max_tokens=8)
+    wanted = reference_of(c)
 
     def body(group: ThreadGroup, driver: FakeDriver, device: str) -> None:
-        with throughput(group, device=device, allow_mnnvl=True) as buffer:
-            assert buffer.pause().kept == {"rows": "ranks of other hosts have them open"}
-            buffer.resume()
-            buffer.barrier()
+        rank = group.rank()
+        with low_latency(group, c.shape, device=device, allow_mnnvl=True) as buffer:
+            for turn in range(4):
+                if turn % 2:
+                    asleep = buffer.pause()
+                    assert asleep.kept == {} and asleep.freed_bytes > 0 and driver.held()["opened"] == 0
+                    assert buffer.resume().after["rows"] == asleep.before["rows"]
+                    assert driver.held()["opened"] == 4  # each of two ranks has those of two others
+                got = buffer.low_latency_dispatch(c.x[rank], c.topk_idx[rank], 8, 8, use_fp8=False)
+                driver.settle()
+                assert_low_latency(got[:3], wanted[rank])
 
     hosts.run(body)
     assert [driver.held() for driver in hosts.drivers] == [NOTHING] * 2
