@@ -229,3 +229,40 @@ def test_rack_hosts_are_nodes_unless_asked(
             buffer.barrier()
 
     hosts.run(body)
+
+
+@pytest.mark.timeout(120)
+def test_rack_grows_by_a_host_while_the_others_go_on(variables: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    hosts = Hosts(monkeypatch, ["a"] * 3, 1)
+    old = ThreadGroup.create(2)
+    cases = {n: case(9, "mixed", num_ranks=n, num_experts=6, num_topk=2, hidden=128, max_tokens=8) for n in (2, 3)}
+    wanted = {n: reference_of(c) for n, c in cases.items()}
+    hint = max(Buffer.get_low_latency_rdma_size_hint(8, 128, ranks, 6) for ranks in cases)
+
+    def body(group: ThreadGroup, driver: FakeDriver, device: str) -> None:
+        rank = group.rank()
+        buffer = Buffer(
+            group if rank == 2 else old[rank], 0, hint, low_latency_mode=True, device=device, allow_mnnvl=True
+        )
+
+        def dispatch() -> None:
+            ranks = buffer.group_size
+            assert buffer._session.topology.sizes == [ranks]
+            c = cases[ranks]
+            got = buffer.low_latency_dispatch(c.x[rank], c.topk_idx[rank], 8, 6, use_fp8=False)
+            driver.settle()
+            assert_low_latency(got[:3], wanted[ranks][rank])
+
+        if rank < 2:
+            buffer.prepare_members(group)
+            for _ in range(1000):
+                dispatch()
+                if buffer.switch_members():
+                    break
+        assert buffer.group_size == 3
+        dispatch()
+        group.barrier()
+        buffer.destroy()
+
+    hosts.run(body)
+    assert [driver.held() for driver in hosts.drivers] == [NOTHING] * 3
