@@ -36,6 +36,14 @@ class Whole:
     apart: bool = False
     rack_by: str = ""
 
+    def shared_domains(self) -> list[str]:
+        """For each rank the domain that all ranks of its host are in which take part; "" where they are not in one."""
+        of_host: dict[str, set[str]] = {}
+        for rank, (host, domain) in enumerate(zip(self.hosts, self.domains, strict=False)):
+            if rank not in self.absent:
+                of_host.setdefault(host, set()).add(domain)
+        return [of.pop() if len(of := set(of_host.get(host, ()))) == 1 else "" for host in self.hosts]
+
     def split(self, settings: Settings, domains: Sequence[str] = ()) -> Topology:
         """Nodes of the ranks that take part."""
         nodes = split_into_nodes(self.hosts, settings.ranks_per_node, MAX_RANKS_PER_NODE, domains)
@@ -68,8 +76,7 @@ def arrange(settings: Settings, hellos: Sequence[Hello], whole: Whole, rank: int
     Raises:
         InvalidArgument, SettingsMismatch: see choose_fabric.
     """
-    domains = whole.domains or [""] * len(whole.hosts)
-    spanning = whole.split(settings, domains)
+    spanning = whole.split(settings, whole.shared_domains())
     why_not = "nobody asks" if not whole.rack_by else _why_hosts_stay_apart(hellos, spanning)
     if not why_not:
         made = _with(settings, hellos, spanning, rank)

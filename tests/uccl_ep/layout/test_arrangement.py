@@ -66,6 +66,16 @@ def test_arrangement_says_why_hosts_stay_apart(hellos: list[Hello], why: str) ->
     assert made.nodes_reason.startswith(f"ranks of a host are a node; allow_mnnvl=True has no effect: {why}")
 
 
+def test_arrangement_a_host_is_in_a_domain_with_all_its_ranks() -> None:
+    """A host is never cut in two by what NVML says of one of its GPUs."""
+    made = arranged(told(["", "r", "r", "r"]))
+    assert made.topology.node_of == (0, 0, 1, 1) and made.nodes_reason.endswith("rank 0 (h0): a test says so")
+    hosts, domains = ["a", "a", "b", "b", "c"], ["r", "s", "r", "r", "r"]
+    assert Whole(hosts, domains).shared_domains() == ["", "", "r", "r", "r"]
+    assert Whole(hosts, domains, absent={1}).shared_domains() == ["r"] * 5
+    assert Whole(hosts).shared_domains() == [""] * 5
+
+
 def test_arrangement_a_setting_cuts_nodes_and_is_named() -> None:
     cut = arranged(told(["r", "r"]), Settings(ranks_per_node=1), rack_by="")
     assert cut.nodes_reason == "UCCL_EP_RANKS_PER_NODE=1"
