@@ -302,7 +302,7 @@ def test_agreement_service_says_goodbye_to_who_has_no_other_way_to_know() -> Non
 def test_agreement_service_notices_reach_members_of_the_same_group() -> None:
     with ranks(3) as all_ranks:
         heard: list[tuple[int, int, bytes]] = []
-        all_ranks[0].on_notice = lambda *notice: heard.append(notice)
+        all_ranks[0].on_notice = lambda rank, number, what: heard.append((rank, number, what))
         all_ranks[1].notify([0, 2], 7, b"x" * 4096)
         assert eventually(lambda: heard == [(1, 7, b"x" * 4096)])
         all_ranks[2].close()
