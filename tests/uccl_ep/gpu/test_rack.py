@@ -266,3 +266,36 @@ def test_rack_grows_by_a_host_while_the_others_go_on(variables: Any, monkeypatch
 
     hosts.run(body)
     assert [driver.held() for driver in hosts.drivers] == [NOTHING] * 3
+
+
+@pytest.mark.timeout(120)
+def test_rack_a_masked_rank_of_another_host_comes_back(variables: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it takes over, and what it has read, it writes into its own memory, where the other host's kernels look."""
+    variables(TIMEOUT_S=60)
+    hosts = Hosts(monkeypatch, ["a"] * 3, 1)
+    c = case(11, "uniform", num_ranks=3, num_experts=6, num_topk=2, hidden=128, max_tokens=8)
+    whole, without = reference_of(c), reference_of(c, masked=[{2}, {2}, set()])
+
+    def body(group: ThreadGroup, driver: FakeDriver, device: str) -> None:
+        rank = group.rank()
+        options: Any = {"device": device, "allow_mnnvl": True, "enable_shrink": True}
+        with low_latency(group, c.shape, **options) as buffer:
+
+            def dispatch(wanted: Any) -> None:
+                got = buffer.low_latency_dispatch(c.x[rank], c.topk_idx[rank], 8, 6, use_fp8=False)
+                driver.settle()
+                assert_low_latency(got[:3], wanted[rank])
+
+            dispatch(whole)
+            group.barrier()
+            if rank != 2:  # which misses these calls
+                buffer.low_latency_update_mask_buffer(2, True)
+                for _ in range(3):
+                    dispatch(without)
+                buffer.low_latency_update_mask_buffer(2, False)
+            group.barrier()
+            for _ in range(3):
+                dispatch(whole)
+
+    hosts.run(body)
+    assert [driver.held() for driver in hosts.drivers] == [NOTHING] * 3
