@@ -55,9 +55,12 @@ class Buffer(MemberChanges, BranchCalls, NoCopies):
         device: "cpu", "cuda", "cuda:1", "hip", "auto" (a GPU where one can be used), or None for what UCCL_EP_DEVICE
             says; the same kind on all ranks. `device_reason` says why. Tensors elsewhere are refused.
 
-    The other arguments belong to DeepEP's networks (num_qps_per_rank, allow_nvlink_for_low_latency_mode, allow_mnnvl,
-    use_fabric, allow_nvlink_for_normal_mode, eager_support, is_intranode): accepted, and without effect here, where
-    paths are chosen from what the ranks' hosts offer.
+        allow_mnnvl: hosts whose GPUs share an NVLink domain are one node, as in a rack: no row crosses a network there.
+            Without effect where GPUs cannot open each other's memory (UCCL_EP_EXPLAIN=1 says why), or use_fabric=False.
+            UCCL_EP_MNNVL=1 asks the same of every kind of Buffer.
+
+    The other arguments belong to DeepEP's networks (num_qps_per_rank, allow_nvlink_for_low_latency_mode,
+    use_fabric=True, allow_nvlink_for_normal_mode, eager_support, is_intranode): accepted, and without effect here.
 
     Raises:
         InvalidArgument: an argument or a UCCL_EP_* variable is out of range.
@@ -104,8 +107,8 @@ class Buffer(MemberChanges, BranchCalls, NoCopies):
         self._owner = Owner()
         checks.check_unused_int("num_qps_per_rank", num_qps_per_rank, 1, 1 << 16)
         cls, budgets = type(self), (num_nvl_bytes, num_rdma_bytes)
-        modes = low_latency_mode, enable_shrink
-        terms = Terms.checked(device, budgets, *modes, self._alike, lambda ranks: cls.get_dispatch_config(ranks))
+        modes = low_latency_mode, enable_shrink, use_fabric is not False and allow_mnnvl
+        terms = Terms.checked(device, budgets, modes, self._alike, lambda ranks: cls.get_dispatch_config(ranks))
         self.low_latency_mode, self.enable_shrink = terms.low_latency_mode, terms.enable_shrink
         self.device_reason = terms.choice.reason
         self.group = group if group is not None else comm

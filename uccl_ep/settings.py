@@ -29,6 +29,7 @@ class Settings:
     """
 
     ranks_per_node: int = 0
+    mnnvl: str = "auto"
     transport: str = "auto"
     proxy: str = "thread"
     proxy_threads: int = 1
@@ -212,6 +213,11 @@ def _switch(name: str, help_text: str) -> Variable:
 
 VARIABLES: tuple[Variable, ...] = (
     _integer("RANKS_PER_NODE", 0, 64, "Ranks that reach each other by load and store; 0: all ranks of one host."),
+    _choice(
+        "MNNVL",
+        ("auto", "1", "0"),
+        "Make hosts whose GPUs share an NVLink domain one node; auto: where allow_mnnvl=True asks for it.",
+    ),
     _choice(
         "TRANSPORT",
         ("auto", "loopback", "shared_memory", "tcp", "verbs", "efa", "libfabric"),

@@ -7,7 +7,7 @@ from uccl_ep.settings import DescribedVariable, describe
 from uccl_ep.system.site_settings import NOT_READ, READ
 
 GROUPS = {
-    "Nodes and networks": "RANKS_PER_NODE TRANSPORT INTERFACE NICS PROVIDER",
+    "Nodes and networks": "RANKS_PER_NODE MNNVL TRANSPORT INTERFACE NICS PROVIDER",
     "InfiniBand, RoCE and EFA": "QUEUE_PAIRS GID_INDEX SERVICE_LEVEL TRAFFIC_CLASS HOP_LIMIT MTU UDP_SOURCE_PORT "
     "IB_TIMEOUT IB_RETRY_CNT RELAXED_ORDERING",
     "Proxy and what is in flight": "PROXY PROXY_THREADS PROXY_IDLE PIN_CPUS RINGS RING_CAPACITY "
@@ -42,6 +42,7 @@ _HOW = {
     "service_level": "on EFA UCCL's only",
     "ib_timeout": "",
     "ib_retry_cnt": "",
+    "mnnvl": "NCCL's 0 and NVSHMEM's 1 forbid it, and 1 of `USE_MNNVL`, which is DeepEP's hybrid buffer's, asks for it",
     "interface": "names by their beginning, `=` for whole names, `^` to leave out; for jobs on several hosts",
 }
 

@@ -10,7 +10,7 @@ namespace uccl {
 struct RankContext {
   TopologyView topology;
   u8* const* data;     // [local_size] data region of each rank of the node, by local index
-  u8* const* control;  // [local_size] control segment of each
+  u8* const* control;  // [local_size] control segment of each; null of a rank of another host
   const RingView* rings;
   u32 num_rings;
   u32 shrink;          // a wait that expires masks the peer instead of failing (low latency)

@@ -3,9 +3,10 @@
 // Two groupings. A *node* is ranks that reach each other by load and store. A *cell* is ranks that share one landing
 // place for rows of other nodes; it lies within a node. Normally a cell is a whole node, so a row crosses the network
 // once per destination node: it lands at its *landing rank* there, the rank of the cell on the source's rail (same
-// index in the node, modulo the cell's size), and every rank of the cell reads it where it landed. With enable_shrink
-// each rank is a cell of its own: more bytes, and no rank depends on another for what a third one sends. A landing rank
-// keeps one *landing slot* per remote source on its rail.
+// index in the node, modulo the cell's size), and every rank of the cell reads it where it landed. In a node of several
+// hosts a cell is its ranks of one host: what a landing rank's proxy writes is not reached from another one. With
+// enable_shrink each rank is a cell of its own: more bytes, and no rank depends on another for what a third one sends.
+// A landing rank keeps one *landing slot* per remote source on its rail.
 #pragma once
 #include "wire/types.h"
 

@@ -1,6 +1,6 @@
 // The control segment of a rank: the words that a proxy writes and kernels wait on (or the other way round). It lives
-// in pinned host memory, is mapped by every rank of the node, and is part of the rank's flat offset space, so remote
-// proxies can land small headers in it.
+// in pinned host memory, is mapped by every rank of the host, and is part of the rank's flat offset space, so remote
+// proxies can land small headers in it. Kernels read those of this rank and of its cell (kernels/layout/topology.h).
 //
 // Every counter is 64 bits, only grows, and has one writer. Readers acquire what the writer released.
 #pragma once

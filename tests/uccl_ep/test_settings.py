@@ -15,6 +15,7 @@ from uccl_ep.settings import VARIABLES, Settings, describe, settings
 # name without prefix, text, value: one good non-default value for every variable
 GOOD = [
     ("RANKS_PER_NODE", "8", 8),
+    ("MNNVL", "1", "1"),
     ("TRANSPORT", "TCP", "tcp"),
     ("PROXY", "process", "process"),
     ("PROXY_THREADS", "4", 4),
@@ -63,6 +64,7 @@ BAD = [
     ("RANKS_PER_NODE", "-1"),
     ("RANKS_PER_NODE", "65"),
     ("RANKS_PER_NODE", "8.0"),
+    ("MNNVL", "yes"),
     ("TRANSPORT", "infiniband"),
     ("PROXY", "fork"),
     ("PROXY_THREADS", "0"),
@@ -118,6 +120,7 @@ def test_defaults_of_an_empty_environment() -> None:
     assert Settings.from_environment({}) == Settings()
     assert dataclasses.asdict(Settings()) == {
         "ranks_per_node": 0,
+        "mnnvl": "auto",
         "transport": "auto",
         "proxy": "thread",
         "proxy_threads": 1,

@@ -129,8 +129,10 @@ def _without_nics(wanted: str, hellos: Sequence[Hello], topology: Topology) -> t
         raise InvalidArgument("UCCL_EP_TRANSPORT=loopback needs all ranks in one process; use shared_memory or tcp")
     if wanted == "shared_memory" and not one_host:
         raise InvalidArgument("UCCL_EP_TRANSPORT=shared_memory needs all ranks on one host and of one user; use tcp")
-    if wanted == "auto" and (topology.num_nodes == 1 or one_host):
+    if wanted == "auto" and one_host:
         return "shared_memory", "all ranks share a host"
+    if wanted == "auto" and topology.num_nodes == 1:
+        return "shared_memory", "all ranks are one node: no network is used"
     if wanted not in ("auto", *NIC_FAMILIES):
         return wanted, "UCCL_EP_TRANSPORT says so"
     return None

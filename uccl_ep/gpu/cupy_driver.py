@@ -22,7 +22,7 @@ from uccl_ep.gpu.compiler import AMD, RuntimeCompiler, architecture, how_to_inst
 from uccl_ep.gpu.cupy_errors import asking, in_words
 from uccl_ep.gpu.cupy_memory import CupyMemory
 from uccl_ep.gpu.driver import Facts
-from uccl_ep.system import libcuda, libhip
+from uccl_ep.system import libcuda, libhip, libnvml
 
 _cuda: Any = torch.cuda  # torch leaves parts of it untyped
 # CUDA's numbers of device attributes, which its runtime and driver share.
@@ -60,9 +60,10 @@ class CupyDriver(CupyMemory):
         runtime = self._runtime
         with self._here, asking(f"asking GPU {ordinal} what it is"):
             properties = runtime.getDeviceProperties(ordinal)
-            identity = str(runtime.deviceGetPCIBusId(ordinal))
+            identity = str(runtime.deviceGetPCIBusId(ordinal)).lower()
             maps = runtime.is_hip or runtime.deviceGetAttribute(runtime.cudaDevAttrCanMapHostMemory, ordinal) != 0
         arch = _arch(properties, self._compiler)
+        domain, no_domain = self._domain(identity)
         return Facts(
             name=_text(properties["name"]),
             arch=arch,
@@ -70,14 +71,24 @@ class CupyDriver(CupyMemory):
             num_sms=int(properties["multiProcessorCount"]),
             max_shared_bytes=int(properties.get("sharedMemPerBlockOptin", 0) or properties["sharedMemPerBlock"]),
             memory_bytes=int(properties["totalGlobalMem"]),
-            identity=identity.lower(),
+            identity=identity,
             can_export=self.can_export(),
             maps_host_memory=bool(maps),
             writes_ordering=self._attribute(_WRITES_ORDERING, ordinal),
             flush_options=self._attribute(_FLUSH_OPTIONS, ordinal),
             # A GPU that walks the host's page tables has such a link; Grace has it whatever its mode says.
             coherent_host=self._attribute(_HOST_PAGE_TABLES, ordinal) != 0 or platform.machine() == "aarch64",
+            domain=domain,
+            domain_reason=no_domain,
         )
+
+    def _domain(self, identity: str) -> tuple[str, str]:
+        """(its NVLink domain, ""), or ("", why other hosts' GPUs cannot open its memory)."""
+        if self._runtime.is_hip:
+            return "", "AMD's GPUs share memory on one host only"
+        if self._fabric is None:
+            return "", "no fabric handle can be made of its memory (NVIDIA's IMEX service makes that possible)"
+        return libnvml.domain_of(identity)
 
     def _attribute(self, number: int, ordinal: int) -> int:
         """0 where the GPU's maker or this version of CUDA does not know it."""

@@ -54,11 +54,15 @@ class Share:
 def share_of(hellos: Sequence[Hello], rank: int) -> Share:
     """What rank `rank` may use of its GPU, so that kernels that wait for each other all run.
 
+    Args:
+        hellos: of the ranks that take part, and empty ones of those that are absent.
+
     Raises:
         InvalidArgument: more ranks on a GPU than it can run at once.
     """
     on: dict[tuple[str, str], list[Hello]] = {}
-    for i in hellos:
+    present = [i for i in hellos if i.gpu]
+    for i in present:
         on.setdefault((i.host_id, i.gpu), []).append(i)
     blocks = min(ranks[0].num_sms // len(ranks) for ranks in on.values())
     if blocks < _ROLES[True]:
@@ -67,7 +71,7 @@ def share_of(hellos: Sequence[Hello], rank: int) -> Share:
             f"{len(crowd)} ranks on GPU {crowd[0].gpu} of {crowd[0].hostname} with {crowd[0].num_sms} SMs are refused: "
             f"each needs {_ROLES[True]} SMs of its own, since kernels of all ranks wait for each other"
         )
-    me = hellos[rank]
+    me = next(i for i in present if i.rank == rank)
     here = on[me.host_id, me.gpu]
     return Share(len(here), sum(i.process == me.process for i in here), me.num_sms // len(here), blocks)
 
@@ -120,7 +124,8 @@ class GpuDevice:
         self._limits: dict[tuple[str, int], int] = {}
         self._recorded = False  # some kernel is in a graph
         self._pinned = PinnedPool(driver)
-        self._order = CallOrder(driver, (session.hellos[0].session, session.rank), self.share.threads)
+        life = next(i.session for i in session.hellos if i.gpu)  # of the first rank that is not absent
+        self._order = CallOrder(driver, (life, session.rank), self.share.threads)
         self.comm_stream = self._order.comm_stream
         # What every call goes through, without another function of Python around it.
         self.begin, self.behind = self._order.begin, self._order.behind

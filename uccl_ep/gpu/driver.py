@@ -13,6 +13,8 @@ from typing import Any, Protocol
 
 import torch
 
+from uccl_ep.errors import InvalidArgument
+
 
 @dataclass(frozen=True)
 class Facts:
@@ -30,6 +32,8 @@ class Facts:
     writes_ordering: int = 0  # of NICs' writes: CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WRITES_ORDERING
     flush_options: int = 0  # CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_FLUSH_WRITES_OPTIONS
     coherent_host: bool = False  # the CPU has a coherent link to it (NVLink-C2C)
+    domain: str = ""  # the NVLink domain whose GPUs, also of other hosts, can open its memory; empty: none
+    domain_reason: str = "it is in no NVLink domain"  # why none
 
 
 class Driver(Protocol):
@@ -90,7 +94,7 @@ class Driver(Protocol):
         """uint8 tensor [num_bytes] over device memory or registered host memory, as kernels see it; does not own it."""
 
     def export(self, address: int) -> bytes:
-        """What another process of this host needs to open memory of `allocate`."""
+        """What another process of this host, or of facts.domain, needs to open memory of `allocate`."""
 
     def dmabuf(self, address: int, num_bytes: int) -> int:
         """Descriptor of a dma-buf over memory of `allocate`, in units of 2 MiB: what a NIC registers.
@@ -165,3 +169,11 @@ class Driver(Protocol):
 
     def use_on(self, tensor: torch.Tensor, stream: Any) -> None:
         """Keeps a tensor's memory from being reused before what is queued on `stream` has run (record_stream)."""
+
+
+def refuse_unmapped(driver: Driver) -> None:
+    """Raises InvalidArgument for a GPU whose kernels cannot reach host memory: rings and control words are there."""
+    if not driver.facts.maps_host_memory:
+        raise InvalidArgument(
+            f"GPU {driver.facts.name} cannot map host memory, where command rings lie; use device='cpu'"
+        )

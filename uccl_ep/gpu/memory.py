@@ -1,8 +1,8 @@
 """The memory of a rank on a GPU.
 
 Control words and rings stay memfds, pinned and mapped for kernels; so do the rows where proxies must reach them with
-the CPU. Otherwise rows lie in the GPU's own memory, which ranks of other processes open and threads of the same process
-use by address. What kernels alone touch (ring heads, tables, masks, counters) is always in the GPU's memory.
+the CPU. Otherwise rows lie in the GPU's own memory, which ranks of other processes and hosts of the node open, and
+threads use by address. What kernels alone touch (ring heads, tables, masks, counters) is always in the GPU's memory.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from dataclasses import replace
 import torch
 
 from uccl_ep import _native
-from uccl_ep.errors import InvalidArgument, NotSupported, UcclEpError
+from uccl_ep.errors import NotSupported, UcclEpError
 from uccl_ep.gpu.dmabufs import EXPORTED_BYTES, close_dmabufs, export_dmabufs
 from uccl_ep.gpu.driver import Driver
-from uccl_ep.gpu.notices import PAGE_BYTES, heard, tell
+from uccl_ep.gpu.notices import PAGE_BYTES, Notices
 from uccl_ep.gpu.shared import Parked, Shared, park, run_all, sweep
 from uccl_ep.group.handshake import Endpoints
 from uccl_ep.layout.placement import Placement
@@ -28,7 +28,6 @@ from uccl_ep.settings import Settings
 from uccl_ep.sizes import format_bytes, round_up
 
 _ALIGN = 256
-
 
 _published: dict[tuple[int, int, str], Shared] = {}  # (session, rank, what): of ranks of this process
 
@@ -58,6 +57,8 @@ class GpuRegions(Regions):
         self._rows: tuple[torch.Tensor, int] | None = None  # zero copy
         self._rows_end = 0  # how far its span is taken, in the GPU's memory
         self._dmabufs: list[int] = []
+        self._abroad: dict[int, Peer] = {}  # ranks of this node that are on other hosts
+        self._notices = Notices(rank, self._page)
 
     # ---- own memory --------------------------------------------------------------------------------------------
 
@@ -144,11 +145,15 @@ class GpuRegions(Regions):
     # ---- peers -------------------------------------------------------------------------------------------------
 
     def meet(self, peers: Sequence[Peer]) -> None:
-        """Opens the memory of this host's other ranks."""
+        """Opens the memory of other ranks of host and node."""
         super().meet(peers)
         for peer in peers:
+            if not peer.same_host:
+                self._abroad[peer.endpoints.rank] = peer
+                self._notices.expect(peer.endpoints.rank)
             if peer.member:
-                self._node["control"][peer.endpoints.rank] = self._reach("control", peer)
+                # No kernel looks into the control segment of another host: its cell is of one (topology.py).
+                self._node["control"][peer.endpoints.rank] = self._reach("control", peer) if peer.same_host else 0
                 self._node["data"][peer.endpoints.rank] = self._reach("data", peer)
 
     def _open_data(self, peer: Peer) -> None:
@@ -285,11 +290,16 @@ class GpuRegions(Regions):
         return self.controls[rank].numpy().data[begin : begin + self.notice_bytes]
 
     def _mates(self) -> list[Peer]:
-        return [peer for peer in self._peers.values() if peer.member]
+        return [peer for peer in (*self._peers.values(), *self._abroad.values()) if peer.member]
 
     def _tell(self, number: int, handle: bytes = b"") -> None:
         """`number`: odd: has let go, even: has rows again. The first byte says whether others keep theirs for it."""
-        tell(self._page(self.rank), number, self._keeps + handle)
+        self._notices.tell(number, self._keeps + handle)
+        self.say_abroad(number, self._keeps + handle)
+
+    def hear_abroad(self, rank: int, number: int, what: bytes) -> None:
+        """What a rank of this node has told that is on another host."""
+        self._notices.hear(rank, number, what)
 
     def let_go(self) -> None:
         """Closes the rows of other ranks and tells so; with a masked one, which may still write, says that all stay."""
@@ -304,9 +314,9 @@ class GpuRegions(Regions):
 
     def behind(self) -> list[int]:
         """Ranks of this node that have not told what this one has, but for masked ones."""
-        due, _ = heard(self._page(self.rank))
+        due, _ = self._notices.heard(self.rank)
         ranks = [peer.endpoints.rank for peer in self._mates()]
-        late = [rank for rank in ranks if heard(self._page(rank))[0] < due]
+        late = [rank for rank in ranks if self._notices.heard(rank)[0] < due]
         return [rank for rank in late if not self.mask.tolist()[rank]]
 
     def give_back(self, registered: str) -> dict[str, str]:
@@ -334,7 +344,7 @@ class GpuRegions(Regions):
         if self.viewed and not (self.placement.where == "device" and self._driver.keeps_addresses):
             return "get_local_buffer_tensor has handed out a view of them"
         ranks = [self.rank, *(peer.endpoints.rank for peer in self._mates())]
-        keeper = next((rank for rank in ranks if heard(self._page(rank))[1][:1] == b"k"), None)
+        keeper = next((rank for rank in ranks if self._notices.heard(rank)[1][:1] == b"k"), None)
         return "" if keeper is None else f"rank {keeper} has masked a rank of this node, which may still use them"
 
     def take_again(self) -> None:
@@ -358,8 +368,10 @@ class GpuRegions(Regions):
         for peer in self._mates():
             rank = peer.endpoints.rank
             if rank not in self._row_endings:
-                handle = heard(self._page(rank))[1][1:]
-                known = self._peers[rank] = replace(peer, endpoints=replace(peer.endpoints, data_handle=handle))
+                handle = self._notices.heard(rank)[1][1:]
+                known = (self._peers if peer.same_host else self._abroad)[rank] = replace(
+                    peer, endpoints=replace(peer.endpoints, data_handle=handle)
+                )
                 self._node["data"][rank] = self._reach("data", known)
         self._write_tables()
 
@@ -386,11 +398,3 @@ class GpuRegions(Regions):
         self._row_endings.clear()
         run_all([*endings, *(shared.drop for shared in own.values())])
         sweep()
-
-
-def refuse_unmapped(driver: Driver) -> None:
-    """Raises InvalidArgument for a GPU whose kernels cannot reach host memory: rings and control words are there."""
-    if not driver.facts.maps_host_memory:
-        raise InvalidArgument(
-            f"GPU {driver.facts.name} cannot map host memory, where command rings lie; use device='cpu'"
-        )

@@ -22,7 +22,7 @@ from uccl_ep.errors import PeerLost, PeerTimeout, SettingsMismatch, UcclEpError
 from uccl_ep.group.group import Group
 from uccl_ep.system.os_limits import naming
 
-VERSION = 4
+VERSION = 5
 MAX_BLOB_BYTES = 1 << 20
 _MOST_QUOTED = 500  # characters
 _TYPES: Mapping[str, type] = {"int": int, "str": str, "bytes": bytes, "dict[str, Any]": dict, "list[str]": list}
@@ -54,6 +54,8 @@ class Hello:
     gpu: str = ""  # which one: the same for the same GPU in any process of the host
     num_sms: int = 0
     exportable: int = 0  # 1: other processes of the host can open that GPU's memory
+    domain: str = ""  # the NVLink domain whose GPUs, also of other hosts, can open it; empty: none
+    domain_reason: str = ""  # why none
     limited: int = 0  # 1: its address space is, so nobody reserves more of it than will be used
     fabric: dict[str, Any] = field(default_factory=dict)  # its network (uccl_ep.fabric.facts); empty: it did not look
     self_description: dict[str, Any] = field(

@@ -1,4 +1,9 @@
-"""Which ranks share a node (reach each other by load and store), as all ranks compute it from the same facts."""
+"""Which ranks share a node (reach each other by load and store), as all ranks compute it from the same facts.
+
+A node is the ranks of a host, or of several hosts whose GPUs share an NVLink domain. Kernels of such a node reach each
+other's GPU memory, but the words that a proxy writes lie in its host's memory. So rows of other nodes land once for
+each of the node's hosts: there a cell is a node's ranks of one host.
+"""
 
 from __future__ import annotations
 
@@ -17,11 +22,13 @@ class Topology:
 
     Attributes:
         node_of: node of each rank, NO_NODE for a rank that is absent.
-        apart: with several nodes, each rank is a cell of its own; else a cell is a node.
+        apart: with several nodes, each rank is a cell of its own.
+        host_of: a number for each rank's host, where some node spans several. Empty: none does, and a cell is a node.
     """
 
     node_of: tuple[int, ...]
     apart: bool = False
+    host_of: tuple[int, ...] = ()
 
     @property
     def num_ranks(self) -> int:
@@ -37,6 +44,11 @@ class Topology:
         """Ranks of a node, ascending; of NO_NODE those that are absent."""
         return [rank for rank, of in enumerate(self.node_of) if of == node]
 
+    def abroad(self, rank: int) -> list[int]:
+        """Ranks of this rank's node that are on other hosts, ascending."""
+        members = self.members(self.node_of[rank])
+        return [peer for peer in members if self.host_of and self.host_of[peer] != self.host_of[rank]]
+
     def unreached(self, rank: int) -> list[int]:
         """Ranks that this rank's proxy never writes to, ascending: the others of its node, and the absent."""
         own = self.node_of[rank]
@@ -50,15 +62,22 @@ class Topology:
     @cached_property
     def cell_of(self) -> tuple[int, ...]:
         """Cell of each rank, NO_NODE for a rank that is absent."""
-        if not self.apart or self.num_nodes == 1:
+        if self.num_nodes == 1 or not (self.apart or self.host_of):
             return self.node_of
-        number = iter(range(self.num_ranks))
-        return tuple(NO_NODE if node == NO_NODE else next(number) for node in self.node_of)
+        place_of = range(self.num_ranks) if self.apart else list(zip(self.node_of, self.host_of, strict=True))
+        present = [place for place, node in zip(place_of, self.node_of, strict=True) if node != NO_NODE]
+        number = {place: cell for cell, place in enumerate(dict.fromkeys(present))}
+        return tuple(number.get(place, NO_NODE) for place in place_of)
 
     @property
     def num_cells(self) -> int:
         """Cells of the group."""
         return self.shape.num_cells
+
+    @property
+    def cells_are(self) -> str:
+        """What the cells of other nodes are, for people."""
+        return "ranks" if self.apart else "hosts" if self.host_of else "nodes"
 
     def read_at(self, source: int, reader: int) -> int:
         """The rank in whose memory `reader` finds the rows of `source`; both are present."""
@@ -90,25 +109,31 @@ class Topology:
             refuse("absent", sorted(absent), f"fewer than all {self.num_ranks} ranks")
         number = {node: i for i, node in enumerate(dict.fromkeys(left))}
         nodes = (NO_NODE if rank in absent else number.get(node, NO_NODE) for rank, node in enumerate(self.node_of))
-        return Topology(tuple(nodes), self.apart)
+        return Topology(tuple(nodes), self.apart, self.host_of)
 
 
-def split_into_nodes(hosts: Sequence[str], ranks_per_node: int, max_ranks_per_node: int) -> Topology:
+def split_into_nodes(
+    hosts: Sequence[str], ranks_per_node: int, max_ranks_per_node: int, domains: Sequence[str] = ()
+) -> Topology:
     """Nodes of a group whose rank r runs on hosts[r].
 
-    Ranks of one host form one node, or nodes of `ranks_per_node` in rank order when that is not 0. A host with more
-    ranks than a node may have is split into equal nodes.
+    Ranks of one host, or of one NVLink domain, form one node, or nodes of `ranks_per_node` in rank order when that is
+    not 0. More ranks than a node may have are split into equal nodes.
+
+    Args:
+        domains: the NVLink domain of each rank, "" for a rank that is in none. Empty: nobody is.
 
     Raises:
         InvalidArgument: ranks_per_node is negative or above max_ranks_per_node.
     """
     if not 0 <= ranks_per_node <= max_ranks_per_node:
         refuse("UCCL_EP_RANKS_PER_NODE", ranks_per_node, f"0 to {max_ranks_per_node}", "0 means one node a host.")
-    by_host: dict[str, list[int]] = {}
+    together: dict[tuple[str, str], list[int]] = {}
     for rank, host in enumerate(hosts):
-        by_host.setdefault(host, []).append(rank)
+        domain = domains[rank] if domains else ""
+        together.setdefault((domain, "") if domain else ("", host), []).append(rank)
     nodes: list[list[int]] = []
-    for ranks in by_host.values():
+    for ranks in together.values():
         size = ranks_per_node or -(-len(ranks) // -(-len(ranks) // max_ranks_per_node))
         nodes += [ranks[i : i + size] for i in range(0, len(ranks), size)]
     nodes.sort()
@@ -116,4 +141,6 @@ def split_into_nodes(hosts: Sequence[str], ranks_per_node: int, max_ranks_per_no
     for node, ranks in enumerate(nodes):
         for rank in ranks:
             node_of[rank] = node
-    return Topology(tuple(node_of))
+    spans = any(len({hosts[rank] for rank in ranks}) > 1 for ranks in nodes)
+    number = {host: i for i, host in enumerate(dict.fromkeys(hosts))}
+    return Topology(tuple(node_of), host_of=tuple(number[host] for host in hosts) if spans else ())

@@ -48,6 +48,8 @@ def room_for_sums(settings: Settings, topology: Topology) -> CombineForm:
         return CombineForm(False, "one node: no row crosses")
     if topology.apart:
         return CombineForm(False, "enable_shrink: no rank may depend on another for a third one's rows")
+    if topology.host_of:
+        return CombineForm(False, "a node of several hosts: its rows come together at no rank before they cross")
     return CombineForm(True, f"{_SETTING}={settings.low_latency_combine}")
 
 

@@ -149,7 +149,8 @@ class MemoryPlan:
         before, now = whole.shape.num_units, self.topology.shape.num_units
         self.throughput_budget = round_up(max(1, -(-now // before)) * self.throughput_budget, 128)
         sources = -(-(1 + self.topology.num_landing_slots) // (1 + whole.num_landing_slots))
-        if not self.topology.apart and whole.num_landing_slots:  # sums take memory by hosted sources alone
+        of_nodes = self.topology.num_cells == self.topology.num_nodes
+        if of_nodes and whole.num_landing_slots:  # sums take memory by hosted sources alone
             sources = max(sources, -(-self.topology.num_landing_slots // whole.num_landing_slots))
         self.low_latency_budget = round_up(max(1, sources) * self.low_latency_budget, 128)
 

@@ -44,17 +44,19 @@ def arena_bytes() -> int:
 
 @dataclass(frozen=True)
 class Peer:
-    """Another rank of this host.
+    """Another rank of this host or node.
 
     Attributes:
         endpoints: what it said of its memory.
         member: it is of this rank's node, whose kernels load from and store to it.
         same_process: it is a thread of this process.
+        same_host: it is of this host; else nothing of it is reached but a GPU's memory.
     """
 
     endpoints: Endpoints
     member: bool
     same_process: bool
+    same_host: bool = True
 
 
 class Regions:
@@ -69,6 +71,8 @@ class Regions:
         numa_node: that the host memory of NICs and proxy comes from, set before make(); -1: from anywhere.
         arena: segment that this rank's results lie in, for its node to read; None: this rank is alone on its node.
         viewed: somebody may hold a tensor over `data`.
+        say_abroad: tells (number, what) to the ranks of this node that are on other hosts, set before make(); they
+            hear_abroad().
         mask: int32 [num_ranks]; 1 = left out. peer_stats: int64 [num_ranks, PEER_STATS].
     """
 
@@ -80,6 +84,7 @@ class Regions:
         self._settings = settings
         self.numa_node = -1
         self.viewed = False
+        self.say_abroad: Callable[[int, bytes], None] = lambda number, what: None
         self._peers: dict[int, Peer] = {}
         self._watch_pid = 0
         self.controls: dict[int, _native.Segment] = {}
@@ -162,12 +167,14 @@ class Regions:
         )
 
     def meet(self, peers: Sequence[Peer]) -> None:
-        """Opens the memory of this host's other ranks: control of all, to say goodbye there; data of the node's.
+        """Opens the memory of other ranks: control of the host's, to say goodbye there; data of the node's.
 
         Raises:
             UcclEpError: it cannot be opened; names the rank, and says whether its process has ended, or is hidden.
         """
         for peer in peers:
+            if not peer.same_host:
+                continue
             m = peer.endpoints
             self._peers[m.rank] = peer
             try:
@@ -241,8 +248,16 @@ class Regions:
         return np.frombuffer(self.controls[rank].numpy(), dtype=np.uint64)
 
     def control_word(self, rank: int, offset: int) -> int:
-        """One word of it."""
-        return int(self.control_words(rank)[offset // 8])
+        """One word of it; 0 of a rank of another host."""
+        return int(self.control_words(rank)[offset // 8]) if rank in self.controls else 0
+
+    def note_goodbye(self, rank: int, goodbye: int) -> None:
+        """Writes that a rank has left, which said so over the network, where this rank's kernels and proxy look."""
+        words, at = self.control_words(self.rank), self.plan.control.departed(rank) // 8
+        words[at] = max(int(words[at]), goodbye)
+
+    def hear_abroad(self, rank: int, number: int, what: bytes) -> None:
+        """What a rank of this node has told that is on another host. There is none on a CPU."""
 
     def say_departed(self, value: int) -> None:
         """Tells every other rank of this host that this one departs, where it has not said more."""
@@ -267,7 +282,8 @@ class Regions:
     def knowledge(self) -> Knowledge:
         """What can be seen from here of ranks that wait for each other."""
         peers = self.read_counters()[1]
-        elsewhere = [rank for rank in range(self.num_ranks) if rank not in self.controls]
+        mates = set(self.plan.topology.members(self.plan.topology.node_of[self.rank]))
+        elsewhere = [rank for rank in range(self.num_ranks) if rank not in self.controls and rank not in mates]
         heard = {rank: peers[rank]["last_arrival_ns"] for rank in elsewhere}
         return Knowledge(self._wait_reports(), self._stopped(), heard)
 

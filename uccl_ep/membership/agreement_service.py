@@ -16,8 +16,11 @@ from uccl_ep.membership.returns import Returns
 from uccl_ep.membership.wait_reports import POLL_S, WaitReport, WaitReports
 
 _MAX_EXCHANGES = 16
+_MAX_NOTICE = 4096  # bytes
 
 OnCall = Callable[[list[int], int], None]  # (ranks that are suspected, the rank that says so)
+OnGoodbye = Callable[[int], None]  # (the rank that leaves)
+OnNotice = Callable[[int, int, bytes], None]  # (the rank that tells, a number that grows, what)
 
 
 class AgreementService(Agreement):
@@ -45,6 +48,8 @@ class AgreementService(Agreement):
         known = Quorum(rank, num_ranks) if quorum else None
         super().__init__(rank, num_ranks, known, self._post, absent)
         self.on_call = on_call
+        self.on_goodbye: OnGoodbye | None = None
+        self.on_notice: OnNotice | None = None
         self._given: dict[tuple[int, int], dict[int, bytes]] = {}
         self._words = WaitReports(rank, num_ranks, self._changed, self._post, self._over)
         self.returns = Returns(rank, num_ranks, self._changed, self._post)
@@ -92,12 +97,15 @@ class AgreementService(Agreement):
         ends without a goodbye, on the messenger's thread, and must not block."""
         self._board.watch(ranks, on_death)
 
-    def close(self, error: str = "") -> None:
+    def close(self, error: str = "", goodbye: Collection[int] = ()) -> None:
         """Ends the listener and every wait here: to the others, this rank has gone. Idempotent.
 
         Args:
             error: by which it leaves; they are told.
+            goodbye: ranks that are told that it leaves in good order, who have no other way to know.
         """
+        for rank in goodbye:
+            self._post(rank, {"k": "goodbye", "g": self.generation})
         if error:
             self._words.report_error(self.generation, error)
         self._board.close()
@@ -128,6 +136,9 @@ class AgreementService(Agreement):
                     self._answer(rank, self.generation)  # it does not know yet
             self._words.hear(rank, generation, message, current)
             return
+        if message["k"] in ("goodbye", "notice"):
+            self._hear_aside(rank, generation, message)
+            return
         if message["k"] == "returns":
             self.returns.hear(rank, message)
             return
@@ -149,6 +160,30 @@ class AgreementService(Agreement):
             called = self.hear(rank, generation, view)
         if called is not None and self.on_call is not None:
             self.on_call(called, rank)
+
+    def notify(self, ranks: Collection[int], number: int, what: bytes) -> None:
+        """Tells members something that reaches them no other way.
+
+        Args:
+            number: higher than that of the notice before.
+            what: up to 4,096 bytes.
+        """
+        for rank in ranks:
+            self._post(rank, {"k": "notice", "g": self.generation, "n": number, "v": what})
+
+    def _hear_aside(self, rank: int, generation: int, message: Message) -> None:
+        """A goodbye or a notice; one of another group concerns nobody. Raises ValueError, TypeError or KeyError."""
+        with self._changed:
+            current = rank in self.members and generation == self.generation
+        if message["k"] == "goodbye":
+            if current and self.on_goodbye is not None:
+                self.on_goodbye(rank)
+            return
+        number, what = whole(message["n"]), message["v"]
+        if not isinstance(what, bytes) or len(what) > _MAX_NOTICE:
+            raise ValueError("no notice")
+        if current and self.on_notice is not None:
+            self.on_notice(rank, number, what)
 
     def _begin_group(self) -> None:
         self._words.forget()

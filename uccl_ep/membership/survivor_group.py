@@ -12,13 +12,15 @@ class SurvivorGroup:
 
     Attributes:
         absent: ranks that are no members.
-        hosts: host identity of every rank of the original group, so that nodes stay what they were.
+        hosts, domains: host identity and NVLink domain of every rank of the original group: nodes stay what they were.
     """
 
-    def __init__(self, agreement_service: AgreementService, hosts: list[str], deadline_s: float) -> None:
+    def __init__(
+        self, agreement_service: AgreementService, hosts: list[str], deadline_s: float, domains: list[str] | None = None
+    ) -> None:
         self._roll_call, self._deadline_s = agreement_service, deadline_s
         self._generation, self._index = agreement_service.generation, 0
-        self.agreement_service, self.hosts = agreement_service, hosts
+        self.agreement_service, self.hosts, self.domains = agreement_service, hosts, domains or [""] * len(hosts)
         self.absent = frozenset(range(agreement_service.num_ranks)) - agreement_service.members
 
     def rank(self) -> int:

@@ -16,7 +16,7 @@ import msgpack
 from uccl_ep.errors import InvalidArgument
 from uccl_ep.group.topology import Topology
 
-VERSION = 2
+VERSION = 3
 """Of the page. What the segments hold is told by `library`, and checked by their sizes."""
 
 MAGIC = b"uccl-ep1"
@@ -53,7 +53,7 @@ class Page:
         rank, num_ranks, absent: this one, all of them, and those that take no part.
         pid, proxy_pid: of the rank and of what runs its proxy, as the rank knows them.
         host_names, machine_of: distinct host names, and the index of each rank's.
-        pids: of each rank, as it knows it. node_of, apart: the topology (uccl_ep.group.topology).
+        pids: of each rank, as it knows it. node_of, apart, host_of: the topology (uccl_ep.group.topology).
         device: cpu, cuda or hip. family, placement: the network, and where rows lie ("host" or "device").
         proxy_threads, num_rings, ring_capacity, max_in_flight, max_in_flight_bytes: settings.
         num_channels: what the control segment is laid out for.
@@ -85,6 +85,7 @@ class Page:
     started_ns: int
     segments: dict[str, Location]
     apart: bool = False
+    host_of: list[int] = field(default_factory=list)
     absent: list[int] = field(default_factory=list)
     job_id: str = ""
     version: int = VERSION
@@ -92,7 +93,7 @@ class Page:
     @property
     def topology(self) -> Topology:
         """The nodes of the group."""
-        return Topology(tuple(self.node_of), self.apart)
+        return Topology(tuple(self.node_of), self.apart, tuple(self.host_of))
 
     @property
     def hostname(self) -> str:
@@ -164,6 +165,7 @@ def _page_of(said: Mapping[str, Any]) -> Page:
     fits = (
         0 <= page.rank < ranks
         and len(page.machine_of) == len(page.pids) == len(page.node_of) == ranks
+        and len(page.host_of) in (0, ranks)
         and all(i < len(page.host_names) for i in page.machine_of)
         and min(page.proxy_threads, page.num_rings, page.ring_capacity, page.num_channels) >= 1
         and {"control", "rings", "counters"} <= set(segments)

@@ -114,6 +114,7 @@ def _page_of(session: Session) -> Page:
         pids=[i.pid for i in hellos],
         node_of=list(session.topology.node_of),
         apart=session.topology.apart,
+        host_of=list(session.topology.host_of),
         device=hellos[session.rank].device,
         family=session.family,
         placement=session.placement.where,

@@ -16,6 +16,7 @@ from uccl_ep.fabric.visibility import WORDS
 from uccl_ep.group.handshake import Hello
 from uccl_ep.group.self_description import SelfDescription, read_portrait
 from uccl_ep.group.topology import Topology
+from uccl_ep.layout.arrangement import Arrangement
 from uccl_ep.layout.placement import Placement
 from uccl_ep.layout.plan import MemoryBill
 from uccl_ep.plan.record import BillLine, Choice, GroupPlan, NicPlan, RankPlan
@@ -31,14 +32,27 @@ class Agreed:
 
     Attributes:
         hellos: of the ranks that take part, by rank.
-        fabric: the family, and why; NICs in it are one rank's and not looked at.
+        arrangement: nodes, network and where rows lie, and why; NICs in it are one rank's and not looked at.
     """
 
     hellos: Sequence[Hello]
     settings: Settings
-    topology: Topology
-    fabric: FabricChoice
-    placement: Placement
+    arrangement: Arrangement
+
+    @property
+    def topology(self) -> Topology:
+        """Nodes."""
+        return self.arrangement.topology
+
+    @property
+    def fabric(self) -> FabricChoice:
+        """The network between them."""
+        return self.arrangement.fabric
+
+    @property
+    def placement(self) -> Placement:
+        """Where rows lie."""
+        return self.arrangement.placement
 
 
 def fill(agreed: Agreed, source: str, bill: MemoryBill | None, most_ranks: int = 1 << 30) -> GroupPlan:
@@ -92,11 +106,10 @@ def _group_choices(agreed: Agreed, told: Mapping[int, Facts]) -> tuple[Choice, .
     family = agreed.fabric.family
     sizes = agreed.topology.sizes
     nodes = f"{agreed.topology.num_nodes} of {', '.join(map(str, sorted(set(sizes), reverse=True)))} rank(s)"
-    per_node = agreed.settings.ranks_per_node
     on_device = agreed.placement.where == "device"
     over = ("host memory: always possible, and every row crosses PCIe twice",) if on_device else ()
     return (
-        Choice("nodes", nodes, f"UCCL_EP_RANKS_PER_NODE={per_node}" if per_node else "ranks of a host are a node"),
+        Choice("nodes", nodes, agreed.arrangement.nodes_reason, agreed.arrangement.nodes_over),
         Choice(
             "transport",
             family,

@@ -36,6 +36,7 @@ def _decisions(agreed: Agreed, device: str) -> list[tuple[str, str]]:
     """(choice, why) of the whole group, and of the first rank's network."""
     return [
         (f"device {device}", f"{agreed.topology.num_ranks} ranks on {agreed.topology.num_nodes} node(s)"),
+        (f"{agreed.topology.num_nodes} node(s)", agreed.arrangement.nodes_reason),
         (f"transport {agreed.fabric.family}", agreed.fabric.whole_reason),
         (f"rows in {agreed.placement.where} memory", agreed.placement.reason),
         *agreed.fabric.notes,

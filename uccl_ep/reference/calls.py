@@ -174,7 +174,7 @@ def throughput_combine(
     topk_weights: Sequence[Tensor] | None = None,
     bias: Sequence[Bias] | None = None,
     ranks_per_node: int | Sequence[int] | None = None,
-    apart: bool = False,
+    apart: int = 0,
 ) -> tuple[list[Tensor], list[Tensor] | None]:
     """Throughput combine of all ranks: the unweighted sum of what every receiving rank gives back for a token.
 
@@ -189,7 +189,8 @@ def throughput_combine(
         topk_weights: f32 [n, K] per rank, or None.
         bias: per rank None, a bf16 [T, H], or a pair of them.
         ranks_per_node: see `node_ranges`.
-        apart: as with enable_shrink: rows of other nodes' ranks are added one by one.
+        apart: ranks of another node whose rows are summed before they cross: 1 with enable_shrink, those of a host in a
+            node of several hosts; 0: all of the node's.
 
     Returns: bf16 [T, H] per rank, and f32 [T, K] per rank or None.
 
@@ -207,12 +208,16 @@ def throughput_combine(
         given = bias[source] if bias is not None else None
         first, second = given if isinstance(given, tuple) else (given, None)
         start = (zero if first is None else first.float()) + (zero if second is None else second.float())
-        nodes = sum(([n] if source in n or not apart else [range(r, r + 1) for r in n] for n in all_nodes), [])
+        nodes = [part for node in all_nodes for part in ([node] if source in node or not apart else _cut(node, apart))]
         combined.append(_sum_over_ranks(x, received, source, nodes, start, torch.bfloat16).bfloat16())
         if topk_weights is not None:
             start = torch.zeros(own.num_own_tokens, topk_weights[source].shape[1])
             weights.append(_sum_over_ranks(topk_weights, received, source, nodes, start, torch.float32))
     return combined, weights if topk_weights is not None else None
+
+
+def _cut(ranks: range, size: int) -> list[range]:
+    return [range(first, min(first + size, ranks.stop)) for first in ranks[::size]]
 
 
 def _sum_over_ranks(

@@ -52,8 +52,8 @@ def choose_device(argument: str | None, environment: str) -> Choice:
         return Choice(None, None, f"no GPU can be used: {why}")
     if not usable:
         raise NotSupported(f"{asked}={wanted}: no GPU can be used: {why}")
+    from uccl_ep.gpu.driver import refuse_unmapped
     from uccl_ep.gpu.kernels import library
-    from uccl_ep.gpu.memory import refuse_unmapped
 
     driver: Driver = cupy_driver.open_driver(None if wanted == "auto" else wanted)
     refuse_unmapped(driver)
@@ -89,4 +89,6 @@ def gpu_facts(driver: Driver | None) -> dict[str, Any]:
         "gpu": facts.identity,
         "num_sms": facts.num_sms,
         "exportable": int(facts.can_export),
+        "domain": facts.domain,
+        "domain_reason": "" if facts.domain else facts.domain_reason,
     }

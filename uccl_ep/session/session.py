@@ -8,13 +8,13 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from uccl_ep import _native
 from uccl_ep.errors import InvalidArgument, PeerLost, PeerTimeout, refuse
-from uccl_ep.fabric.choice import choose_fabric, explain
+from uccl_ep.fabric.choice import explain
 from uccl_ep.fabric.facts import host_address, tell
 from uccl_ep.fabric.nearness import Nearness, near_nics
 from uccl_ep.fabric.sysfs import read_machine
@@ -29,9 +29,9 @@ from uccl_ep.group.handshake import (
     process_name,
 )
 from uccl_ep.group.self_description import describe_self
-from uccl_ep.group.topology import split_into_nodes
+from uccl_ep.layout.arrangement import Whole, arrange
 from uccl_ep.layout.combine_form import CombineForm
-from uccl_ep.layout.placement import choose_placement
+from uccl_ep.layout.placement import Placement
 from uccl_ep.layout.plan import MemoryBill, MemoryPlan
 from uccl_ep.layout.regions import Peer, Regions
 from uccl_ep.membership.agreement_service import AgreementService
@@ -71,11 +71,13 @@ class Start:
         driver: the GPU that this rank's kernels run on; None: the CPU.
         prepare: makes what else the rank needs, given the session. When it fails on one rank, no rank starts.
         alike: settings of whoever makes the session that all ranks must have alike.
+        rack_by: who asks that hosts which share an NVLink domain are one node; empty: nobody.
     """
 
     driver: Driver | None = None
     prepare: Callable[[Session], None] = lambda session: None
     alike: Mapping[str, Any] = field(default_factory=dict)
+    rack_by: str = ""
 
 
 class Session(NoCopies):
@@ -85,9 +87,10 @@ class Session(NoCopies):
     Attributes:
         rank, num_ranks, topology, plan, family: what was agreed. notes: (choice, why) about NICs and the transport.
         hellos: what each rank has said of itself; empty for absent ranks.
-        absent: ranks of the original group that take no part. hosts: host identity of every one of its ranks.
+        absent: ranks of the original group that take no part. hosts, domains: host identity and NVLink domain of every
+            one of its ranks.
         agreement_service: what survivors agree by when ranks are lost.
-        regions: this rank's memory and what it sees of others'. placement: where rows lie, and why.
+        regions: this rank's memory and what it sees of others'.
         closed: close() was called. asleep: memory was given back (fall_asleep). unusable: either.
         settle: what a call does first, when nothing speaks against it.
         context: the kernels' RankContext. combine_form: of low-latency combines, once memory is laid out for them.
@@ -124,18 +127,18 @@ class Session(NoCopies):
             "num_rdma_bytes": budgets[1],
             "low_latency_mode": low_latency,
             "enable_shrink": shrink,
+            "allow_mnnvl": start.rack_by != "",
             **{PREFIX + name.upper(): getattr(settings, name) for name in _SHARED},
             "device": kind_of(start.driver),
             **start.alike,
         }
         self.hellos = self._introduce(group, shared)
         self.hosts: list[str] = getattr(group, "hosts", [i.host_id for i in self.hellos])
-        whole = split_into_nodes(self.hosts, settings.ranks_per_node, _native.MAX_RANKS_PER_NODE)
-        self.topology = replace(whole, apart=shrink).without(self.absent)
-        self.fabric = choose_fabric(settings, self._present, self.topology, self.rank)
-        self.family, self.family_reason = self.fabric.family, self.fabric.whole_reason
-        self.placement = choose_placement(self._present, self.topology, self.family)
-        self.plan = MemoryPlan(self.topology, *budgets, low_latency, whole)
+        self.domains = self._domains(getattr(group, "domains", ()))
+        whole = Whole(self.hosts, self.domains, self.absent, shrink, start.rack_by)
+        self._arrangement = made = arrange(settings, self._present, whole, self.rank)
+        self.topology, self.fabric, self.family = made.topology, made.fabric, made.fabric.family
+        self.plan = MemoryPlan(self.topology, *budgets, low_latency, Whole(self.hosts).split(settings))
         # The classic per-expert layout's send area is what get_next_low_latency_combine_buffer's shape needs; with
         # memfds it costs nothing until it is written. Its bound is not known yet, so the span gets the whole rest.
         # libfabric's registration takes every page at once, and a limit of address space (`ulimit -v`) counts what is
@@ -154,6 +157,11 @@ class Session(NoCopies):
             self.close()  # a failed start leaves nothing behind
             raise
 
+    @property
+    def placement(self) -> Placement:
+        """Where rows lie, and why."""
+        return self._arrangement.placement
+
     # ---- start -------------------------------------------------------------------------------------------------
 
     def _connect(self, group: Group, shrink: bool) -> None:
@@ -165,7 +173,8 @@ class Session(NoCopies):
                 self.agreement_service = AgreementService(
                     self.rank, self.num_ranks, self._secret, self._interface(), quorum=True, absent=self.absent
                 )
-            self.agreement_service.on_call = self.hear_call
+            self.agreement_service.on_call, self.agreement_service.on_goodbye = self.hear_call, self.hear_goodbye
+            self.agreement_service.on_notice = self.regions.hear_abroad
             self._proxy = self._make_proxy()
             endpoints = self._endpoints(self._proxy.local_address())
         except Exception as failure:
@@ -219,6 +228,10 @@ class Session(NoCopies):
         self._secret = deal(group, pair, self._present) if known is None else known.secret_of(new)
         return hellos
 
+    def _domains(self, before: Sequence[str]) -> list[str]:
+        """NVLink domain of each rank: as it says now, of one that is absent as it said last."""
+        return [before[i.rank] if i.rank in self.absent and before else i.domain for i in self.hellos]
+
     def _interface(self) -> str:
         one_host = len({i.host_id for i in self._present}) == 1
         return self.settings.interface or ("127.0.0.1" if one_host else self.hellos[self.rank].interface)
@@ -234,7 +247,7 @@ class Session(NoCopies):
     def _explain(self) -> None:
         if self.rank == (me := self._present[0]).rank:
             where = me.device if self._driver is None else f"{me.device}, {self._driver.facts.name} ({me.gpu})"
-            agreed = Agreed(self._present, self.settings, self.topology, self.fabric, self.placement)
+            agreed = Agreed(self._present, self.settings, self._arrangement)
             show_start(agreed, self.bill, where)
 
     def show(self, *choices: tuple[str, str]) -> None:
@@ -255,6 +268,7 @@ class Session(NoCopies):
     def _make_segments(self) -> None:
         self._near = self._look_around()
         self.regions.numa_node = self._near.node
+        self.regions.say_abroad = self._say_abroad
         if self._driver is not None:
             from uccl_ep.gpu.device import check_group
 
@@ -315,7 +329,8 @@ class Session(NoCopies):
         members = self.topology.members(node := self.topology.node_of[self.rank])
         others = [m for m in all_endpoints if m.rank != self.rank and same_host[m.rank]]
         peers = [Peer(m, m.rank in members, self.hellos[m.rank].process == me.process) for m in others]
-        self.regions.meet(peers)
+        abroad = [Peer(all_endpoints[rank], True, False, False) for rank in self.topology.abroad(self.rank)]
+        self.regions.meet([*peers, *abroad])
         if self.agreement_service is not None:
             self.agreement_service.see(self.regions.neighbours())
         remote = [of != node for of in self.topology.node_of]
@@ -504,6 +519,17 @@ class Session(NoCopies):
                 for control in self.regions.controls.values():
                     _native.report_ended_peer(control.address, self.plan.control, rank)
 
+    def hear_goodbye(self, rank: int) -> None:
+        """A rank of this node leaves that is on another host, and so cannot write that here itself."""
+        with self._closing:
+            if not self.closed and rank in self.topology.abroad(self.rank):
+                self.regions.note_goodbye(rank, _native.DEPARTED_LEFT)
+
+    def _say_abroad(self, number: int, what: bytes) -> None:
+        """Tells ranks of this node that are on other hosts, where GpuRegions reads it."""
+        if self.agreement_service is not None:
+            self.agreement_service.notify(self.topology.abroad(self.rank), number, what)
+
     def release_roll_call(self) -> AgreementService | None:
         """Hands the agreement service over: from now on the caller closes it."""
         self._owns_roll_call = False
@@ -514,17 +540,18 @@ class Session(NoCopies):
         self._owns_roll_call = True
 
     def close(self, drain_s: float = _DRAIN_S) -> None:
-        """Says goodbye to the ranks of this host, stops the proxy, drops the memory. No collective; idempotent.
+        """Says goodbye to the ranks of host and node, stops the proxy, drops the memory. No collective; idempotent.
 
         No kernel may be queued any more. Memory that the caller still has a view of goes with the last view.
         """
+        orderly = not self._lost_its_proxy()
         if self._owns_roll_call and self.agreement_service is not None:
-            self.agreement_service.close(last_words())
+            # Its kernels have ended, and what they stored for ranks of its node is there.
+            self.agreement_service.close(last_words(), self.topology.abroad(self.rank) if orderly else ())
         with self._closing:
             if self.closed:
                 return
             self.closed = self.unusable = True
-        orderly = not self._lost_its_proxy()
         if orderly:
             self._say(_native.DEPARTED_LEAVING)  # before anyone can see this process's proxy end
         if self._guard is not None:

@@ -40,6 +40,7 @@ class Terms:
         budgets: num_nvl_bytes, num_rdma_bytes.
         alike: what all ranks must have alike besides the Buffer's own arguments.
         default_config: gives the Config of a dispatch without one, for a number of ranks.
+        rack_by: who asks that hosts which share an NVLink domain are one node; empty: nobody.
     """
 
     budgets: tuple[int, int]
@@ -49,29 +50,35 @@ class Terms:
     choice: Choice
     alike: Mapping[str, Any]
     default_config: Callable[[int], Config]
+    rack_by: str = ""
 
     @staticmethod
     def checked(
         device: str | None,
         budgets: tuple[int, int],
-        low_latency_mode: bool,
-        enable_shrink: bool,
+        modes: tuple[bool, bool, bool],
         alike: Mapping[str, Any],
         default_config: Callable[[int], Config],
     ) -> Terms:
         """The terms that the environment's settings give. `device` chooses the device; without it the settings do.
 
+        Args:
+            modes: low_latency_mode, enable_shrink, allow_mnnvl.
+
         Raises:
             InvalidArgument: an argument or a UCCL_EP_* variable is out of range.
         """
         shorten(lambda: settings().explain)
-        low_latency_mode = checks.check_bool("low_latency_mode", low_latency_mode)
-        enable_shrink = checks.check_bool("enable_shrink", enable_shrink)
+        names = "low_latency_mode", "enable_shrink", "allow_mnnvl"
+        low_latency_mode, enable_shrink, allow_mnnvl = map(checks.check_bool, names, modes)
         check_budgets(budgets, low_latency_mode)
         environment = settings()
+        rack_by = "allow_mnnvl=True" if allow_mnnvl else ""
+        if environment.mnnvl != "auto":
+            rack_by = f"{environment.said_by('mnnvl')}=1" if environment.mnnvl == "1" else ""
         with naming("the choice of a device"):
             choice = choose_device(device, environment.device)
-        return Terms(budgets, low_latency_mode, enable_shrink, environment, choice, alike, default_config)
+        return Terms(budgets, low_latency_mode, enable_shrink, environment, choice, alike, default_config, rack_by)
 
 
 def check_budgets(budgets: tuple[int, int], low_latency_mode: bool) -> None:
@@ -100,7 +107,7 @@ class Life:
     def __init__(self, group: Group, terms: Terms) -> None:
         self.terms = terms
         self._open: Device | None = None
-        start = Start(terms.choice.driver, self._prepare, terms.alike)
+        start = Start(terms.choice.driver, self._prepare, terms.alike, terms.rack_by)
         modes = terms.low_latency_mode, terms.enable_shrink
         try:
             with naming("the start of a Buffer"):

@@ -114,7 +114,7 @@ class Recovery:
     def _try(self, agreement_service: AgreementService) -> tuple[Life, None] | tuple[None, UcclEpError]:
         """Starts a life with the ranks that were agreed on. Returns an error if one of them was lost or failed."""
         try:
-            survivors = SurvivorGroup(agreement_service, self._session.hosts, self._deadline_s)
+            survivors = SurvivorGroup(agreement_service, self._session.hosts, self._deadline_s, self._session.domains)
             return Life(survivors, self._life.terms), None
         except UcclEpError as error:
             return None, error

@@ -53,6 +53,11 @@ def _number(text: str) -> str:
     return "" if value < 0 else str(value)
 
 
+def _forbids(what: str) -> Callable[[str], str]:
+    """The value that forbids nodes of several hosts; all others leave it open."""
+    return lambda text: "0" if text == what else ""
+
+
 _NUMBERS = {
     "gid_index": "UCCL_IB_GID_INDEX NCCL_IB_GID_INDEX NVSHMEM_IB_GID_INDEX",
     "traffic_class": "UCCL_IB_TC NCCL_IB_TC NVSHMEM_IB_TRAFFIC_CLASS",
@@ -64,6 +69,9 @@ READ: tuple[tuple[str, str, Callable[[str], str]], ...] = (
     *(("nics", name, _hcas) for name in ("UCCL_IB_HCA", "NCCL_IB_HCA")),
     ("nics", "NVSHMEM_HCA_LIST", lambda text: text),
     *((field, name, _number) for field, names in _NUMBERS.items() for name in names.split()),
+    ("mnnvl", "NCCL_MNNVL_ENABLE", _forbids("0")),
+    ("mnnvl", "NVSHMEM_DISABLE_MNNVL", _forbids("1")),
+    ("mnnvl", "USE_MNNVL", lambda text: "1" if text == "1" else ""),  # of DeepEP's hybrid buffer
     *(
         ("interface", name, lambda text: text)
         for name in ("UCCL_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "NVSHMEM_BOOTSTRAP_UID_SOCK_IFNAME")

@@ -335,7 +335,7 @@ class Throughput:
         device, topology = self._device, self._session.topology
         if topology.num_cells - 1 > _native.MAX_PARTIALS and not 0 < routing.topk <= _native.MAX_PARTIALS:
             raise NotSupported(
-                f"combine over {topology.num_cells} {'ranks' if topology.apart else 'nodes'} without topk_idx: a token "
+                f"combine over {topology.num_cells} {topology.cells_are} without topk_idx: a token "
                 f"may be summed from at most {_native.MAX_PARTIALS} others. Pass topk_idx to dispatch."
             )
         hidden = x.shape[1]

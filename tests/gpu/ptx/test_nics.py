@@ -23,8 +23,8 @@ from tests.uccl_ep.gpu.fake_driver import FakeDriver
 from tests.uccl_ep.gpu.worlds import install
 from uccl_ep.fabric.visibility import GpuOrder, choose_way
 from uccl_ep.group.topology import Topology
+from uccl_ep.layout import arrangement
 from uccl_ep.layout.placement import Placement
-from uccl_ep.session import session
 from uccl_ep.settings import settings
 
 pytestmark = [pytest.mark.compile, pytest.mark.timeout(120)]
@@ -94,7 +94,7 @@ def rows_in_gpus(way: str | None, scope: str) -> Iterator[dict[int, str]]:
         return Placement("device", "a test", frozenset(i.rank for i in hellos), chosen)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(session, "choose_placement", place)
+        patch.setattr(arrangement, "choose_placement", place)
         yield ways
 
 

@@ -5,6 +5,7 @@ processes can open. Kernels are the real ones, by name, from the bytes of their 
 from __future__ import annotations
 
 import ctypes
+import itertools
 import os
 import threading
 from collections.abc import Iterator
@@ -77,16 +78,22 @@ class FakeEvent:
 
 
 class FakeDriver:
-    """See uccl_ep.gpu.driver.Driver. `held()` says what has not been given back; `refusals` is what capture forbade."""
+    """See uccl_ep.gpu.driver.Driver. `held()` says what has not been given back; `refusals` is what capture forbade.
+
+    Args:
+        host: that its process is on; drivers of one process may stand for several.
+    """
 
     executor_type: type[HostExecutor] = HostExecutor  # of all drivers made from now on
+    _keys = itertools.count(1)  # no two streams of a process have one key, as with a GPU's
 
-    def __init__(self, num_sms: int = 16, identity: str = "0000:00:00.0", **facts: Any) -> None:
+    def __init__(self, num_sms: int = 16, identity: str = "0000:00:00.0", host: str = "", **facts: Any) -> None:
         known = {
             "name": "Fake", "arch": "sm_90a", "warp": _native.WARP, "num_sms": num_sms, "max_shared_bytes": 227 << 10,
             "memory_bytes": 1 << 30, "identity": identity, "can_export": True, "maps_host_memory": True,
         }  # fmt: skip
         self.facts = Facts(**{**known, **facts})
+        self.host = host
         self.torch_device = torch.device("cpu")
         self.pin_limit = 1 << 62
         self.no_dmabuf = ""  # why it exports none
@@ -108,7 +115,6 @@ class FakeDriver:
         self._pinned: dict[int, tuple[int, int]] = {}  # host address: (kernels' address, bytes)
         self.executor = self.executor_type(self.facts)
         self._default = FakeStream(0, self.executor)
-        self._keys = 0
         self._local = threading.local()
         self._lock = threading.Lock()
 
@@ -190,7 +196,7 @@ class FakeDriver:
 
     def export(self, address: int) -> bytes:
         segment = self._allocated[address]
-        packed: bytes = msgpack.packb([os.getpid(), segment.fd, segment.bytes])
+        packed: bytes = msgpack.packb([self.host, self.facts.domain, os.getpid(), segment.fd, segment.bytes])
         return packed
 
     def dmabuf(self, address: int, num_bytes: int) -> int:
@@ -201,10 +207,12 @@ class FakeDriver:
 
     def open(self, handle: bytes) -> int:
         try:
-            pid, fd, num_bytes = msgpack.unpackb(handle)
+            host, domain, pid, fd, num_bytes = msgpack.unpackb(handle)
         except Exception as error:
             raise UcclEpError(f"no memory handle: {error}") from error
-        assert pid != os.getpid(), "a process opens no memory of its own"
+        assert (host, pid) != (self.host, os.getpid()), "a process opens no memory of its own"
+        if host != self.host and (not domain or domain != self.facts.domain):
+            raise UcclEpError(f"memory of host {host} in domain {domain!r}: this GPU is in {self.facts.domain!r}")
         segment = _native.Segment.open(pid, fd, num_bytes)
         self._opened[segment.address] = segment
         self.executor.memory(segment.address, num_bytes, "device")
@@ -260,9 +268,7 @@ class FakeDriver:
     # ---- streams ---------------------------------------------------------------------------------------------------
 
     def new_stream(self) -> FakeStream:
-        with self._lock:
-            self._keys += 1
-            return FakeStream(self._keys, self.executor)
+        return FakeStream(next(self._keys), self.executor)
 
     def current_stream(self) -> FakeStream:
         current: FakeStream = getattr(self._local, "stream", self._default)

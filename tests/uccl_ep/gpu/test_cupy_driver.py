@@ -20,7 +20,7 @@ from tests.uccl_ep.gpu.stub_machine import CONTEXT
 from uccl_ep.errors import InvalidArgument, UcclEpError
 from uccl_ep.gpu import cupy_driver, cupy_memory
 from uccl_ep.gpu.cupy_driver import CupyDriver, architectures, available, open_driver
-from uccl_ep.system import libcuda, libhip
+from uccl_ep.system import libcuda, libhip, libnvml
 from uccl_ep.system.libcuda import Libcuda
 
 
@@ -70,6 +70,7 @@ def test_cupy_driver_facts_on_rocm(monkeypatch: pytest.MonkeyPatch) -> None:
         assert (facts.arch, facts.warp, facts.max_shared_bytes) == ("gfx942", 64, 65536)
     driver = open_driver("hip")
     assert (driver.facts.writes_ordering, driver.facts.flush_options, driver.facts.coherent_host) == (0, 0, False)
+    assert driver.facts.domain == "" and "on one host only" in driver.facts.domain_reason
     with pytest.raises(UcclEpError, match="flushes nothing"):
         driver.flush_call()
     function = driver.function(driver.load(b"code object"), "rank_barrier")
@@ -285,6 +286,14 @@ def test_cupy_driver_fabric_is_used_where_it_is(stub: Stub) -> None:
     address = driver.allocate(1)
     assert address in stub.table.writable and not stub.machine.named("malloc")
     driver.free(address)
+
+
+def test_cupy_driver_domain_of_fabric_memory(stub: Stub, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(libnvml, "domain_of", lambda pci: (f"domain of {pci}", ""))
+    facts = open_driver("cuda:0").facts
+    assert facts.domain == "" and "no fabric handle can be made" in facts.domain_reason
+    stub.table.fabric = True
+    assert open_driver("cuda:1").facts.domain == "domain of 0000:1b:01.0"
 
 
 def test_cupy_driver_without_a_gpu_on_this_machine() -> None:

@@ -27,9 +27,9 @@ from uccl_ep import (
     UcclEpError,
 )
 from uccl_ep.config import Config
-from uccl_ep.gpu.device import PinnedPool, share_of
+from uccl_ep.gpu.device import PinnedPool, Share, share_of
 from uccl_ep.gpu.streams import CallOrder
-from uccl_ep.group.handshake import Hello
+from uccl_ep.group.handshake import Hello, empty
 
 
 def test_gpu_device_wrong_tensors_and_groups_are_refused(variables: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -71,6 +71,13 @@ def test_gpu_device_share_of_a_gpu() -> None:
     assert (crowd.ranks, crowd.threads, crowd.sms, crowd.blocks) == (3, 2, 10, 8)
     with pytest.raises(InvalidArgument, match="3 ranks on GPU a of h with 8 SMs are refused: each needs 3 SMs"):
         share_of(hellos(*[("p", "a", 8)] * 3), 0)
+
+
+def test_gpu_device_share_among_those_that_are_left() -> None:
+    told = hellos(("p", "a", 32), ("p", "a", 32), ("q", "a", 30), ("q", "b", 12))
+    left = [empty(Hello, 0), *told[1:]]
+    assert share_of(left, 3) == share_of(told[1:], 3) == Share(1, 1, 12, 12)
+    assert share_of(left, 1) == Share(2, 1, 16, 12)
 
 
 @pytest.mark.parametrize("sms, num_sms, per_node, wanted", [

@@ -17,10 +17,11 @@ from tests.uccl_ep.gpu.fake_driver import FakeDriver
 from tests.uccl_ep.gpu.worlds import install, run_gpu_ranks
 from tests.uccl_ep.ranks import MIB, assert_low_latency, case, low_latency, reference_of, throughput
 from uccl_ep import Buffer, InvalidArgument, PeerLost, PeerTimeout, ThreadGroup, TransportError, UcclEpError, _native
-from uccl_ep.gpu.memory import GpuRegions, refuse_unmapped
+from uccl_ep.gpu.driver import refuse_unmapped
+from uccl_ep.gpu.memory import GpuRegions
 from uccl_ep.group.handshake import Endpoints
+from uccl_ep.layout import arrangement
 from uccl_ep.layout.placement import Placement
-from uccl_ep.session import session
 from uccl_ep.survival.life import Life
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -113,7 +114,7 @@ def test_gpu_memory_that_nics_write_by_its_addresses(
     fake GPU a CPU can use them: tcp stands for a NIC."""
     variables(RANKS_PER_NODE=1, TRANSPORT="tcp")
     driver = install(monkeypatch, FakeDriver(num_sms=12))
-    monkeypatch.setattr(session, "choose_placement", on_device(frozenset(range(3) if by_address else ())))
+    monkeypatch.setattr(arrangement, "choose_placement", on_device(frozenset(range(3) if by_address else ())))
     c = case(9, num_ranks=3, num_experts=6, num_topk=2, hidden=512, max_tokens=12)
     wanted = reference_of(c)
 
@@ -144,7 +145,7 @@ def test_gpu_memory_is_flushed_by_the_driver_before_flags_are_raised(
 ) -> None:
     variables(RANKS_PER_NODE=1, TRANSPORT="tcp", TIMEOUT_S=5)
     driver = install(monkeypatch, FakeDriver(num_sms=8))
-    monkeypatch.setattr(session, "choose_placement", on_device(frozenset(range(2)), "driver"))
+    monkeypatch.setattr(arrangement, "choose_placement", on_device(frozenset(range(2)), "driver"))
     c = case(9, num_ranks=2, num_experts=6, num_topk=2, hidden=512, max_tokens=12)
     wanted = reference_of(c)
 
@@ -173,7 +174,7 @@ def test_gpu_memory_is_flushed_by_the_driver_before_flags_are_raised(
 def test_gpu_memory_that_nics_write_by_dmabuf(variables: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     variables(RANKS_PER_NODE=1, TRANSPORT="tcp")
     driver = install(monkeypatch, FakeDriver())
-    monkeypatch.setattr(session, "choose_placement", on_device(frozenset([1])))
+    monkeypatch.setattr(arrangement, "choose_placement", on_device(frozenset([1])))
     before = len(os.listdir("/proc/self/fd"))
 
     def body(group: ThreadGroup) -> None:
@@ -194,7 +195,7 @@ def test_gpu_memory_that_is_exported_as_a_whole_only(variables: Any, monkeypatch
     """AMD's: a part is refused, and the descriptors made before that are closed."""
     variables(RANKS_PER_NODE=1, TRANSPORT="tcp")
     driver = install(monkeypatch, FakeDriver())
-    monkeypatch.setattr(session, "choose_placement", on_device(frozenset()))
+    monkeypatch.setattr(arrangement, "choose_placement", on_device(frozenset()))
     monkeypatch.setattr(_native, "DMABUF_BYTES", 2 << 20)
     export, before = driver.dmabuf, len(os.listdir("/proc/self/fd"))
 
@@ -221,7 +222,7 @@ def test_gpu_memory_a_dmabuf_that_is_refused_names_rank_and_way_out(
     variables(RANKS_PER_NODE=1, TRANSPORT="tcp")
     driver = install(monkeypatch, FakeDriver())
     driver.no_dmabuf = "CUDA_ERROR_NOT_SUPPORTED (801)"
-    monkeypatch.setattr(session, "choose_placement", on_device(frozenset()))
+    monkeypatch.setattr(arrangement, "choose_placement", on_device(frozenset()))
 
     def body(group: ThreadGroup) -> str:
         with pytest.raises(UcclEpError) as caught:

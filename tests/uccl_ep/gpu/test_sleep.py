@@ -15,7 +15,7 @@ from tests.uccl_ep.gpu.test_memory import NOTHING, on_device
 from tests.uccl_ep.gpu.worlds import install, run_gpu_ranks
 from tests.uccl_ep.ranks import MIB, case, expert_rows, layout_arguments, low_latency, reference_of, same, throughput
 from uccl_ep import Buffer, InvalidArgument, NotSupported, PeerLost, PeerTimeout, ThreadGroup, UcclEpError, reference
-from uccl_ep.session import session
+from uccl_ep.layout import arrangement
 
 SLEEPS = 4
 EACH_WAY = pytest.mark.parametrize("keeps", [False, True], ids=["rows move", "rows stay at their address"])
@@ -120,7 +120,7 @@ def test_gpu_sleep_rows_that_nics_know_and_rows_that_graphs_may_name_stay(
 ) -> None:
     variables(RANKS_PER_NODE=1, TRANSPORT="tcp")
     driver = install(monkeypatch, FakeDriver(num_sms=8))
-    monkeypatch.setattr(session, "choose_placement", on_device(frozenset(range(2))))
+    monkeypatch.setattr(arrangement, "choose_placement", on_device(frozenset(range(2))))
     c = case(9, num_ranks=2, num_experts=4, num_topk=2, hidden=128, max_tokens=8)
 
     def body(group: ThreadGroup) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -30,6 +32,28 @@ def test_ranks_per_node_cuts_a_host_in_rank_order_and_leaves_a_rest() -> None:
 @pytest.mark.parametrize("ranks, sizes", [(64, [64]), (65, [33, 32]), (128, [64, 64]), (129, [43, 43, 43])])
 def test_a_host_with_more_ranks_than_a_node_may_have_is_split_evenly(ranks: int, sizes: list[int]) -> None:
     assert split_into_nodes(["h"] * ranks, 0, MOST).sizes == sizes
+
+
+def test_hosts_of_one_domain_are_a_node_and_its_cells() -> None:
+    hosts, domains = ["a", "a", "b", "b", "c", "d", "d"], ["r"] * 4 + ["", "s", "s"]
+    rack = split_into_nodes(hosts, 0, MOST, domains)
+    assert rack.node_of == (0, 0, 0, 0, 1, 2, 2) and rack.host_of == (0, 0, 1, 1, 2, 3, 3)
+    assert rack.cell_of == (0, 0, 1, 1, 2, 3, 3) and (rack.num_nodes, rack.num_cells) == (3, 4)
+    assert [rack.abroad(rank) for rank in (0, 3, 4, 5)] == [[2, 3], [0, 1], [], []]
+    assert [rack.read_at(4, reader) for reader in (0, 1, 2, 3)] == [0, 0, 2, 2]  # once for each host
+    assert rack.unreached(0) == [1, 2, 3]
+    assert split_into_nodes(hosts, 2, MOST, domains).host_of == ()  # no node spans hosts
+    left = rack.without({0, 4})
+    assert left.node_of == (NO_NODE, 0, 0, 0, NO_NODE, 1, 1) and left.cell_of == (NO_NODE, 0, 1, 1, NO_NODE, 2, 2)
+    assert rack.without({4, 5, 6}).num_cells == 1 and replace(rack, apart=True).num_cells == 7
+
+
+def test_a_domain_that_is_all_is_one_node() -> None:
+    rack = split_into_nodes(["a", "a", "b", "b"], 0, MOST, ["r"] * 4)
+    assert rack.cell_of == rack.node_of == (0,) * 4 and rack.num_landing_slots == 0 and rack.abroad(1) == [2, 3]
+    assert split_into_nodes(["a", "a"], 0, MOST, ["r", "r"]).host_of == ()  # one host: nothing is special
+    assert split_into_nodes(["a", "b"], 0, MOST, ["", ""]).node_of == (0, 1)
+    assert split_into_nodes(["a", "a"], 0, MOST, ["", "r"]).node_of == (0, 1)  # GPUs of one host, in and out of it
 
 
 def test_one_node_hosts_nobody() -> None:

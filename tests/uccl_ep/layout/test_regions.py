@@ -83,6 +83,21 @@ def test_regions_control_of_ranks_of_other_nodes_is_opened_and_their_data_is_not
         one.data_word(1, 0)
 
 
+def test_regions_of_a_rank_of_another_host_nothing_is_opened() -> None:
+    topology = Topology((0, 0), host_of=(0, 1))
+    regions = Regions(MemoryPlan(topology, 1 << 16, 0, False), Placement("host", "a test"), 0, Settings())
+    regions.make()
+    regions.meet([Peer(made(1).endpoints(b"", 0), True, False, same_host=False)])
+    assert set(regions.controls) == {0} and regions.control_word(1, 80) == 0 and 1 not in regions.neighbours()
+    departed = regions.plan.control.departed(1)
+    regions.note_goodbye(1, _native.DEPARTED_LEFT)
+    assert regions.control_word(0, departed) == _native.DEPARTED_LEFT
+    regions.note_goodbye(1, _native.DEPARTED_LEAVING)
+    assert regions.control_word(0, departed) == _native.DEPARTED_LEFT  # it only grows
+    assert regions.knowledge().heard_ns == {}  # no proxy hears of it
+    regions.close()
+
+
 def test_regions_memory_of_a_rank_that_has_ended_is_missed_by_its_name() -> None:
     gone = subprocess.Popen(["true"])
     gone.wait()

@@ -159,6 +159,9 @@ BAD_MESSAGES = [
     {"g": 1, "k": "state", "p": 0, "n": 1, "x": "all", "hints": [], "before": []},
     {"g": 1, "k": "give", "i": 99, "v": b""},
     {"g": 1, "k": "give", "i": 0, "v": "text"},
+    {"g": 0, "k": "notice", "n": -1, "v": b""},
+    {"g": 0, "k": "notice", "n": 1, "v": "text"},
+    {"g": 0, "k": "notice", "n": 1, "v": b"x" * 4097},
 ]
 
 
@@ -281,3 +284,29 @@ def test_agreement_service_who_does_not_answer_a_wait_report_is_silent() -> None
         d.close()
         a.report_wait(1, "dispatch")
         assert eventually(lambda: a.silent() == {3})
+
+
+def test_agreement_service_says_goodbye_to_who_has_no_other_way_to_know() -> None:
+    with ranks(3) as all_ranks:
+        heard: list[list[int]] = [[], [], []]
+        for rank, one in enumerate(all_ranks):
+            one.on_goodbye = heard[rank].append
+        all_ranks[2].close(goodbye=[0])
+        assert eventually(lambda: heard == [[2], [], []])
+        results([Attempt(all_ranks[rank], 5.0) for rank in (0, 1)])
+        all_ranks[1]._post(0, {"k": "goodbye", "g": 0})  # of a life that is over
+        all_ranks[1].close(goodbye=[0])
+        assert eventually(lambda: heard == [[2, 1], [], []])
+
+
+def test_agreement_service_notices_reach_members_of_the_same_group() -> None:
+    with ranks(3) as all_ranks:
+        heard: list[tuple[int, int, bytes]] = []
+        all_ranks[0].on_notice = lambda rank, number, what: heard.append((rank, number, what))
+        all_ranks[1].notify([0, 2], 7, b"x" * 4096)
+        assert eventually(lambda: heard == [(1, 7, b"x" * 4096)])
+        all_ranks[2].close()
+        results([Attempt(all_ranks[rank], 5.0) for rank in (0, 1)])
+        all_ranks[1]._post(0, {"k": "notice", "g": 0, "n": 8, "v": b""})  # of a life that is over
+        all_ranks[1].notify([0], 9, b"y")
+        assert eventually(lambda: heard[1:] == [(1, 9, b"y")])

@@ -15,7 +15,11 @@ from uccl_ep.observe.page import MAGIC, MOST_BYTES, Location, pack, unpack
 
 
 def test_page_round_trip_with_anything_behind_it() -> None:
-    for made in (page(), page(5, 9, absent=[2, 3], apart=True, node_of=[0] * 9), page(0, 1, session=0)):
+    for made in (
+        page(),
+        page(5, 9, absent=[2, 3], apart=True, node_of=[0] * 9, host_of=[7] * 9),
+        page(0, 1, session=0),
+    ):
         data = b"".join(pack(made))
         assert unpack(data) == unpack(data + bytes(5000)) == made
 
@@ -44,11 +48,12 @@ def test_page_that_is_being_written_is_none() -> None:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"version": 1}, "version 1.*reads 2"),
+        ({"version": 2}, "version 2.*reads 3"),
         ({"rank": 2}, "contradicts itself"),
         ({"rank": "0"}, "rank '0'"),
         ({"num_ranks": True}, "num_ranks True"),
         ({"node_of": [0]}, "contradicts itself"),
+        ({"host_of": [0]}, "contradicts itself"),
         ({"machine_of": [0, 2]}, "contradicts itself"),
         ({"pids": [1, -5]}, "pids"),
         ({"num_rings": 0}, "contradicts itself"),

@@ -9,10 +9,8 @@ from typing import Any
 
 from tests.uccl_ep.fabric.machines import Recorded
 from uccl_ep.cost_model.expected_bytes import Load
-from uccl_ep.fabric.choice import choose_fabric
 from uccl_ep.group.handshake import Hello
-from uccl_ep.group.topology import split_into_nodes
-from uccl_ep.layout.placement import choose_placement
+from uccl_ep.layout.arrangement import Whole, arrange
 from uccl_ep.plan.fill import Agreed
 from uccl_ep.plan.record import GroupPlan
 from uccl_ep.settings import Settings
@@ -44,9 +42,7 @@ def kinds(made: GroupPlan) -> list[str]:
 
 def agree(told: list[Hello], settings: Settings) -> Agreed:
     """What ranks that said this would agree on."""
-    topology = split_into_nodes([i.host_id for i in told], settings.ranks_per_node, 64)
-    fabric = choose_fabric(settings, told, topology, 0)
-    return Agreed(told, settings, topology, fabric, choose_placement(told, topology, fabric.family))
+    return Agreed(told, settings, arrange(settings, told, Whole([i.host_id for i in told]), 0))
 
 
 def with_portrait(**values: Any) -> Change:

@@ -8,13 +8,10 @@ from typing import Any
 import pytest
 
 from tests.uccl_ep.fabric import machines
-from tests.uccl_ep.plan.plans import job, plan
-from uccl_ep.fabric.choice import choose_fabric
+from tests.uccl_ep.plan.plans import agree, job, plan
 from uccl_ep.fabric.visibility import WORDS
-from uccl_ep.group.topology import Topology
-from uccl_ep.layout.placement import choose_placement
 from uccl_ep.layout.plan import BillItem, MemoryBill
-from uccl_ep.plan.fill import Agreed, fill
+from uccl_ep.plan.fill import fill
 from uccl_ep.plan.record import Choice, RankPlan
 from uccl_ep.settings import Settings
 from uccl_ep.tools.plan.imagine import introduce
@@ -112,9 +109,7 @@ def test_fill_who_shares_a_nic(tmp_path: Path) -> None:
 
 def test_fill_describes_as_many_ranks_as_asked(tmp_path: Path) -> None:
     told = introduce(job(tmp_path, machines.dgx_h100()), Settings())
-    topology = Topology((0,) * 8 + (1,) * 8)
-    fabric = choose_fabric(Settings(), told, topology, 0)
-    agreed = Agreed(told, Settings(), topology, fabric, choose_placement(told, topology, "verbs"))
+    agreed = agree(told, Settings())
     bill = MemoryBill(
         (BillItem("low-latency rows", 1000, "x"), BillItem("control", 24, "y"), BillItem("z", 7, "", True))
     )

@@ -26,6 +26,7 @@ from uccl_ep import (
 )
 from uccl_ep.fabric.choice import FabricChoice
 from uccl_ep.fabric.config import FabricConfig
+from uccl_ep.layout import arrangement
 from uccl_ep.membership.agreement_service import AgreementService
 from uccl_ep.recorder.recorder import FlightRecorder
 from uccl_ep.session import session
@@ -250,7 +251,7 @@ def test_session_keeps_and_prints_what_was_chosen(
     """Of NICs before the start, of the transport after it; what is handed on reaches the proxy, wherever it runs."""
     variables(PROXY=proxy, TRANSPORT="tcp", RANKS_PER_NODE=1, EXPLAIN=1)
     chosen = FabricChoice("tcp", "a test", FabricConfig((("rxe0", 1, 3),), queue_pairs=2), (("a NIC", "it is near"),))
-    monkeypatch.setattr(session, "choose_fabric", lambda *arguments: chosen)
+    monkeypatch.setattr(arrangement, "choose_fabric", lambda *arguments: chosen)
     monkeypatch.setattr(session.ThreadProxy, "notes", lambda self: [("queue pairs", "two")])
     monkeypatch.setattr(session.ProcessProxy, "notes", lambda self: [("queue pairs", "two")])
 
@@ -267,12 +268,8 @@ def test_session_keeps_and_prints_what_was_chosen(
 
 
 def test_session_what_one_rank_cannot_use_is_told_to_all(variables: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    problem = InvalidArgument("no address that peers reach")
-    monkeypatch.setattr(
-        session,
-        "choose_fabric",
-        lambda *args: FabricChoice("tcp", "a test", problem=problem if args[-1] == 1 else None),
-    )
+    of = {1: InvalidArgument("no address that peers reach")}
+    monkeypatch.setattr(arrangement, "choose_fabric", lambda *a: FabricChoice("tcp", "a test", problem=of.get(a[-1])))
 
     def body(group: ThreadGroup) -> str:
         with pytest.raises(UcclEpError) as caught:
@@ -309,7 +306,7 @@ def test_session_a_nic_registers_no_more_than_the_rows_take(
 ) -> None:
     """libfabric's takes every page at once; memfds take one when it is written, verbs and efa when it is asked for."""
     chosen = FabricChoice(family, "a test", FabricConfig(provider=provider))
-    monkeypatch.setattr(session, "choose_fabric", lambda *arguments: chosen)
+    monkeypatch.setattr(arrangement, "choose_fabric", lambda *arguments: chosen)
     plans = []
     monkeypatch.setattr(Session, "_connect", lambda self, *arguments: plans.append(self.plan))
     run_ranks(1, lambda group: Session(group, (0, MIB), True, False, settings()).close())

@@ -10,11 +10,12 @@ import torch
 
 from tests.uccl_ep.ranks import MIB, assert_refused
 from uccl_ep import Buffer, Config, InvalidArgument, ThreadGroup
+from uccl_ep.settings import settings
 from uccl_ep.survival.life import Life, Terms
 
 
 def terms(**changes: Any) -> Terms:
-    given: dict[str, Any] = {"device": None, "budgets": (MIB, 0), "low_latency_mode": 0, "enable_shrink": 1}
+    given: dict[str, Any] = {"device": None, "budgets": (MIB, 0), "modes": (0, 1, False)}
     return Terms.checked(**{**given, "alike": {}, "default_config": lambda ranks: Config(2), **changes})
 
 
@@ -24,8 +25,32 @@ def test_life_terms_are_checked_and_made_plain(variables: Any) -> None:
     assert (made.low_latency_mode, made.enable_shrink, made.choice.driver) == (False, True, None)
     for budgets, words in (((129, 0), ["num_nvl_bytes=129"]), ((0, True), ["num_rdma_bytes=True"])):
         assert_refused(lambda budgets=budgets: terms(budgets=budgets), words)
-    assert_refused(lambda: terms(low_latency_mode=True), ["num_rdma_bytes=0", "the low-latency size"])
-    assert_refused(lambda: terms(enable_shrink="yes"), ["enable_shrink='yes'"])
+    assert_refused(lambda: terms(modes=(True, True, False)), ["num_rdma_bytes=0", "the low-latency size"])
+    assert_refused(lambda: terms(modes=(False, "yes", False)), ["enable_shrink='yes'"])
+    assert_refused(lambda: terms(modes=(False, False, "on")), ["allow_mnnvl='on'"])
+
+
+@pytest.mark.parametrize(
+    ("variable", "asked", "by"),
+    [
+        ({}, False, ""),
+        ({}, True, "allow_mnnvl=True"),
+        ({"UCCL_EP_MNNVL": "1"}, False, "UCCL_EP_MNNVL=1"),
+        ({"UCCL_EP_MNNVL": "0"}, True, ""),
+        ({"UCCL_EP_MNNVL": "auto", "USE_MNNVL": "1"}, False, ""),
+        ({"USE_MNNVL": "1"}, False, "USE_MNNVL=1"),
+        ({"USE_MNNVL": "0"}, True, "allow_mnnvl=True"),
+        ({"NCCL_MNNVL_ENABLE": "0", "USE_MNNVL": "1"}, True, ""),
+        ({"NCCL_MNNVL_ENABLE": "2", "NVSHMEM_DISABLE_MNNVL": "1"}, True, ""),
+    ],
+)
+def test_life_who_asks_for_nodes_of_several_hosts(
+    variables: Any, monkeypatch: pytest.MonkeyPatch, variable: dict[str, str], asked: bool, by: str
+) -> None:
+    for name, value in variable.items():
+        monkeypatch.setenv(name, value)
+    settings.cache_clear()
+    assert terms(modes=(False, False, asked)).rack_by == by
 
 
 def test_life_begins_and_ends_without_a_buffer(variables: Any) -> None:

@@ -217,7 +217,7 @@ def test_throughput_combine_over_many_nodes_needs_topk(variables: Any) -> None:
         *_, handle, _ = buffer.dispatch(x, **layout_arguments(buffer, ids, 1))
 
         class Topology:
-            num_cells, apart = _native.MAX_PARTIALS + 2, False
+            num_cells, cells_are = _native.MAX_PARTIALS + 2, "nodes"
 
         class Session:
             topology = Topology()

@@ -91,6 +91,18 @@ def fabric_handles(host: Host) -> Answer:
     )
 
 
+def nvlink_domain(host: Host) -> Answer:
+    """Whether GPUs of other hosts can open these GPUs' memory, so that a rack is one node."""
+    devices = [] if host.recorded else host.cuda.get("devices", [])
+    if not devices:
+        return not_needed("the driver names no GPU")
+    without = next((d for d in devices if not d.get("domain")), None)
+    if without is not None:
+        return not_needed(f"GPU {without['pci']}: {without.get('no_domain') or 'the driver was not asked'}")
+    domains = ", ".join(sorted({d["domain"] for d in devices}))
+    return ok(f"{domains}: UCCL_EP_MNNVL=1, or allow_mnnvl=True, makes one node of its hosts")
+
+
 CHECKS = (
     Check("cuda", "GPUs", gpus),
     Check("cuda", "driver", driver),
@@ -100,5 +112,6 @@ CHECKS = (
     Check("cuda", "peer access", peer_access),
     Check("cuda", "pinned memory", pinned_memory),
     Check("cuda", "fabric handles", fabric_handles),
+    Check("cuda", "NVLink domain", nvlink_domain),
     Check("cuda", "kernel cache", gpu.kernel_cache),
 )

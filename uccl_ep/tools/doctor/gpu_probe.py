@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from uccl_ep.system import libnvml
 from uccl_ep.system.own_python import run_module
 
 _LIMIT_S = 120.0  # importing torch and waking eight GPUs takes 20 s on a cold machine
@@ -127,6 +128,8 @@ def main(arguments: Sequence[str]) -> int:
         answer = question(kind, ctypes.CDLL(VENDORS[kind].library), _usable)
     except OSError as error:
         answer = {"error": str(error)}
+    for device in answer.get("devices", ()) if kind == "cuda" else ():
+        device["domain"], device["no_domain"] = libnvml.domain_of(device["pci"])
     print(json.dumps(answer))
     return 0
 

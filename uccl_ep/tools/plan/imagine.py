@@ -144,6 +144,7 @@ def _introduction(host: _Host, rank: int, settings: Settings) -> Hello:
         device=kind,
         gpu="" if gpu is None else gpu.address,
         exportable=1,
+        domain="presumed" if kind == "cuda" and settings.mnnvl == "1" else "",
         fabric=fabric,
         self_description=_portrait(host, local, gpu, settings).plain(),
     )

@@ -9,11 +9,10 @@ from uccl_ep import _native
 from uccl_ep.config import combine_config, dispatch_config
 from uccl_ep.cost_model.expected_bytes import expect
 from uccl_ep.errors import InvalidArgument
-from uccl_ep.fabric.choice import choose_fabric
 from uccl_ep.group.handshake import Hello
-from uccl_ep.group.topology import Topology, split_into_nodes
+from uccl_ep.group.topology import Topology
+from uccl_ep.layout.arrangement import Whole, arrange
 from uccl_ep.layout.combine_form import CombineForm, by_model, room_for_sums
-from uccl_ep.layout.placement import choose_placement
 from uccl_ep.layout.plan import MemoryBill, MemoryPlan, low_latency_layout
 from uccl_ep.plan.cautions import find_cautions
 from uccl_ep.plan.fill import Agreed, fill, with_traffic
@@ -23,6 +22,7 @@ from uccl_ep.sizes import round_up
 from uccl_ep.tools.plan.imagine import Job, introduce
 
 _BEFORE = "before the job"
+_PRESUMED = "UCCL_EP_MNNVL=1 (presumed of all hosts: NVML can be asked when the job starts)"
 _BF16_BYTES = 2
 _ALIGN = 128
 
@@ -38,11 +38,11 @@ def make_plan(job: Job, settings: Settings) -> GroupPlan:
     refused = next((i for i in told if i.error), None)
     if refused is not None:
         raise InvalidArgument(f"rank {refused.rank} ({refused.hostname}): {refused.error}")
-    whole = split_into_nodes([i.host_id for i in told], settings.ranks_per_node, _native.MAX_RANKS_PER_NODE)
-    topology = replace(whole, apart=job.shrink)
-    fabric = choose_fabric(settings, told, topology, 0)
-    agreed = Agreed(told, settings, topology, fabric, choose_placement(told, topology, fabric.family))
-    plan = fill(agreed, _BEFORE, memory_of(job, agreed, whole))
+    hosts = [i.host_id for i in told]
+    whole = Whole(hosts, [i.domain for i in told], apart=job.shrink, rack_by=_PRESUMED if settings.mnnvl == "1" else "")
+    agreed = Agreed(told, settings, arrange(settings, told, whole, 0))
+    topology = agreed.topology
+    plan = fill(agreed, _BEFORE, memory_of(job, agreed, Whole(hosts).split(settings)))
     rates = [rank.gbps for rank in plan.ranks if rank.gbps]
     slowest = min(rates) if len(rates) == len(plan.ranks) else 0.0
     reduces = False

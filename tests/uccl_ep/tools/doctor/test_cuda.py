@@ -15,7 +15,7 @@ MODULE = {"driver/nvidia/version": "NVRM version: NVIDIA UNIX Open Kernel Module
 
 def device(**changes: Any) -> dict[str, Any]:
     good = {"name": "H100", "pci": "0000:1b:00.0", "major": 9, "minor": 0, "maps_host_memory": 1, "dmabuf": 1}
-    return {**good, "fabric_handles": 1, **changes}
+    return {**good, "fabric_handles": 1, "domain": "c0/7", "no_domain": "", **changes}
 
 
 def answer(*devices: dict[str, Any]) -> dict[str, Any]:
@@ -37,6 +37,7 @@ def test_cuda_that_is_whole(tmp_path: Path) -> None:
     assert {f.state for f in seen.values()} == {OK}
     assert seen["driver"].found == "CUDA 12.8, NVIDIA's open kernel modules"
     assert seen["compute capability"].found == "H100 9.0"
+    assert seen["NVLink domain"].found.startswith("c0/7: UCCL_EP_MNNVL=1, or allow_mnnvl=True, makes one node")
     assert judge("cuda", list(seen.values())).words == "can be used"
 
 
@@ -46,6 +47,12 @@ def test_cuda_of_an_old_gpu_that_maps_nothing(tmp_path: Path) -> None:
     assert told(seen["pinned memory"]) == MISSING
     assert told(seen["fabric handles"]) == SLOW
     assert judge("cuda", list(seen.values())).words == "cannot be used: compute capability, pinned memory"
+
+
+def test_cuda_in_no_domain(tmp_path: Path) -> None:
+    seen = findings(tmp_path, answer(device(), device(pci="0000:43:00.0", domain="", no_domain="NVML says so")))
+    assert told(seen["NVLink domain"]) == NOT_NEEDED
+    assert "GPU 0000:43:00.0: NVML says so" in str(seen["NVLink domain"])
 
 
 def test_cuda_in_a_container_without_the_driver(tmp_path: Path) -> None:

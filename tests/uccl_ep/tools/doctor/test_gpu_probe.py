@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from uccl_ep.system import libnvml
 from uccl_ep.tools.doctor import gpu_probe
 
 ATTRIBUTES = {75: 9, 76: 0, 19: 1, 124: 1}  # and not 128, which an old driver refuses
@@ -82,8 +83,11 @@ def test_gpu_probe_of_a_driver_that_does_not_start() -> None:
 def test_gpu_probe_prints_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(ctypes, "CDLL", lambda name: Driver("cu"))
     monkeypatch.setattr(gpu_probe, "_usable", usable)
+    monkeypatch.setattr(libnvml, "domain_of", lambda pci: (f"of {pci}", ""))
     assert gpu_probe.main(["cuda"]) == 0
-    assert json.loads(capsys.readouterr().out.splitlines()[-1])["version"] == 12080
+    told = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert told["version"] == 12080
+    assert [(d["domain"], d["no_domain"]) for d in told["devices"]] == [(f"of 0000:1{i}:00.a", "") for i in range(3)]
 
     def fail(name: str) -> Any:
         raise OSError("libcuda.so.1: not here")

@@ -52,6 +52,25 @@ def test_make_combine_reduced_in_the_node(tmp_path: Path) -> None:
     assert node.traffic.combine_bytes < 0.6 * direct.traffic.combine_bytes
 
 
+def test_make_of_a_rack(tmp_path: Path) -> None:
+    """Of two domains of two hosts, as the setting for nodes cuts them."""
+
+    def made(mnnvl: str, *hosts: machines.Recorded, per_node: int = 0) -> GroupPlan:
+        settings = Settings(mnnvl=mnnvl, ranks_per_node=per_node)
+        return plan(tmp_path / mnnvl, *hosts, settings=settings, ranks=32, load=BIG)
+
+    hosts, rack = made("auto", machines.dgx_h100()), made("1", machines.dgx_h100(), per_node=16)
+    assert (hosts.num_nodes, rack.num_nodes, rack.num_hosts, rack.placement) == (4, 2, 4, "device")
+    why = next(c for c in rack.choices if c.what == "nodes").why
+    assert why == (
+        "UCCL_EP_RANKS_PER_NODE=16; UCCL_EP_MNNVL=1 (presumed of all hosts: NVML can be asked when the job starts): "
+        "hosts that share an NVLink domain are one node"
+    )
+    assert next(c for c in hosts.choices if c.what == "nodes").over == ()  # nobody knows of a domain
+    assert rack.traffic is not None and hosts.traffic is not None
+    assert rack.traffic.remote_places < 0.7 * hosts.traffic.remote_places
+
+
 def test_make_shrink_costs_more(tmp_path: Path) -> None:
     plain, apart = plan(tmp_path / "a", machines.p5()), plan(tmp_path / "b", machines.p5(), shrink=True)
     assert apart.total_bytes > plain.total_bytes
