@@ -253,29 +253,26 @@ class Regions:
 
     def note_goodbye(self, rank: int, goodbye: int) -> None:
         """Writes that a rank has left, which said so over the network, where this rank's kernels and proxy look."""
-        words, at = self.control_words(self.rank), self.plan.control.departed(rank) // 8
-        words[at] = max(int(words[at]), goodbye)
+        np.maximum(words := self._departed_words(self.rank, rank), goodbye, out=words)
 
     def hear_abroad(self, rank: int, number: int, what: bytes) -> None:
         """What a rank of this node has told that is on another host. There is none on a CPU."""
 
     def say_departed(self, value: int) -> None:
         """Tells every other rank of this host that this one departs, where it has not said more."""
-        for rank in self.controls:
-            if rank != self.rank:
-                words = self._departed_words(rank)
-                np.maximum(words, value, out=words)
+        for rank in self.controls.keys() - {self.rank}:
+            np.maximum(words := self._departed_words(rank, self.rank), value, out=words)
 
-    def _departed_words(self, rank: int) -> Words:
-        """Both words with which this rank tells another one of its host that it departs: that some do, and its own."""
-        some, own = self.plan.control.SOME_DEPARTED // 8, self.plan.control.departed(self.rank) // 8
-        return self.control_words(rank)[some : own + 1 : own - some]
+    def _departed_words(self, at: int, who: int) -> Words:
+        """Both words that tell rank `at`, of this host, that `who` departs: that some do, and its own."""
+        some, own = self.plan.control.SOME_DEPARTED // 8, self.plan.control.departed(who) // 8
+        return self.control_words(at)[some : own + 1 : own - some]
 
     def neighbours(self) -> Neighbours:
         """What this rank sees of the other ranks of its host, whatever becomes of this object."""
         others = {}
         for rank, peer in self._peers.items():
-            others[rank] = (peer.endpoints.segment_pid, self._departed_words(rank))
+            others[rank] = (peer.endpoints.segment_pid, self._departed_words(rank, self.rank))
         first = self.plan.control.departed(0) // 8
         return Neighbours(self.control_words(self.rank)[first : first + self.num_ranks], others)
 

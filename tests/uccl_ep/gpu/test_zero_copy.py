@@ -18,6 +18,7 @@ from tests.uccl_ep.ranks import case, expert_rows, low_latency, reference_of, sa
 from uccl_ep import NotSupported, ThreadGroup, TransportError, reference
 from uccl_ep.fabric.choice import FabricChoice
 from uccl_ep.gpu.dmabufs import EXPORTED_BYTES
+from uccl_ep.layout import arrangement
 from uccl_ep.session import session
 from uccl_ep.session.proxy_link import ProxyConfig, ThreadProxy
 
@@ -67,7 +68,7 @@ class Nic(ThreadProxy):
 def driver(variables: Any, monkeypatch: pytest.MonkeyPatch) -> FakeDriver:
     variables(RANKS_PER_NODE=2, TRANSPORT="tcp", TIMEOUT_S=30)
     monkeypatch.setattr(session, "ThreadProxy", Nic)
-    monkeypatch.setattr(session, "choose_placement", on_device(frozenset([0]), "nic_read"))
+    monkeypatch.setattr(arrangement, "choose_placement", on_device(frozenset([0]), "nic_read"))
     for answer in ("registers_late", "pins_memory"):
         monkeypatch.setattr(FabricChoice, answer, True)
     Nic.admitted, Nic.refuses = [], lambda rank: False

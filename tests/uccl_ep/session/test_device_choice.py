@@ -94,4 +94,6 @@ def test_device_choice_what_a_rank_says_of_its_gpu() -> None:
     assert (kind_of(None), gpu_facts(None)) == ("cpu", {})
     nvidia, amd = FakeDriver(num_sms=7, identity="a", can_export=False), FakeDriver(arch="gfx942")
     assert (kind_of(nvidia), kind_of(amd)) == ("cuda", "hip")  # type: ignore[arg-type]
-    assert gpu_facts(nvidia) == {"device": "cuda", "gpu": "a", "num_sms": 7, "exportable": 0}  # type: ignore[arg-type]
+    domain = {"domain": "", "domain_reason": "it is in no NVLink domain"}
+    said = {"device": "cuda", "gpu": "a", "num_sms": 7, "exportable": 0, **domain}
+    assert gpu_facts(nvidia) == said  # type: ignore[arg-type]
