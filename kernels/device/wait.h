@@ -88,7 +88,9 @@ DEV void explain_loss(const WaitContext& context, const WaitSite& site, u64 seen
 
 // The slow part of a spin: look at abort and the clock every kSpinsPerCheck turns. For loops that wait_until does not
 // fit (warp-wide ones); `seen` is what the report says.
-struct SpinClock {
+// kHearsSilence: of low-latency calls; throughput's kernels have no register left for it.
+template <bool kHearsSilence>
+struct SpinClockOf {
   u32 spins = 0;
   u64 started_ns = 0;
   u64 left_ns = 0;  // when the peer was first seen to have left
@@ -116,13 +118,12 @@ struct SpinClock {
     // Pairs with the release of whoever heard the goodbye.
     const u64 departed = ld_acquire_sys(&context.departed[site.peer]);
     if (departed < Departed::kLeft) return false;
-    if (left_ns == 0) {
-      left_ns = now;
-      return false;
-    }
-    return departed >= Departed::kSilent || now - left_ns >= kGoodbyeGraceNs;
+    if (left_ns == 0) left_ns = now;
+    if constexpr (!kHearsSilence) return now - left_ns >= kGoodbyeGraceNs;
+    return now - left_ns >= (departed >= Departed::kSilent ? 1 : kGoodbyeGraceNs);  // 1: when it has looked once more
   }
 };
+using SpinClock = SpinClockOf<false>;
 
 // A word that is waited for. Calling it acquires what was written before the word; `peek` orders nothing, and costs a
 // GPU less: each of its acquires empties the L1 of the lane's processor.
@@ -169,12 +170,12 @@ DEV void acquire_after_peek(const Load&, long) {}
 // Spins until done(load()). For one lane, which then tells the others. False: deadline passed or the rank aborted.
 // `load` does the acquiring; what it pairs with is the caller's to say. One that has peek() (SystemWord) acquires when it
 // first looks, and again when the wait is over.
-template <class Load, class Done>
+template <bool kHearsSilence = false, class Load, class Done>
 DEV bool wait_until(const WaitContext& context, const WaitSite& site, Load load, Done done,
                     FaultKind kind = FaultKind::kTimeout) {
   u64 seen = load();
   if (done(seen)) return true;
-  SpinClock clock;
+  SpinClockOf<kHearsSilence> clock;
   for (;;) {
     pause();
     seen = peek_at(load, 0);

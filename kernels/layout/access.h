@@ -87,7 +87,7 @@ DEV bool mask_late(const RankContext& c, const WaitContext& wait, const WaitSite
 // wait_until for `site.peer`, which `load` may change. With `shrink` (DeepEP's enable_shrink) a peer that does not come
 // in time is masked instead of failing the call. One lane. False: the call failed. `*absent`: the peer is masked, and
 // what was waited for will not be.
-template <class Load, class Done>
+template <bool kHearsSilence = false, class Load, class Done>
 DEV bool wait_or_mask(const RankContext& c, const WaitContext& wait, const WaitSite& site, Load load, Done done,
                       bool* absent) {
   *absent = masked(c, site.peer);
@@ -97,7 +97,8 @@ DEV bool wait_or_mask(const RankContext& c, const WaitContext& wait, const WaitS
   // Every rank should have sent a flag by the call's deadline, so a wait for a flag that begins after it has no more
   // time. The next chunk of a stream may only have become possible then, so that wait has the whole timeout.
   if (site.detail.kind() == DetailKind::kNone) bounded.renewed_ns = 0;
-  const bool ok = wait_until(bounded, site, load, [&](u64 seen) { return done(seen) || masked(c, site.peer); });
+  const bool ok =
+      wait_until<kHearsSilence>(bounded, site, load, [&](u64 seen) { return done(seen) || masked(c, site.peer); });
   *absent = ok ? masked(c, site.peer) : mask_late(c, wait, site, load);
   return ok || *absent;
 }

@@ -286,7 +286,7 @@ DEV bool wait_for_reuse(const RankContext& c, const Turn& turn, Phase phase) {
     const WaitPhase name = phase == Phase::kDispatch ? WaitPhase::kDispatchSend : WaitPhase::kCombineSend;
     bool absent;
     u64 consumed = 0;
-    const bool ok = wait_or_mask(
+    const bool ok = wait_or_mask<true>(
         c, patience, WaitSite{name, r, {}, epoch - 2}, known_consumed(c, phase, r, epoch - 2),
         [&](u64 seen) { return (consumed = seen) >= epoch - 2; }, &absent);
     // What this rank has not sent yet nobody can have read.
@@ -363,7 +363,7 @@ DEV bool wait_for_flag(const RankContext& c, const WaitContext& wait, const Wait
                        bool* absent) {
   u64 last = 0;
   const bool ok =
-      wait_or_mask(c, wait, site, SystemWord{flag}, [&](u64 seen) { return (last = seen) >= epoch; }, absent);
+      wait_or_mask<true>(c, wait, site, SystemWord{flag}, [&](u64 seen) { return (last = seen) >= epoch; }, absent);
   if (!ok || *absent) return ok;
   *absent = c.shrink && last > epoch + 1;
   if (*absent) mask_peer(c, site.peer);

@@ -174,6 +174,7 @@ def test_ptx_on_amd_commands_are_one_16_byte_store_to_the_system(arch: str) -> N
         assert any(i.name == "s_waitcnt" and "vmcnt(0)" in i.operands for i in written_back), f"{name}, {arch}"
 
 
+@pytest.mark.timeout(300)  # compiles all kernels
 @pytest.mark.parametrize("arch", AMD)
 def test_ptx_on_amd_flags_are_acquired_from_the_system(arch: str) -> None:
     for program in programs():
@@ -191,6 +192,7 @@ def test_ptx_on_amd_flags_are_acquired_from_the_system(arch: str) -> None:
                 assert any(followed), f"{name}, {arch}: nothing is invalidated after a load from the system"
 
 
+@pytest.mark.timeout(300)  # compiles all kernels
 @pytest.mark.parametrize("arch", ("gfx90a", *AMD))
 def test_ptx_on_amd_write_backs_and_barriers_wait_for_stores(arch: str) -> None:
     """What a lane releases for its block is in memory before the flag is. tests/kernels/device/test_backend_hip.py has

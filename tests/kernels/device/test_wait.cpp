@@ -192,7 +192,7 @@ TEST(wait_for_a_peer_that_is_silent_looks_once_more) {
     WaitContext wait = context_of(control, 3600 * kSecond);
     wait.departed = departed;
     const auto look = [&] { return ++looks; };
-    ok = wait_until(wait, WaitSite{WaitPhase::kCounts, 0, 0, 1}, look, [](u64) { return false; });
+    ok = wait_until<true>(wait, WaitSite{WaitPhase::kCounts, 0, 0, 1}, look, [](u64) { return false; });
   });
   CHECK(!ok);
   CHECK_EQ(looks, 1u + 2 * kSpinsPerCheck);  // the last ones after the word was read
