@@ -43,7 +43,8 @@ FAULTS = (
         "dropped-acquire",
         "kernels/low_latency/common.h",
         "wait_or_mask<true>(c, wait, site, SystemWord{flag}, [&](u64 seen) { return (last = seen)",
-        "wait_or_mask<true>(c, wait, site, [&] { return simt::ld_relaxed_sys(flag); }, [&](u64 seen) { return (last = seen)",
+        "wait_or_mask<true>(c, wait, site, [&] { return simt::ld_relaxed_sys(flag); }, "
+        "[&](u64 seen) { return (last = seen)",
         ("low_latency_dispatch_recv_orders_rows_in_every_topology",),
         RACE,
     ),
