@@ -27,20 +27,26 @@ pid_t spawn_sleeper() {
   for (;;) pause();
 }
 
-// An engine that watches a process as rank 2; true when its end became a fault.
-bool end_is_a_fault(bool said_goodbye) {
-  RankMemory rank(Shape{});
+// Runs an engine that watches a process as rank 2, which is killed, until done().
+template <class Done>
+void run_with_a_killed_peer(RankMemory& rank, Done done) {
   const pid_t pid = spawn_sleeper();
   rank.settings.peer_pids = {0, 0, pid, 0};
-  if (said_goodbye) rank.set_word(rank.layout.departed(2), Departed::kLeaving);
   Engine engine(rank.settings, std::make_unique<FakeTransport>(1), rank.worker_counters.data(),
                 rank.peer_counters.data());
   engine.start();
   kill(pid, SIGKILL);
   waitpid(pid, nullptr, 0);
   const u64 until = steady_ns() + 20'000'000'000ull;
-  while (rank.aborted() == 0 && departed(rank, 2) != Departed::kLeft && steady_ns() < until) usleep(1000);
+  while (!done() && steady_ns() < until) usleep(1000);
   engine.stop(0);
+}
+
+// True when the end of a process became a fault.
+bool end_is_a_fault(bool said_goodbye) {
+  RankMemory rank(Shape{});
+  if (said_goodbye) rank.set_word(rank.layout.departed(2), Departed::kLeaving);
+  run_with_a_killed_peer(rank, [&] { return rank.aborted() != 0 || departed(rank, 2) == Departed::kLeft; });
   CHECK_EQ(departed(rank, 2), said_goodbye ? Departed::kLeft : 0ull);
   CHECK_EQ(rank.peer_counters[2].lost, said_goodbye ? 0ull : 1ull);
   return rank.aborted() != 0;
@@ -142,18 +148,9 @@ TEST(engine_departures_the_end_of_a_process_that_said_goodbye) {
 
 TEST(engine_departures_the_end_of_a_process_is_an_absence_where_losses_are) {
   RankMemory rank(Shape{});
-  const pid_t pid = spawn_sleeper();
-  rank.settings.peer_pids = {0, 0, pid, 0};
-  rank.settings.peer_bytes[2] = 0;
+  rank.settings.peer_bytes[2] = 0;  // of this node
   rank.settings.losses_are_absences = true;
-  Engine engine(rank.settings, std::make_unique<FakeTransport>(1), rank.worker_counters.data(),
-                rank.peer_counters.data());
-  engine.start();
-  kill(pid, SIGKILL);
-  waitpid(pid, nullptr, 0);
-  const u64 until = steady_ns() + 20'000'000'000ull;
-  while (departed(rank, 2) < Departed::kSilent && steady_ns() < until) usleep(1000);
-  engine.stop(0);
+  run_with_a_killed_peer(rank, [&] { return departed(rank, 2) >= Departed::kSilent; });
   CHECK_EQ(departed(rank, 2), Departed::kLeft | Departed::kSilent);
   CHECK_EQ(rank.aborted(), 0ull);
 }
