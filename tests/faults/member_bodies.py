@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
+import time
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -14,8 +15,8 @@ from torch._C._distributed_c10d import TCPStore
 from tests.end_to_end.play import playing
 from tests.end_to_end.world import World
 from tests.faults.bodies import deliver
-from tests.faults.fleet import Member
-from tests.uccl_ep.survival.serving import MOST, sizes, steps
+from tests.faults.fleet import LIMIT_S, Member
+from tests.uccl_ep.survival.serving import sizes, steps
 from uccl_ep import Buffer, UcclEpError
 from uccl_ep.group.store_group import StoreGroup
 from uccl_ep.membership.agreed_values import AgreedValues
@@ -138,7 +139,9 @@ def changes(member: Member, world: World, killing: Killing) -> None:
 
 def serve_until_told(buffer: Buffer, world: World, doom: Doom | None) -> tuple[str, int]:
     """Steps until the switch ("") or the error; and how many."""
-    for number in range(1, MOST):
+    until, number = time.monotonic() + LIMIT_S, 0
+    while time.monotonic() < until:
+        number += 1
         step(buffer, world, number)
         if doom is not None:
             deliver(buffer)  # else rows of this step end with it

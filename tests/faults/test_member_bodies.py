@@ -29,7 +29,7 @@ def test_members_go_on_when_a_process_is_killed(rank: int, point: str, network: 
     """Rank PRESENT joins, the others are there; one of them is killed at the point."""
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     world = World(PRESENT + 1, network[1], network[0], timeout_s=30.0)
-    killing = Killing(PRESENT, rank, point, store.port, 8.0 if point in FAILS else 20.0)
+    killing = Killing(PRESENT, rank, point, store.port, 5.0 if point in FAILS else 20.0)
     stay = [r for r in range(PRESENT) if r != rank]
     with Fleet(world, changes, world, killing) as fleet:
         fleet.wait_for("started", range(PRESENT + 1))

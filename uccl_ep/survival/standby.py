@@ -40,6 +40,7 @@ _log = logging.getLogger("uccl_ep")
 _LEAST, _MOST, _AHEAD_S = 4, 1 << 16, 0.1  # steps that a pledge is ahead: about so many seconds
 _MISSED = "other ranks have prepared a change that this one has not"
 _PORT_S = 0.2  # between tries for a port
+_GRACE_S = 1.0  # a life whose last exchange a rank has answered before it ended is built in a moment
 _AGREEMENTS = 3  # of a change: what is prepared, what is built, pledges
 
 
@@ -239,20 +240,30 @@ class Standby:
 
     def _await_build(self) -> str:
         """Why there is no next life; empty: it is built, or this rank leaves."""
-        others: list[int] = []
+        since, last = "", math.inf
         while not (self._built.wait(POLL_S) and self._compared.wait(POLL_S)):
             late = time.monotonic() - self._begin >= self._deadline_s and self._compared.is_set()
-            others = [rank for rank, why in self._changes.heard(self._numbers[1]).items() if isinstance(why, str)]
-            if self._withdrawn or self._disagreement or others or late:
+            failed = [rank for rank, why in self._changes.heard(self._numbers[1]).items() if isinstance(why, str)]
+            if not since and (ended := self._ended()):
+                since, last = f"{listed(ended)} ended", time.monotonic() + _GRACE_S
+            if failed:
+                since = f"rank {failed[0]} has failed"
+            if self._withdrawn or self._disagreement or failed or late or time.monotonic() >= last:
                 break
         with self._lock:
             if self._built.is_set():
                 return self._error or self._disagreement or self._withdrawn
             self._abandoned = True
-        if self._withdrawn or self._disagreement or not others:
-            late_by = f"the next life was not built within {self._deadline_s:g} s"
-            return self._disagreement or self._withdrawn or late_by
-        return f"it no longer waits for the next life, since rank {others[0]} has failed"
+        late_by = f"the next life was not built within {self._deadline_s:g} s"
+        no_longer = since and f"it no longer waits for the next life, since {since}"
+        return self._disagreement or self._withdrawn or no_longer or late_by
+
+    def _ended(self) -> list[int]:
+        """Whose processes have ended of those that build: who leaves is not needed for the next life."""
+        session, said = self._present.session, self._changes.heard(self._numbers[0])
+        others = set(range(session.num_ranks)) - self._lost - {session.rank}
+        leave = {rank for rank, text in said.items() if Prepared.of(text).size == LEAVES}
+        return sorted(rank for rank in others - leave if session.has_gone(rank))
 
     def _steps_ahead(self) -> int:
         """Lock held."""
