@@ -22,6 +22,7 @@ NetworkSettings network_of(const Case& c) {
   n.faults = c.faults;
   n.calm = c.calm;
   n.lag_ns = c.world.lag_ns;
+  n.reads_order = c.world.rows == Rows::kOwned;
   return n;
 }
 

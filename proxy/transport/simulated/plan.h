@@ -70,6 +70,8 @@ struct NetworkSettings {
   std::bitset<kBuckets> calm;
   bool self_driven = false;  // polls that find nothing move time on: no driver does
   u64 lag_ns = 0;  // bytes in a GPU's memory are visible up to so much later than they land (network.h, set_device)
+  // A GPU's read of a flag makes them visible to it, whoever wrote them before: an order that ThreadSanitizer does not know.
+  bool reads_order = false;
 };
 
 }  // namespace uccl
