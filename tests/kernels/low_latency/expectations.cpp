@@ -310,7 +310,7 @@ void low_latency_rounds(const WorldShape& shape, const LowLatencyCase& c, u64 ro
   World world(shape);
   world.run([&](u32 me) {
     LowLatencyRank rank(world, me, c);
-    for (u64 round = 0; round < rounds; ++round) low_latency_round(world, rank, c, round, me);
+    for (u64 round = 0; round < check::rounds(rounds); ++round) low_latency_round(world, rank, c, round, me);
   });
 }
 

@@ -265,6 +265,7 @@ TEST(low_latency_combine_send_rows_that_stay) {
         const u32 hidden = 320;
         WorldShape shape = shape_of(node_of, hidden);
         shape.shuffle_seed = ++seed;
+        if (!check::plays(seed)) continue;
         shape.reduces = reduces && node_of.back() != 0;
         LowLatencyCase c;
         c.seed = seed;
@@ -306,6 +307,7 @@ TEST(low_latency_combine_send_coded_rows_over_many_rounds) {
     for (const auto& nodes : {std::vector<u32>{0, 0, 0}, {0, 1, 2}, {0, 0, 1}, {0, 0, 1, 1, 1}}) {
       WorldShape shape = shape_of(nodes, hidden);
       shape.shuffle_seed = ++seed;
+      if (!check::plays(seed)) continue;
       LowLatencyCase c;
       c.seed = seed;
       c.num_experts = 2 * shape.num_ranks();

@@ -210,7 +210,7 @@ TEST(low_latency_common_replays_recorded_calls) {  // the same argument bytes a 
     c.shape = LaunchShape{1 + static_cast<u32>(seed % 2), 2, 1, seed};
     shape.zero_copy_bytes = 2 * align_up(u64{c.num_experts} * shape.max_tokens * (shape.hidden + 16) * 2, 128);
     World world(shape);
-    world.run([&](u32 me) { record_and_replay(world, c, me, 100); });
+    world.run([&](u32 me) { record_and_replay(world, c, me, check::rounds(100, 24)); });
   }
 }
 

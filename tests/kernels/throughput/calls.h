@@ -129,6 +129,6 @@ void check_combined(const World& world, const ThroughputCase& c, u64 round, u32 
 // One whole round of one rank, which returns how many rows were compared, and `rounds` of them on every rank without
 // anything between, which returns how many drains rank 0 had.
 u64 throughput_round(World& world, ThroughputRank& rank, const ThroughputCase& c, u64 round, u32 me);
-u64 throughput_rounds(const WorldShape& shape, const ThroughputCase& c, u64 rounds);
+u64 throughput_rounds(const WorldShape& shape, const ThroughputCase& c, u64 rounds, u64 few = 4);
 
 }  // namespace uccl::testing

@@ -2,6 +2,7 @@
 #include <algorithm>
 
 #include "kernels/throughput/calls.h"
+#include "native/check.h"
 
 namespace uccl::testing {
 
@@ -40,12 +41,12 @@ u64 throughput_round(World& world, ThroughputRank& rank, const ThroughputCase& c
   return u64{rows} * (plan.cached ? 2 : 1) + in.num_tokens;
 }
 
-u64 throughput_rounds(const WorldShape& shape, const ThroughputCase& c, u64 rounds) {
+u64 throughput_rounds(const WorldShape& shape, const ThroughputCase& c, u64 rounds, u64 few) {
   World world(shape);
   u64 drains = 0;
   world.run([&](u32 me) {
     ThroughputRank rank(world, me, c);
-    for (u64 round = 0; round < rounds; ++round) throughput_round(world, rank, c, round, me);
+    for (u64 round = 0; round < check::rounds(rounds, few); ++round) throughput_round(world, rank, c, round, me);
     if (me == 0) drains = rank.drains();
   });
   return drains;

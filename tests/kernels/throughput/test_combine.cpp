@@ -15,6 +15,7 @@ TEST(throughput_combine_sums_over_uneven_nodes) {
       shape.node_of = node_of;
       shape.unit_bytes = 2048;
       shape.shuffle_seed = ++seed;
+      if (!check::plays(seed)) continue;
       shape.num_rings = shape.num_workers = 1 + static_cast<u32>(seed % 2);
       ThroughputCase c;
       c.seed = seed;

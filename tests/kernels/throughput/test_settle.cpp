@@ -19,7 +19,7 @@ TEST(throughput_settle_between_geometries) {
     c.max_channels = 4;
     c.max_tokens = 30;
     c.max_hidden = 128;
-    CHECK(throughput_rounds(shape, c, 16) > 8);
+    CHECK(throughput_rounds(shape, c, 16, 16) > 8);
   }
 }
 
@@ -31,7 +31,7 @@ TEST(throughput_settle_not_needed_for_equal_geometries) {
   c.num_experts = 6;
   c.same_geometry = true;
   c.seed = 4;
-  const u64 drains = throughput_rounds(shape, c, 8);
+  const u64 drains = throughput_rounds(shape, c, 8, 8);
   CHECK(drains <= 6);  // only between a call and its cached repeat, whose rows are smaller
 }
 
