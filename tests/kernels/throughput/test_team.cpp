@@ -15,12 +15,8 @@ WorldShape shape_of(const std::vector<u32>& node_of, u64 unit_bytes) {
   return shape;
 }
 
-}  // namespace
-
-TEST(throughput_team_shapes_of_a_gpu_give_the_same_rows) {
-  u64 seed = 40;
-  for (const auto& node_of :
-       std::vector<std::vector<u32>>{{0}, {0, 0}, {0, 0, 0, 0, 0}, {0, 0, 1}, {0, 1, 1, 2}, {0, 0, 1, 1}})
+void same_rows(u64 seed, const std::vector<std::vector<u32>>& worlds) {
+  for (const auto& node_of : worlds)
     for (const u32 warps : {2u, 5u, kMaxBlockWarps})
       for (const bool arenas : {false, true}) {
         ThroughputCase c;
@@ -33,6 +29,13 @@ TEST(throughput_team_shapes_of_a_gpu_give_the_same_rows) {
         c.arenas = arenas;
         throughput_rounds(shape_of(node_of, 32768), c, 5);
       }
+}
+
+}  // namespace
+
+TEST(throughput_team_shapes_of_a_gpu_give_the_same_rows_in_a_node) { same_rows(40, {{0}, {0, 0}, {0, 0, 0, 0, 0}}); }
+TEST(throughput_team_shapes_of_a_gpu_give_the_same_rows_between_nodes) {
+  same_rows(58, {{0, 0, 1}, {0, 1, 1, 2}, {0, 0, 1, 1}});
 }
 
 TEST(throughput_team_shapes_of_a_gpu_with_more_ranks_than_warps) {
