@@ -54,6 +54,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.prove", description=__doc__)
     parser.add_argument("--seeds", type=int, default=15000, help="fixed seeds to simulate (default: %(default)s)")
     parser.add_argument("--minutes", type=float, default=2.0, help="most minutes for each simulation (%(default)s)")
+    parser.add_argument("--jobs", type=int, default=4, help="fault plans at a time (%(default)s)")
     parser.add_argument("--only", nargs="*", default=[], help="names of the steps to run")
     parser.add_argument("--skip", nargs="*", default=[], help="names of steps to leave out; the table says so")
     options = parser.parse_args(arguments)
@@ -61,7 +62,7 @@ def main(arguments: list[str] | None = None) -> int:
     failed, skipped, ran = False, [], 0
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        for step in steps(folder, options.seeds, options.minutes):
+        for step in steps(folder, options.seeds, options.minutes, options.jobs):
             if options.only and step.name not in options.only:
                 continue
             if step.name in options.skip:

@@ -114,8 +114,8 @@ def read_endurance(_: str, figures: Path) -> Iterable[Row]:
     yield Row("leaks", f"{grew} of {len(findings)} processes grew", bool(findings) and grew == 0)
 
 
-def steps(folder: Path, seeds: int, minutes: float) -> list[Step]:
-    """All of it; figures go into files of `folder`."""
+def steps(folder: Path, seeds: int, minutes: float, jobs: int) -> list[Step]:
+    """All of it; figures go into files of `folder`. Fault plans mostly wait, so `jobs` of them run at a time."""
 
     def figures(name: str) -> str:
         return str(folder / name)
@@ -136,7 +136,7 @@ def steps(folder: Path, seeds: int, minutes: float) -> list[Step]:
             900, read_simulation,
         ),
         Step(
-            "fault plans", (*PYTEST, "tests/faults"), 1500, read_plans,
+            "fault plans", (*PYTEST, "-n", str(jobs), "--dist", "worksteal", "tests/faults"), 1500, read_plans,
             (("FAULT_PLANS_JSON", figures("fault plans")),),
         ),
         Step("fuzzing", (*PYTEST, "tests/fuzz"), 900, read_fuzz, tools),

@@ -108,7 +108,7 @@ def test_steps_an_ended_step_says_how(status: int, good: bool, tmp_path: Path) -
 
 def test_steps_name_folders_that_exist(tmp_path: Path) -> None:
     root = Path(__file__).resolve().parents[2]
-    for step in steps(tmp_path, 1, 1.0):
+    for step in steps(tmp_path, 1, 1.0, 2):
         assert all((root / word).is_dir() for word in step.command if word.startswith("tests/"))
 
 
