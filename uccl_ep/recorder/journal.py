@@ -23,8 +23,7 @@ import psutil
 
 from uccl_ep import _native
 from uccl_ep.errors import InvalidArgument
-from uccl_ep.recorder.calls import Call
-from uccl_ep.recorder.record import Record, WorkerEvents, pack, unpack
+from uccl_ep.recorder.record import Call, Record, WorkerEvents, pack, unpack
 from uccl_ep.system.private import private_folder, read_file
 
 SUFFIX = ".uccl-ep-journal"
