@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from pathlib import Path
 from typing import Any, get_args, get_origin, get_type_hints
@@ -189,7 +190,7 @@ def _demand(name: str, value: Any, kind: Any) -> None:
     if not isinstance(value, wanted):
         raise ValueError(f"{name} is a {type(value).__name__}, not a {wanted.__name__}")
     if is_dataclass(wanted):
-        kinds = get_type_hints(wanted)
+        kinds = _kinds(wanted)
         for one in fields(wanted):
             _demand(one.name, getattr(value, one.name), kinds[one.name])
     elif wanted is list:
@@ -199,6 +200,9 @@ def _demand(name: str, value: Any, kind: Any) -> None:
         for key, item in value.items():
             _demand(f"a name in {name}", key, inner[0])
             _demand(f"an item of {name}", item, inner[1])
+
+
+_kinds = functools.cache(get_type_hints)  # it compiles each annotation anew
 
 
 def write(record: Record, folder: Path) -> Path:
