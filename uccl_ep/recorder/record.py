@@ -190,7 +190,7 @@ def _demand(name: str, value: Any, kind: Any) -> None:
     if not isinstance(value, wanted):
         raise ValueError(f"{name} is a {type(value).__name__}, not a {wanted.__name__}")
     if is_dataclass(wanted):
-        kinds = _kinds(wanted)
+        kinds = _kinds(kind)
         for one in fields(wanted):
             _demand(one.name, getattr(value, one.name), kinds[one.name])
     elif wanted is list:
