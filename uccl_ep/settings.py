@@ -84,11 +84,8 @@ class Settings:
             InvalidArgument: a value outside what its row allows; the message names the variable.
         """
         source = os.environ if environment is None else environment
-        known = {variable.name for variable in VARIABLES}
-        for name in sorted(source):
-            if name.startswith(PREFIX) and name not in known:
-                nearest = difflib.get_close_matches(name, known, n=1, cutoff=0.0)[0]
-                warnings.warn(f"unknown environment variable {name}: ignored. Nearest: {nearest}", stacklevel=2)
+        for words in unknown_names(source):
+            warnings.warn(words, stacklevel=2)
         given: dict[str, Value] = {
             variable.field: variable.parse(source[variable.name])
             for variable in VARIABLES
@@ -165,6 +162,14 @@ class DescribedVariable:
     default: str
     allowed: str
     help: str
+
+
+def unknown_names(environment: Mapping[str, str]) -> list[str]:
+    """A sentence for each UCCL_EP_* name that is no variable: it names the nearest one."""
+    known = {variable.name for variable in VARIABLES}
+    strangers = [name for name in sorted(environment) if name.startswith(PREFIX) and name not in known]
+    nearest = [difflib.get_close_matches(name, known, n=1, cutoff=0.0)[0] for name in strangers]
+    return [f"unknown environment variable {n}: ignored. Nearest: {k}" for n, k in zip(strangers, nearest, strict=True)]
 
 
 def describe() -> list[DescribedVariable]:

@@ -124,7 +124,8 @@ def split(x: Any, name: str = "x", of_scales: str = "x[1]") -> tuple[Tensor, Ten
     if not isinstance(data, Tensor) or data.dim() != 2 or not data.is_contiguous():
         refuse(name, data, f"a contiguous 2-D tensor of bf16 rows, or of one-byte rows with scales as {of_scales}")
     if data.shape[1] * data.element_size() % 16:
-        refuse(name, data, "of rows of a multiple of 16 bytes")
+        hint = f"16 bytes are {16 // data.element_size()} channels of {data.dtype}."
+        refuse(name, data, "of rows of a multiple of 16 bytes", hint)
     if scales is None:
         if data.dtype != torch.bfloat16:
             refuse(name, data, f"of bf16 rows, or of one-byte rows with scales as {of_scales}")

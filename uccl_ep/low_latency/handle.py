@@ -65,6 +65,8 @@ def check_handle(handle: Any, num_ranks: int, owner: object = None) -> tuple[int
         InvalidArgument: it is no such handle, of another Buffer, or from before this one's recover().
     """
     wanted = "the handle that low_latency_dispatch of this Buffer returned"
+    if isinstance(handle, (tuple, list)) and len(handle) > 5 and all(isinstance(v, Tensor) for v in handle):
+        refuse("handle", Described("one of dispatch"), wanted, "Pass it to combine.")
     if not isinstance(handle, (tuple, list)) or len(handle) != 5 or not all(isinstance(v, int) for v in handle[2:]):
         refuse("handle", handle, wanted, "Pass it on as it came.")
     src_info, layout_range, max_tokens, hidden, num_experts = handle

@@ -11,13 +11,13 @@ import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import torch
 
 from uccl_ep.errors import InvalidArgument
 from uccl_ep.recorder.durations import Durations
+from uccl_ep.recorder.record import Call
 
 if TYPE_CHECKING:
     from uccl_ep.recorder.journal import Journal
@@ -30,27 +30,6 @@ _MOST_KERNELS = 16  # of one call
 _NO_TENSORS = frozenset((int, bool, type(None)))
 _profiler = torch.autograd.profiler
 _Function = TypeVar("_Function", bound=Callable[..., Any])
-
-
-@dataclass
-class Call:
-    """One call.
-
-    Attributes:
-        name, number: what was called, and how many of that name there were with it: of a low-latency call the epoch.
-        begin_ns, end_ns: CLOCK_MONOTONIC; end 0: it has not returned.
-        shapes: of its tensor arguments.
-        error: type of what it raised.
-        kernels: (when it was queued, name) of each kernel.
-    """
-
-    name: str
-    number: int
-    begin_ns: int
-    end_ns: int = 0
-    shapes: list[list[int]] = field(default_factory=list)
-    error: str = ""
-    kernels: list[tuple[int, str]] = field(default_factory=list)
 
 
 Running = tuple[Call, ExitStack | None, int]

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING, Any
 from uccl_ep import _native
 from uccl_ep._native import Phase
 from uccl_ep.group.self_description import installed_version
-from uccl_ep.recorder.calls import Call
-from uccl_ep.recorder.record import Record, WorkerEvents
+from uccl_ep.recorder.record import Call, Record, WorkerEvents
 
 if TYPE_CHECKING:
     from uccl_ep.session.session import Session

@@ -12,8 +12,22 @@ from uccl_ep.errors import InvalidArgument
 from uccl_ep.recorder.journal import FOLDER, RUNNING, journals, read_journal
 from uccl_ep.recorder.journal import SUFFIX as JOURNAL
 from uccl_ep.recorder.record import SUFFIX, Record, printable, read
+from uccl_ep.settings import Settings
+from uccl_ep.system.private import temporary_place
 
+OFF = "off"
 _Found = list[tuple[Path, Record]]
+
+
+def named_folder(settings: Settings) -> Path | None:
+    """Where the settings have records; None: they name no folder."""
+    named = settings.flight_recorder if settings.flight_recorder != OFF else ""
+    return Path(named or settings.trace) if named or settings.trace else None
+
+
+def usual_folder(settings: Settings) -> Path:
+    """Where ranks with these settings leave their records; makes nothing."""
+    return named_folder(settings) or temporary_place()
 
 
 def read_all(places: Iterable[Path]) -> list[Record]:

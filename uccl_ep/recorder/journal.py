@@ -9,6 +9,7 @@ end. A file without that end is of a rank that never was ready, and tells nothin
 from __future__ import annotations
 
 import os
+import stat
 import struct
 import sys
 import tempfile
@@ -23,13 +24,12 @@ import psutil
 
 from uccl_ep import _native
 from uccl_ep.errors import InvalidArgument
-from uccl_ep.recorder.calls import Call
-from uccl_ep.recorder.record import Record, WorkerEvents, pack, unpack
+from uccl_ep.recorder.record import Call, Record, WorkerEvents, pack, unpack
 from uccl_ep.system.private import private_folder, read_file
 
 SUFFIX = ".uccl-ep-journal"
 MEMORY = Path("/dev/shm")
-KEPT, KEPT_BYTES = 64, 64 << 20
+KEPT, KEPT_BYTES = 256, 64 << 20
 """Journals of ranks that have ended; older ones are removed when a new one is made."""
 FOLDER = "folder of records"
 """Among a journal's settings: where its rank leaves the record that it writes."""
@@ -155,15 +155,26 @@ def _folder() -> Path:
 
 
 def prune(folder: Path) -> None:
-    """Removes all but the newest journals whose ranks have ended. Other ranks may do so at the same moment."""
-    ended: list[tuple[float, int, Path]] = []
+    """Removes all but those journals whose ranks were found to have ended last. Other ranks may do so at the same time.
+
+    Stores into mapped memory date no file, so the journal of a job that ran for days would be the first to go: one that
+    is found to have ended becomes read-only and has the date of that moment.
+    """
+    ended: list[tuple[int, int, int, Path]] = []
     births: dict[int, float | None] = {}  # of processes, each of which may have a journal for each of its Buffers
+    now = time.time_ns()
     for path in folder.glob(f"*{SUFFIX}"):
         with suppress(OSError):
             if not _lives(path, births):
-                ended.append((path.stat().st_mtime, path.stat().st_size, path))
+                found = path.stat()
+                since = found.st_mtime_ns
+                if found.st_mode & stat.S_IWUSR:
+                    since = now
+                    os.utime(path, ns=(now, now))
+                    path.chmod(stat.S_IRUSR)
+                ended.append((since, found.st_mtime_ns, found.st_size, path))
     total = 0
-    for number, (_, size, path) in enumerate(sorted(ended, reverse=True)):
+    for number, (*_, size, path) in enumerate(sorted(ended, reverse=True)):
         total += size
         if number >= KEPT or total > KEPT_BYTES:
             path.unlink(missing_ok=True)
@@ -181,13 +192,16 @@ def _lives(path: Path, births: dict[int, float | None] | None = None) -> bool:
     """
     pid, _, namespace = path.name.partition("-")[0].partition(".")
     try:
+        found = path.stat()
+        if not found.st_mode & stat.S_IWUSR:  # see prune
+            return False
         if namespace != str(_namespace()):
-            return time.time() - path.stat().st_mtime < _UNSEEN_S
+            return time.time() - found.st_mtime < _UNSEEN_S
         known = {} if births is None else births
         if int(pid) not in known:
             known[int(pid)] = _birth(int(pid))
         born = known[int(pid)]
-        return born is not None and born <= path.stat().st_ctime + 1.0
+        return born is not None and born <= found.st_ctime + 1.0
     except (ValueError, OSError):
         return False
 

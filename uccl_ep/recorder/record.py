@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from pathlib import Path
 from typing import Any, get_args, get_origin, get_type_hints
@@ -9,7 +10,6 @@ from typing import Any, get_args, get_origin, get_type_hints
 import msgpack
 
 from uccl_ep.errors import InvalidArgument
-from uccl_ep.recorder.calls import Call
 from uccl_ep.recorder.events import Events, decode
 from uccl_ep.system.private import make_folder, read_file, write_file
 
@@ -19,6 +19,27 @@ _MOST_BYTES = 256 << 20  # 64 proxy threads' rings with UCCL_EP_TRACE are half o
 _MOST_ITEMS = 1 << 16  # of a list or map: an item of one byte takes 56 as an object
 _MOST_WALL_S = 1e11  # the year 5138
 _FAULT = ("kind", "phase", "peer", "waited_ns")
+
+
+@dataclass
+class Call:
+    """One call.
+
+    Attributes:
+        name, number: what was called, and how many of that name there were with it: of a low-latency call the epoch.
+        begin_ns, end_ns: CLOCK_MONOTONIC; end 0: it has not returned.
+        shapes: of its tensor arguments.
+        error: type of what it raised.
+        kernels: (when it was queued, name) of each kernel.
+    """
+
+    name: str
+    number: int
+    begin_ns: int
+    end_ns: int = 0
+    shapes: list[list[int]] = field(default_factory=list)
+    error: str = ""
+    kernels: list[tuple[int, str]] = field(default_factory=list)
 
 
 @dataclass
@@ -169,7 +190,7 @@ def _demand(name: str, value: Any, kind: Any) -> None:
     if not isinstance(value, wanted):
         raise ValueError(f"{name} is a {type(value).__name__}, not a {wanted.__name__}")
     if is_dataclass(wanted):
-        kinds = get_type_hints(wanted)
+        kinds = _kinds(kind)
         for one in fields(wanted):
             _demand(one.name, getattr(value, one.name), kinds[one.name])
     elif wanted is list:
@@ -179,6 +200,9 @@ def _demand(name: str, value: Any, kind: Any) -> None:
         for key, item in value.items():
             _demand(f"a name in {name}", key, inner[0])
             _demand(f"an item of {name}", item, inner[1])
+
+
+_kinds = functools.cache(get_type_hints)  # it compiles each annotation anew
 
 
 def write(record: Record, folder: Path) -> Path:

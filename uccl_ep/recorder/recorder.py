@@ -18,15 +18,15 @@ from uccl_ep import _native
 from uccl_ep.errors import UcclEpError, attach
 from uccl_ep.recorder.calls import CallLog
 from uccl_ep.recorder.collect import collect
+from uccl_ep.recorder.find import OFF, named_folder, usual_folder
 from uccl_ep.recorder.journal import RUNNING, Journal
 from uccl_ep.recorder.record import SUFFIX, WorkerEvents, write
 from uccl_ep.settings import Settings
-from uccl_ep.system.private import temporary_folder, temporary_place, why_not_private
+from uccl_ep.system.private import temporary_folder, why_not_private
 
 if TYPE_CHECKING:
     from uccl_ep.session.session import Session
 
-OFF = "off"
 DEPTH, TRACED_DEPTH = 1 << 12, 1 << 16
 """Events of 32 bytes that each proxy thread's ring holds; powers of two."""
 KEPT = 256
@@ -145,17 +145,6 @@ def _told(path: str, trouble: str) -> str:
     told = f"This rank's flight record: {path}\nWith those of the other ranks: uccl-ep explain {os.path.dirname(path)}"
     shared = why_not_private(Path(path).parent)
     return f"{told}\nNot every record there need be of this job: {shared}" if shared else told
-
-
-def named_folder(settings: Settings) -> Path | None:
-    """Where the settings have records; None: they name no folder."""
-    named = settings.flight_recorder if settings.flight_recorder != OFF else ""
-    return Path(named or settings.trace) if named or settings.trace else None
-
-
-def usual_folder(settings: Settings) -> Path:
-    """Where ranks with these settings leave their records; makes nothing."""
-    return named_folder(settings) or temporary_place()
 
 
 def default_folder() -> Path:

@@ -37,7 +37,8 @@ def _rows_of(x: Any) -> Rows:
     if not isinstance(data, Tensor) or data.layout != torch.strided or data.dim() != 2 or not data.is_contiguous():
         refuse("x", data, "a contiguous 2-D tensor, or a tuple of one and its scales")
     if data.shape[1] * data.element_size() % 16 or data.shape[1] == 0 or data.shape[1] > _native.MAX_HIDDEN:
-        refuse("x", data, f"of rows of a multiple of 16 bytes, up to {_native.MAX_HIDDEN} channels")
+        allowed = f"of rows of a multiple of 16 bytes, up to {_native.MAX_HIDDEN} channels"
+        refuse("x", data, allowed, f"16 bytes are {16 // data.element_size()} channels of {data.dtype}.")
     if scales is not None:
         if data.element_size() != 1:
             refuse(
@@ -254,7 +255,8 @@ class ThroughputCalls:
             x = checks.aligned(checks.check_matrix("x", x, (torch.bfloat16,)))
             hidden = x.shape[1]
             if x.shape[0] != routing.num_rows or hidden % 8 or not 8 <= hidden <= _native.MAX_HIDDEN:
-                refuse("x", x, f"of {routing.num_rows} rows, as received, and a multiple of 8 channels")
+                hint = "Rows go back with the handle of the dispatch that they came by."
+                refuse("x", x, f"of {routing.num_rows} rows, as received, and a multiple of 8 channels", hint)
             if topk_weights is not None:
                 topk_weights = checks.check_matrix("topk_weights", topk_weights, (torch.float32,))
                 if topk_weights.shape[0] != x.shape[0] or not 1 <= topk_weights.shape[1] <= _native.MAX_TOPK:

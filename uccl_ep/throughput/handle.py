@@ -163,6 +163,9 @@ def routing_of(handle: object) -> Routing:
             return routing
         hint = "Pass its tensors on as they came, in their order; a copy of them has lost what the call needs."
         refuse("handle", Described(f"{len(handle)} tensors"), "the handle that dispatch returned, or its tensors", hint)
+    if isinstance(handle, (tuple, list)) and len(handle) == 5 and isinstance(handle[-1], int):
+        hint = "Pass it to low_latency_combine."
+        refuse("handle", Described("one of low_latency_dispatch"), "the handle that dispatch returned", hint)
     refuse("handle", handle, "the handle that dispatch returned", "Pass it on as it came.")
 
 

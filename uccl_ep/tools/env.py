@@ -29,7 +29,8 @@ def env(
     """Print every UCCL_EP_* environment variable: its value here, its default, what it may be, what it is for.
 
     Into a file or a pipe it writes a line for each, which a shell can read: NAME=value, then the rest as a comment. A
-    variable that is not set stands there with its default, or with what a variable of NCCL, UCCL or NVSHMEM gives.
+    variable that is not set stands there with its default, or with what a variable of NCCL, UCCL or NVSHMEM gives. What
+    no job would read, a misspelt name or a value that is refused, is named on stderr.
 
     Examples:
 
@@ -46,8 +47,9 @@ def env(
     site, aloud = site_of(os.environ)
     rows = [row for row in describe() if not only_set or row.name in os.environ or row.name in site]
     console = Console()
+    wrong = wrong_in(os.environ)
     if as_json:
-        typer.echo(json.dumps({**to_json(rows, os.environ, site), "not_read": aloud}, indent=1))
+        typer.echo(json.dumps({**to_json(rows, os.environ, site), "not_read": [*wrong, *aloud]}, indent=1))
         return
     if console.is_terminal:
         console.print(table_of(rows, os.environ, site) if rows else "No UCCL_EP_* variable is set.", highlight=False)
@@ -56,6 +58,23 @@ def env(
             typer.echo(line_of(row, os.environ, site))
     for words in aloud:
         typer.echo(f"# {words}")
+    for words in wrong:
+        typer.echo(f"uccl-ep: {words}", err=True)
+
+
+def wrong_in(environment: Mapping[str, str]) -> list[str]:
+    """A sentence for each UCCL_EP_* name that is no variable, and for each value that is refused."""
+    from uccl_ep.errors import InvalidArgument
+    from uccl_ep.settings import VARIABLES, unknown_names
+
+    found = unknown_names(environment)
+    for variable in VARIABLES:
+        try:
+            if text := environment.get(variable.name, "").strip():
+                variable.parse(text)
+        except InvalidArgument as refusal:
+            found.append(str(refusal))
+    return found
 
 
 def site_of(environment: Mapping[str, str]) -> tuple[dict[str, SiteValue], list[str]]:

@@ -53,6 +53,7 @@ def test_low_latency_check_handle() -> None:
     ]  # fmt: skip
     for handle in bad:
         assert_refused(lambda h=handle: check_handle(h, 2), wanted)
+    assert_refused(lambda: check_handle((good[0],) * 6, 2), ["handle=one of dispatch", "Pass it to combine."])
     for ranks in (1, 4):  # of a group of another size
         assert_refused(
             lambda n=ranks: check_handle(good, n), ["handle=a tensor of shape (2, 8), torch.int32", "this Buffer"]

@@ -7,9 +7,8 @@ from typing import Any
 import numpy as np
 
 from uccl_ep._native import EventKind
-from uccl_ep.recorder.calls import Call
 from uccl_ep.recorder.events import DTYPE, EXPECT
-from uccl_ep.recorder.record import Record, WorkerEvents
+from uccl_ep.recorder.record import Call, Record, WorkerEvents
 
 SECOND = 1_000_000_000
 WALL = 1_800_000_000.0

@@ -7,9 +7,8 @@ from pathlib import Path
 from tests.uccl_ep.recorder.records import worker
 from uccl_ep import Buffer, ThreadGroup, run_ranks
 from uccl_ep._native import Phase
-from uccl_ep.recorder.calls import Call
 from uccl_ep.recorder.collect import collect
-from uccl_ep.recorder.record import Record, pack, unpack
+from uccl_ep.recorder.record import Call, Record, pack, unpack
 
 
 def test_recorder_collect_reads_what_the_rank_knows(variables: object, tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import random
 import signal
+import stat
 import subprocess
 import sys
 import time
@@ -142,6 +143,31 @@ def test_recorder_journal_of_an_ended_process_goes_when_there_are_many(
     monkeypatch.setattr(journal_module, "KEPT_BYTES", 15)
     prune(folder)
     assert len(journals()) == 3  # the newest of those that ended, this process's, the other container's
+
+
+def test_recorder_journal_of_an_old_job_that_has_just_ended_stays(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(journal_module, "KEPT", 2)
+    folder = journal_module.journal_folder()
+    space = Journal(0, 0).path.name.split(".")[1].split("-")[0]
+
+    def ended(name: str, pid: int) -> Path:
+        path = folder / f"{pid}.{space}-rank0-{name}{journal_module.SUFFIX}"
+        path.write_bytes(b"x")
+        return path
+
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as job:
+        long = ended("long", job.pid)
+        os.utime(long, (time.time() - 1000,) * 2)  # when its Buffer was made
+        others = [ended(str(number), 1 << 22) for number in range(2)]
+        prune(folder)
+        assert {long, *others} == set(journals())
+        job.kill()
+    (newer := ended("newer", 1 << 22)).touch()
+    prune(folder)
+    assert set(journals()) == {long, newer}
+    assert journal_module._lives(long) is False and not long.stat().st_mode & stat.S_IWUSR
 
 
 def test_recorder_journal_asks_once_for_each_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,8 +11,7 @@ import pytest
 from tests.uccl_ep.recorder.records import WALL, event, record, timed_out, worker
 from uccl_ep import InvalidArgument
 from uccl_ep._native import EventKind
-from uccl_ep.recorder.calls import Call
-from uccl_ep.recorder.record import pack, read, unpack, write
+from uccl_ep.recorder.record import Call, pack, read, unpack, write
 
 
 def test_recorder_record_comes_back(tmp_path: Path) -> None:

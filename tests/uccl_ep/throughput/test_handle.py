@@ -79,6 +79,10 @@ def test_routing_handle_must_be_the_one_that_dispatch_returned(variables: Any, p
         mixed[place] = copies[place]  # as if the parts were of two dispatches
         for forged in (None, 7, handle[0], handle[1:], (None,) * 6, copies, mixed, tuple(handle)[::-1]):
             assert_refused(lambda f=forged: buffer.combine(x, f), ["handle=", "the handle that dispatch returned"])
+        of_low_latency = (handle[0], handle[1], 16, 128, 8)
+        assert_refused(
+            lambda: buffer.combine(x, of_low_latency), ["handle=one of low_latency_dispatch", "low_latency_combine"]
+        )
         with pytest.raises(NotSupported, match="cannot be pickled"):
             pickle.dumps(handle)
         with pytest.raises(NotSupported, match="cannot be pickled"):

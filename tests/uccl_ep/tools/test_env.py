@@ -56,6 +56,20 @@ def test_env_shows_only_what_is_set(monkeypatch: pytest.MonkeyPatch) -> None:
     assert line.startswith("UCCL_EP_TIMEOUT_S=3  # default 100.0")
 
 
+def test_env_names_what_no_job_would_read() -> None:
+    wrong = {"UCCL_EP_TRANSPOT": "tcp", "UCCL_EP_RANKS_PER_NODE": "77", "UCCL_EP_PROXY": ""}
+    done = CliRunner().invoke(app, ["env", "--set"], env=wrong)
+    unknown, refused = done.stderr.splitlines()
+    assert unknown.startswith(
+        "uccl-ep: unknown environment variable UCCL_EP_TRANSPOT: ignored. Nearest: UCCL_EP_TRANSP"
+    )
+    assert refused.startswith("uccl-ep: UCCL_EP_RANKS_PER_NODE must be 0 to 64; got '77'.")
+    assert [f"uccl-ep: {words}" for words in json.loads("\n".join(lines("--json", **wrong)))["not_read"]] == [
+        unknown,
+        refused,
+    ]
+
+
 def test_env_json_has_values_as_they_are() -> None:
     found = json.loads("\n".join(lines("--json", UCCL_EP_PROXY="process")))
     rows: dict[str, Any] = {row["name"]: row for row in found["variables"]}

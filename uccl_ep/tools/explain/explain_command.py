@@ -47,8 +47,7 @@ def explain(
 
     from rich.console import Console
 
-    from uccl_ep.recorder.find import read_all
-    from uccl_ep.recorder.recorder import usual_folder
+    from uccl_ep.recorder.find import read_all, usual_folder
     from uccl_ep.settings import settings
     from uccl_ep.tools.explain.advice import advise
     from uccl_ep.tools.explain.show import show

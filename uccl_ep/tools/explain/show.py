@@ -9,7 +9,7 @@ from rich.text import Text
 from uccl_ep.recorder.journal import KILLED
 from uccl_ep.recorder.record import printable
 from uccl_ep.tools.explain.advice import advise
-from uccl_ep.tools.explain.story import Story, tell
+from uccl_ep.tools.explain.story import Story, tell, whom
 
 
 def show(story: Story, console: Console, quiet: bool = False) -> None:
@@ -18,8 +18,9 @@ def show(story: Story, console: Console, quiet: bool = False) -> None:
     Args:
         quiet: without the table of ranks.
     """
+    ranks = "1 rank" if story.num_ranks == 1 else f"{story.num_ranks} ranks"
     records = "1 record" if len(story.ranks) == 1 else f"{len(story.ranks)} records"
-    console.print(Text(f"job {story.job}: {story.num_ranks} ranks, {records}", style="dim"))
+    console.print(Text(f"job {story.job}: {ranks}, {records}", style="dim"))
     for number, sentence in enumerate(tell(story)):
         console.print(
             Text(printable(sentence), style="bold red" if number == 0 and story.root_cause is not None else "")
@@ -49,7 +50,7 @@ def _table(story: Story) -> Table:
             continue
         row, wait = rows[rank], waits.get(rank)
         doing = row.doing if row.open else f"none (last: {row.doing})"
-        told = "" if wait is None else f"rank {wait.peer} in {wait.phase}"
+        told = "" if wait is None else f"{whom(wait)} in {wait.phase}"
         raised = "killed" if row.reason == KILLED else row.error.partition(":")[0]
         cells = (str(rank), row.host, doing, f"T{row.since_s:+.3f} s", told, raised)
         table.add_row(*(Text(printable(cell)) for cell in cells), style=style)

@@ -14,7 +14,6 @@ import numpy as np
 
 from uccl_ep._native import EventKind, FaultKind, WaitPhase
 from uccl_ep.membership.fault_errors import PROGRESS, phase_name
-from uccl_ep.recorder.calls import Call
 from uccl_ep.recorder.events import (
     CONNECTION,
     ENDED,
@@ -27,7 +26,7 @@ from uccl_ep.recorder.events import (
     words_of_key,
 )
 from uccl_ep.recorder.journal import KILLED
-from uccl_ep.recorder.record import Record
+from uccl_ep.recorder.record import Call, Record
 from uccl_ep.tools.explain.clock import Clocks
 
 NO_CALL = "no call was made"
@@ -326,9 +325,13 @@ def _loss_in_words(loss: Loss) -> str:
     return f"Rank {loss.rank} (host {loss.host}) {how} {_when(loss.at_s)}, {by}{heard}."
 
 
+def whom(wait: Waiting) -> str:
+    """Whom a rank waited for, in words."""
+    return "somebody" if wait.peer == NOBODY else "its own half" if wait.peer == wait.rank else f"rank {wait.peer}"
+
+
 def _wait_in_words(wait: Waiting) -> str:
-    whom = "somebody" if wait.peer == NOBODY else "its own half" if wait.peer == wait.rank else f"rank {wait.peer}"
-    text = f"Rank {wait.rank} waited for {whom} in {wait.phase} from T{wait.since_s:+.3f} s on"
+    text = f"Rank {wait.rank} waited for {whom(wait)} in {wait.phase} from T{wait.since_s:+.3f} s on"
     if wait.seen is not None:
         due = "an unannounced number of" if wait.expected is None else f"{wait.expected}"
         text += f": {wait.seen} of {due} arrivals were there"

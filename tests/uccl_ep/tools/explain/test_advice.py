@@ -6,9 +6,8 @@ import pytest
 
 from tests.uccl_ep.recorder.records import SECOND, bereaved, event, record, timed_out, worker
 from uccl_ep._native import EventKind
-from uccl_ep.recorder.calls import Call
 from uccl_ep.recorder.events import GOODBYE
-from uccl_ep.recorder.record import Record
+from uccl_ep.recorder.record import Call, Record
 from uccl_ep.tools.explain.advice import LIKE_THIS, advise
 from uccl_ep.tools.explain.story import read_story
 

@@ -7,8 +7,8 @@ from typing import Any
 
 from tests.uccl_ep.recorder.records import SECOND, announcement, event, record, word, worker
 from uccl_ep._native import EventKind
-from uccl_ep.recorder.calls import Call
 from uccl_ep.recorder.events import ARRIVE, EXPECT, SEQUENCE, STREAM
+from uccl_ep.recorder.record import Call
 from uccl_ep.tools.explain.chrome import trace_of
 
 ROWS_KEY = 1 << 14 | 9  # combine 9

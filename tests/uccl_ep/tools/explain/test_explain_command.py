@@ -30,6 +30,20 @@ from uccl_ep.tools.explain.story import read_story
 runner = CliRunner()
 
 
+@pytest.mark.parametrize("command", [["explain"], ["trace", "--out", "trace.json"]])
+def test_explain_and_trace_load_no_torch(tmp_path: Path, command: list[str]) -> None:
+    write(bereaved(0, 2), tmp_path)
+    program = (
+        "import sys\n"
+        "from uccl_ep.cli import main\n"
+        f"sys.argv = ['uccl-ep', *{command!r}, {str(tmp_path)!r}]\n"
+        "try:\n    main()\n"
+        "except SystemExit as ended:\n    sys.exit(ended.code or int('torch' in sys.modules))\n"
+    )
+    ended = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, timeout=50)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+
+
 @pytest.fixture(autouse=True)
 def _own_journals(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
     """Those of other jobs on this machine would be read too."""

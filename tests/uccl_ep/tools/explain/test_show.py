@@ -7,6 +7,7 @@ import io
 from rich.console import Console
 
 from tests.uccl_ep.recorder.records import bereaved, record, timed_out
+from uccl_ep.recorder.events import NOBODY
 from uccl_ep.recorder.record import Record
 from uccl_ep.tools.explain.show import show
 from uccl_ep.tools.explain.story import read_story
@@ -43,4 +44,6 @@ def test_recorder_show_ends_with_what_to_do() -> None:
 
 def test_recorder_show_waits_and_missing_ranks() -> None:
     text = shown(timed_out(0, 1), record(2, host="[bold]", hostnames=["[bold]"] * 4))
+    nobody = shown(timed_out(0, NOBODY, num_ranks=1, node_of=[0], hostnames=["alpha"]))
+    assert "job 1234abcd: 1 rank, 1 record" in nobody and "│ somebody in dispatch (receive)" in nobody
     assert "rank 1 in dispatch (receive)" in text and text.count("no record") == 2 and "[bold]" in text

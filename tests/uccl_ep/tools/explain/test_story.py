@@ -16,9 +16,9 @@ from tests.uccl_ep.recorder.records import (
     worker,
 )
 from uccl_ep._native import EventKind
-from uccl_ep.recorder.calls import Call
 from uccl_ep.recorder.events import CONNECTION, ENDED, GOODBYE, LEFT_OUT
 from uccl_ep.recorder.journal import KILLED
+from uccl_ep.recorder.record import Call
 from uccl_ep.tools.explain.story import read_story, tell
 
 
