@@ -125,6 +125,7 @@ class Terms:
     budgets: tuple[int, int] = (0, 0)
     low_latency_mode: bool = False
     settings: Any = field(default_factory=lambda: SimpleNamespace(timeout_s=30.0))
+    captured: Any = None
 
 
 class EmptyLife:
@@ -146,6 +147,9 @@ class EmptyLife:
 
     def calls_made(self) -> tuple[int, int, int, int]:
         return self.made, self.made, 0, 0
+
+    def captured(self) -> None:
+        return None
 
     def settle(self, what: str) -> None:
         pass
