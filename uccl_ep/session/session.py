@@ -99,6 +99,8 @@ class Session(NoCopies):
         context: the kernels' RankContext. combine_form: of low-latency combines, once memory is laid out for them.
     """
 
+    told_of_graphs: Sequence[int] = ()
+
     def __init__(
         self,
         group: Group,
@@ -119,12 +121,10 @@ class Session(NoCopies):
         self.absent: frozenset[int] = getattr(group, "absent", frozenset())
         self.agreement_service: AgreementService | None = getattr(group, "agreement_service", None)
         self._owns_roll_call = self.agreement_service is None
-        self.shrink, self.fault_raised = shrink, False
-        self.told_of_graphs: list[int] = []
+        self.shrink, self.fault_raised, self.last_kernel = shrink, False, ""  # the one queued last; for reports
         self.notes: list[tuple[str, str]] = []
         self.combine_form: CombineForm | None = None
         self.settle: Callable[[], None] = lambda: None
-        self.last_kernel = ""  # the one queued last; for reports
         self.recorder: FlightRecorder = FlightRecorder(self.rank, settings, kind_of(start.driver) == "cuda")
         shared = {
             "num_nvl_bytes": budgets[0],
@@ -139,8 +139,8 @@ class Session(NoCopies):
         self.hellos = self._introduce(group, shared)
         self.hosts: list[str] = getattr(group, "hosts", [i.host_id for i in self.hellos])
         self.domains = self._domains(getattr(group, "domains", ()))
-        keeps_places = getattr(group, "keeps_places", False)
-        whole = Whole(self.hosts, self.domains, self.absent, shrink, start.rack_by, keeps_places)
+        keeps = getattr(group, "keeps_places", False)
+        whole = Whole(self.hosts, self.domains, self.absent, shrink, start.rack_by, keeps)
         self._arrangement = made = arrange(settings, self._present, whole, self.rank)
         self.topology, self.fabric, self.family = made.topology, made.fabric, made.fabric.family
         self.plan = MemoryPlan(self.topology, *budgets, low_latency, whole.entire(settings))
@@ -190,7 +190,7 @@ class Session(NoCopies):
             self._meet(all_endpoints, shrink)
             self._diagnosis = self._diagnose()
             self._prepare(self)
-            ready = Ready(self.rank, graphs=self.told_of_graphs)
+            ready = Ready(self.rank, graphs=list(self.told_of_graphs))
             self._prepare = Start.prepare  # it may hold an object that holds this session
         except Exception as failure:
             ready = Ready(self.rank, in_words(failure))

@@ -143,13 +143,10 @@ class EmptyLife:
             begin=lambda: None, check_host_wait=lambda: None, catch_up=lambda: None, capturing=lambda: False,
             host_memory=True,
         )  # fmt: skip
-        self.masks = SimpleNamespace(masked=lambda: set(masks))
+        self.masks, self.captured = SimpleNamespace(masked=lambda: set(masks)), lambda: None
 
     def calls_made(self) -> tuple[int, int, int, int]:
         return self.made, self.made, 0, 0
-
-    def captured(self) -> None:
-        return None
 
     def settle(self, what: str) -> None:
         pass
