@@ -10,7 +10,6 @@ from uccl_ep.errors import InvalidArgument, PeerLost, UcclEpError, refuse
 from uccl_ep.group.group import as_group
 from uccl_ep.layout.plan import MemoryBill
 from uccl_ep.recorder.calls import recorded
-from uccl_ep.survival.captured import Captured
 from uccl_ep.survival.life import check_budgets
 from uccl_ep.survival.sleep import Sleeper
 from uccl_ep.survival.standby import Standby
@@ -32,7 +31,6 @@ class MemberChanges(Sleeper):
     num_rdma_bytes: int
     keeps_graphs: bool = True
     _standby: Standby | None = None
-    _captured: Captured | None = None  # calls of the present life, while a change is under way
     _next_group: Any = None
     _ending: tuple[threading.Thread, ...] = ()  # of lives that were left
 
@@ -84,7 +82,7 @@ class MemberChanges(Sleeper):
         life.device.check_host_wait()
         life.device.catch_up()  # a kernel may mask a rank
         self._next_group = group
-        self._standby, self._captured = Standby(life, adapted, terms, life.masks.masked(), patience_s), terms.captured
+        self._standby = Standby(life, adapted, terms, life.masks.masked(), patience_s)
 
     @in_turn("switch_members")
     def switch_members(self) -> bool:
@@ -134,14 +132,13 @@ class MemberChanges(Sleeper):
             self._later(standby.drop)
             raise
         life.settle("switch_members()")
-        captured = self._captured
         self._switch(standby)
-        if not standby.leaves and captured is not None:
-            self.keeps_graphs = captured.go_on_in(self._life)
+        if not standby.leaves and standby.captured is not None:
+            self.keeps_graphs = standby.captured.go_on_in(self._life)
         return True
 
     def _switch(self, standby: Standby) -> None:
-        self._standby = self._captured = None
+        self._standby = None
         self.keeps_graphs = False
         if standby.leaves:
             return
