@@ -571,8 +571,8 @@ class Buffer(MemberChanges, BranchCalls, NoCopies):
         """Goes on after PeerLost or PeerTimeout. Collective among the ranks that are left.
 
         Ranks and experts keep their numbers. Tokens of an absent rank's experts are dropped as a masked rank's are.
-        Handles, hooks and views from before are refused or without effect; sizes and settings stay. A rank that has not
-        noticed the loss is told by the first one that calls this: its current or next call raises PeerLost.
+        Handles, hooks and views from before are refused or without effect; sizes and settings stay; graphs: see
+        switch_members. A rank that has not noticed the loss is told by the first caller: its next call raises PeerLost.
 
         Args:
             group: None: the survivors agree on who is left, without the group, which may be broken. Else a new group of
@@ -593,6 +593,7 @@ class Buffer(MemberChanges, BranchCalls, NoCopies):
         self._resolve_change()
         recovery = Recovery(self._life, group, timeout_s)
         self._life = recovery.next_life(allow_minority)
+        self.keeps_graphs = recovery.keeps_graphs
         self.runtime = self._life.session
         self.group = self.group if group is None else group
         self.recoveries.append(recovery.report(self._life))

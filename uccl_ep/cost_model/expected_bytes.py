@@ -93,7 +93,7 @@ def chance_of_visit(experts: int, topk: int, experts_there: int) -> float:
 def places(topology: Topology) -> list[tuple[int, int]]:
     """(node, ranks) of each landing place of rows: a node, or with enable_shrink a rank (a cell of topology.h)."""
     cells: dict[int, tuple[int, int]] = {}
-    for node, cell in zip(topology.node_of, topology.cell_of, strict=True):
+    for node, cell in zip(topology.placed, topology.cell_of, strict=True):
         cells[cell] = (node, cells.get(cell, (node, 0))[1] + 1)
     return [cells[cell] for cell in sorted(cells)]
 
@@ -151,7 +151,7 @@ def expect(load: Load, topology: Topology, gbps: float, reduces: bool = False) -
     """
     t, k, e = load.tokens, load.topk, load.experts
     own = e // topology.num_ranks
-    nodes = [node for node in topology.node_of if 0 <= node < topology.num_nodes]
+    nodes = [node for node in topology.placed if 0 <= node < topology.num_nodes]
     sizes = topology.sizes
     row, back = dispatch_row_bytes(load), combine_row_bytes(load)
     dispatch = combine = visited = classic = 0.0

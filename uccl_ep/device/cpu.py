@@ -22,6 +22,7 @@ class CpuDevice:
     where = torch.device("cpu")
     host_memory = True
     shape = _native.DeviceShape.of_host()
+    share = None
 
     def __init__(
         self,
@@ -121,6 +122,9 @@ class CpuDevice:
     def catch_up(self) -> None:
         """As finish."""
         self.finish()
+
+    def expect_replays(self) -> None:
+        """Nothing: a CPU has no graphs."""
 
     def capturing(self) -> bool:
         """A CPU has no graphs."""

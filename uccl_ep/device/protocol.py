@@ -99,6 +99,10 @@ class Device(Protocol):
     shape: _native.DeviceShape
     comm_stream: Any
 
+    @property
+    def share(self) -> object:
+        """This rank's part of the device, by which grids are cut: equal where it is the same."""
+
     def empty(self, *shape: int, dtype: torch.dtype) -> torch.Tensor:
         """An uninitialised tensor, on the stream that the call at hand allocates from."""
 
@@ -147,6 +151,9 @@ class Device(Protocol):
 
     def capturing(self) -> bool:
         """Whether the call that has begun is recorded into a graph instead of run."""
+
+    def expect_replays(self) -> None:
+        """Graphs hold kernels of this device that no call announces."""
 
     def check_tensor(self, name: str, value: torch.Tensor) -> None:
         """Raises InvalidArgument when an argument lies elsewhere."""

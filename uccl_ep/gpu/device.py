@@ -202,8 +202,7 @@ class GpuDevice:
             )
         self._session.note(name)
         if self._order.captured and not self._recorded:
-            self._recorded = True
-            self._session.keep_awake()
+            self.expect_replays()
         blocks = min(blocks, limit)
         if launch.exact or self._order.neighbours.alone:
             self._kernels.launch(name, launch.args, blocks, warps, self._order.launch_stream())
@@ -250,6 +249,11 @@ class GpuDevice:
     def capturing(self) -> bool:
         """Whether the call at hand is recorded into a graph."""
         return self._order.captured
+
+    def expect_replays(self) -> None:
+        """Some kernel is in a graph: the proxy looks for its commands, which nobody announces."""
+        self._recorded = True
+        self._session.keep_awake()
 
     def settle(self) -> None:
         """Waits for the calling thread's current stream."""

@@ -18,6 +18,7 @@ from uccl_ep import _native
 from uccl_ep.errors import NotSupported, UcclEpError
 from uccl_ep.gpu.dmabufs import EXPORTED_BYTES, close_dmabufs, export_dmabufs
 from uccl_ep.gpu.driver import Driver
+from uccl_ep.gpu.kernel_words import KernelWords
 from uccl_ep.gpu.notices import PAGE_BYTES, Notices
 from uccl_ep.gpu.shared import Parked, Shared, park, run_all, sweep
 from uccl_ep.group.handshake import Endpoints
@@ -27,8 +28,6 @@ from uccl_ep.layout.regions import Admit, Peer, Regions
 from uccl_ep.settings import Settings
 from uccl_ep.sizes import format_bytes, round_up
 
-_ALIGN = 256
-
 _published: dict[tuple[int, int, str], Shared] = {}  # (session, rank, what): of ranks of this process
 
 
@@ -37,8 +36,13 @@ class GpuRegions(Regions):
 
     Args:
         session: number of the group's session, which tells this process's ranks of several Buffers apart.
+
+    Attributes:
+        kernel_words: what captured calls name. handed_out: zero-copy rows have been, which they may name too.
     """
 
+    kernel_words: KernelWords
+    handed_out = False
     notice_bytes = PAGE_BYTES
 
     def __init__(
@@ -74,8 +78,7 @@ class GpuRegions(Regions):
         for what in self._node:
             _published[self._session, self.rank, what] = self._own[what]
             self._node[what][self.rank] = self._own[what].address
-        sizes = [24 * self.num_rings, 4 * self.num_ranks, 8 * _native.PEER_STATS * self.num_ranks]
-        self._words = self._take("words", sum(round_up(size, _ALIGN) for size in sizes))
+        self.kernel_words = KernelWords(self._driver, self.num_rings, self.num_ranks)
 
     def _make_arena(self, name: str) -> None:
         """None: a GPU's results lie in torch's memory."""
@@ -189,30 +192,20 @@ class GpuRegions(Regions):
         end_with(lambda: driver.unregister(segment.address))
         return mapped
 
-    def place(self, tables: _native.RankTablesSettings, members: Sequence[int]) -> _native.RankContext:
+    def place(self, tables: _native.RankTablesSettings, mates: Sequence[int]) -> _native.RankContext:
         """Puts the tables into the GPU's memory."""
-        driver, ranks = self._driver, self.num_ranks
-        mask = self._words + round_up(24 * self.num_rings, _ALIGN)
-        stats = mask + round_up(4 * ranks, _ALIGN)
-        stats_bytes = 8 * _native.PEER_STATS * ranks
-        self.mask = driver.view(mask, 4 * ranks).view(torch.int32)
-        self.peer_stats = driver.view(stats, stats_bytes).view(torch.int64).view(ranks, _native.PEER_STATS)
-        self._stats = (stats, stats_bytes)
-        tables.control = [self._node["control"][r] for r in members]
-        tables.rings, tables.ring_words = self._own["rings"].address, self._words
-        tables.mask, tables.peer_stats = mask, stats
-        self._to_place = tables, members
-        return self._write_tables()
+        self._mates_here = [r if r in self._node["data"] else self.rank for r in mates]
+        tables.data = [self._node["data"][r] for r in self._mates_here]
+        tables.control = [self._node["control"][r] for r in self._mates_here]
+        tables.rings = self._own["rings"].address
+        context = self.kernel_words.place(tables)
+        self.mask, self.peer_stats = self.kernel_words.mask, self.kernel_words.peer_stats
+        return context
 
-    def _write_tables(self) -> _native.RankContext:
-        """Tables with where rows are now, at the address where kernels, those of graphs too, look for them."""
-        tables, members = self._to_place
-        tables.data = [self._node["data"][r] for r in members]
-        made = _native.RankTables(tables)
-        if "tables" not in self._own:
-            self._take("tables", len(made.placed_at(0)[0]))
-        image, context = made.placed_at(address := self._own["tables"].address)
-        self._driver.write(address, image)
+    def move_words(self, before: KernelWords) -> _native.RankContext:
+        """See KernelWords.move_to."""
+        context = self.kernel_words.move_to(before)
+        self.mask, self.peer_stats = self.kernel_words.mask, self.kernel_words.peer_stats
         return context
 
     # ---- reports -----------------------------------------------------------------------------------------------
@@ -225,8 +218,7 @@ class GpuRegions(Regions):
 
     def read_stats(self) -> torch.Tensor:
         """peer_stats as they are now, past whatever kernels are running."""
-        raw = bytearray(self._driver.read(*self._stats))
-        return torch.frombuffer(raw, dtype=torch.int64).view(self.num_ranks, _native.PEER_STATS)
+        return self.kernel_words.read_stats()
 
     # ---- zero copy ---------------------------------------------------------------------------------------------
 
@@ -238,7 +230,7 @@ class GpuRegions(Regions):
             NotSupported: memory would have to be taken inside a graph capture.
             TransportError: NICs do not take them.
         """
-        plan, driver = self.plan, self._driver
+        plan, driver, self.handed_out = self.plan, self._driver, True
         if self._rows is None or self._rows[0].numel() < num_bytes:
             self._refuse_zero_copy()
             room = plan.zero_copy_bytes - self._rows_end
@@ -373,7 +365,7 @@ class GpuRegions(Regions):
                     peer, endpoints=replace(peer.endpoints, data_handle=handle)
                 )
                 self._node["data"][rank] = self._reach("data", known)
-        self._write_tables()
+        self.kernel_words.rows_are_at([self._node["data"][r] for r in self._mates_here])
 
     # ---- end ---------------------------------------------------------------------------------------------------
 
@@ -396,5 +388,6 @@ class GpuRegions(Regions):
         super().close()
         endings, self._endings = [*self._row_endings.values(), *self._endings], []
         self._row_endings.clear()
-        run_all([*endings, *(shared.drop for shared in own.values())])
+        words = self.__dict__.pop("kernel_words", None)
+        run_all([*endings, *([] if words is None else words.endings()), *(shared.drop for shared in own.values())])
         sweep()

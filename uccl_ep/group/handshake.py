@@ -22,10 +22,17 @@ from uccl_ep.errors import PeerLost, PeerTimeout, SettingsMismatch, UcclEpError
 from uccl_ep.group.group import Group
 from uccl_ep.system.os_limits import naming
 
-VERSION = 5
+VERSION = 6
 MAX_BLOB_BYTES = 1 << 20
 _MOST_QUOTED = 500  # characters
-_TYPES: Mapping[str, type] = {"int": int, "str": str, "bytes": bytes, "dict[str, Any]": dict, "list[str]": list}
+_TYPES: Mapping[str, type] = {
+    "int": int,
+    "str": str,
+    "bytes": bytes,
+    "dict[str, Any]": dict,
+    "list[str]": list,
+    "list[int]": list,
+}
 
 _PR_GET_DUMPABLE = 3  # linux/prctl.h
 _PROGRAM = uuid.uuid4().hex
@@ -101,6 +108,7 @@ class Ready:
     rank: int
     error: str = ""
     notes: list[str] = field(default_factory=list)
+    graphs: list[int] = field(default_factory=list)  # sizes of its graphs' calls, which go on; [0]: they cannot
 
 
 Blob = TypeVar("Blob", Hello, Deal, Endpoints, Ready)
@@ -192,6 +200,14 @@ def _lost(blob: Hello | Deal | Endpoints | Ready, error: Exception) -> PeerLost:
         phase += f", after this rank's own failure ({blob.error})"
     reason = f"a rank ended or failed before this Buffer was made, and its own error says why (the group says: {said})"
     return PeerLost(rank=blob.rank, phase=phase, reason=reason)
+
+
+def agreed_graphs(readies: Sequence[Ready]) -> tuple[int, int, int] | None:
+    """The sizes of captured calls that go on, where every rank that has some can go on with them; None: no call goes
+    on."""
+    said = {tuple(ready.graphs) for ready in readies if ready.graphs}
+    sizes = said.pop() if len(said) == 1 else ()
+    return sizes if len(sizes) == 3 and all(type(size) is int for size in sizes) else None
 
 
 def compare_settings(hellos: Sequence[Hello]) -> None:

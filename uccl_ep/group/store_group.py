@@ -47,10 +47,13 @@ class StoreGroup:
 
     Attributes:
         absent: numbers below `size` of ranks that take no part; a Buffer masks them.
+        keeps_places: they may take part later, and a Buffer with enable_shrink lays its memory out for them.
 
     Raises:
         InvalidArgument: members that cannot be.
     """
+
+    keeps_places = True
 
     def __init__(
         self, store: Store, rank: int, size: int, members: Collection[int] | None = None, timeout_s: float = 100.0

@@ -8,7 +8,7 @@ each of the node's hosts: there a cell is a node's ranks of one host.
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from uccl_ep._native import NO_NODE as NO_NODE
@@ -24,11 +24,14 @@ class Topology:
         node_of: node of each rank, NO_NODE for a rank that is absent.
         apart: with several nodes, each rank is a cell of its own.
         host_of: a number for each rank's host, where some node spans several. Empty: none does, and a cell is a node.
+        places: node of each rank, also of those absent ones whose place is kept: nodes, cells and memory are numbered
+            and laid out as if they were there, so that they may come and go. Empty: none is kept.
     """
 
     node_of: tuple[int, ...]
     apart: bool = False
     host_of: tuple[int, ...] = ()
+    places: tuple[int, ...] = ()
 
     @property
     def num_ranks(self) -> int:
@@ -38,7 +41,16 @@ class Topology:
     @cached_property
     def num_nodes(self) -> int:
         """Nodes of the group."""
-        return max(node for node in self.node_of if node != NO_NODE) + 1
+        return max(node for node in self.placed if node != NO_NODE) + 1
+
+    @property
+    def placed(self) -> tuple[int, ...]:
+        """Node of each rank as kernels see it: NO_NODE for one that has no place."""
+        return self.places or self.node_of
+
+    def mates(self, rank: int) -> list[int]:
+        """The numbers that have a place in a rank's node, ascending: as kernels index them."""
+        return [mate for mate, of in enumerate(self.placed) if of == self.node_of[rank]]
 
     def members(self, node: int) -> list[int]:
         """Ranks of a node, ascending; of NO_NODE those that are absent."""
@@ -56,16 +68,16 @@ class Topology:
 
     @property
     def sizes(self) -> list[int]:
-        """Ranks of each node."""
-        return [len(self.members(node)) for node in range(self.num_nodes)]
+        """Places of each node, which its ranks have."""
+        return [self.placed.count(node) for node in range(self.num_nodes)]
 
     @cached_property
     def cell_of(self) -> tuple[int, ...]:
-        """Cell of each rank, NO_NODE for a rank that is absent."""
+        """Cell of each rank, NO_NODE for a rank that has no place."""
         if self.num_nodes == 1 or not (self.apart or self.host_of):
-            return self.node_of
-        place_of = range(self.num_ranks) if self.apart else list(zip(self.node_of, self.host_of, strict=True))
-        present = [place for place, node in zip(place_of, self.node_of, strict=True) if node != NO_NODE]
+            return self.placed
+        place_of = range(self.num_ranks) if self.apart else list(zip(self.placed, self.host_of, strict=True))
+        present = [place for place, node in zip(place_of, self.placed, strict=True) if node != NO_NODE]
         number = {place: cell for cell, place in enumerate(dict.fromkeys(present))}
         return tuple(number.get(place, NO_NODE) for place in place_of)
 
@@ -86,12 +98,12 @@ class Topology:
     @cached_property
     def landing_ranks(self) -> LandingRanks:
         """Which rank of a cell has the rows of a source, as the kernels see it."""
-        return LandingRanks(self.node_of, self.cell_of)
+        return LandingRanks(self.placed, self.cell_of)
 
     @cached_property
     def shape(self) -> GroupShape:
         """What this numbering fixes for kernels and memory."""
-        return GroupShape.of(self.node_of, self.cell_of)
+        return GroupShape.of(self.placed, self.cell_of)
 
     @property
     def num_landing_slots(self) -> int:
@@ -110,6 +122,16 @@ class Topology:
         number = {node: i for i, node in enumerate(dict.fromkeys(left))}
         nodes = (NO_NODE if rank in absent else number.get(node, NO_NODE) for rank, node in enumerate(self.node_of))
         return Topology(tuple(nodes), self.apart, self.host_of)
+
+    def vacated(self, absent: Collection[int]) -> Topology:
+        """The same nodes and numbers, of which those of `absent` ranks are kept.
+
+        Raises:
+            InvalidArgument: nobody would be left.
+        """
+        self.without(absent)
+        nodes = (NO_NODE if rank in absent else node for rank, node in enumerate(self.node_of))
+        return replace(self, node_of=tuple(nodes), places=self.node_of)
 
 
 def split_into_nodes(

@@ -28,6 +28,7 @@ class Whole:
         absent: ranks that take no part.
         apart: enable_shrink.
         rack_by: who asks that hosts which share an NVLink domain are one node; empty: nobody.
+        keeps_places: absent ranks may come, and places are kept for them, where each rank is apart.
     """
 
     hosts: Sequence[str]
@@ -35,6 +36,7 @@ class Whole:
     absent: Collection[int] = frozenset()
     apart: bool = False
     rack_by: str = ""
+    keeps_places: bool = False
 
     def shared_domains(self) -> list[str]:
         """For each rank the domain that all ranks of its host are in which take part; "" where they are not in one."""
@@ -46,8 +48,22 @@ class Whole:
 
     def split(self, settings: Settings, domains: Sequence[str] = ()) -> Topology:
         """Nodes of the ranks that take part."""
-        nodes = split_into_nodes(self.hosts, settings.ranks_per_node, MAX_RANKS_PER_NODE, domains)
-        return replace(nodes, apart=self.apart).without(self.absent)
+        nodes = replace(self.entire(settings, domains), apart=self.apart)
+        return nodes.vacated(self.absent) if self._keeps else nodes.without(self.absent)
+
+    def entire(self, settings: Settings, domains: Sequence[str] = ()) -> Topology:
+        """Nodes of all ranks, a cell a node."""
+        hosts = self._hosts_of_places() if self._keeps else self.hosts
+        return split_into_nodes(hosts, settings.ranks_per_node, MAX_RANKS_PER_NODE, domains)
+
+    @property
+    def _keeps(self) -> bool:
+        return self.keeps_places and self.apart and bool(self.absent)
+
+    def _hosts_of_places(self) -> list[str]:
+        """Each rank's host, of one that has not said where it is the host of the rank with the nearest number."""
+        known = [rank for rank in range(len(self.hosts)) if rank not in self.absent]
+        return [self.hosts[min(known, key=lambda near: abs(near - rank))] for rank in range(len(self.hosts))]
 
 
 @dataclass(frozen=True)

@@ -200,16 +200,17 @@ class Regions:
                 here = _made_here.get(fd) if peer.same_process else None
                 segments[m.rank] = here or _native.Segment.open(m.segment_pid, fd, num_bytes)
 
-    def place(self, tables: _native.RankTablesSettings, members: Sequence[int]) -> _native.RankContext:
-        """Fills in where everything lies, by kernels' addresses; returns what every kernel of this rank is told."""
+    def place(self, tables: _native.RankTablesSettings, mates: Sequence[int]) -> _native.RankContext:
+        """Fills in where everything lies, by kernels' addresses; returns what every kernel of this rank is told. What
+        is stored for absent `mates` goes to this rank's own memory, where nobody reads it."""
         self.mask = torch.zeros(self.num_ranks, dtype=torch.int32)
         shape = (self.num_ranks, _native.PEER_STATS)
         self.stats = _native.Segment.create(f"uccl-ep-{self.rank}-stats", 8 * shape[0] * shape[1])
         words = self.stats.numpy()[: 8 * shape[0] * shape[1]]
         self.peer_stats = torch.from_numpy(words).view(torch.int64).view(shape)
+        members = [r if r in self._peer_data else self.rank for r in mates]
         tables.data = [self._peer_data[r].address for r in members]
-        tables.control = [self.controls[r].address for r in members]
-        tables.rings = self.rings.address
+        tables.control, tables.rings = [self.controls[r].address for r in members], self.rings.address
         tables.mask, tables.peer_stats = self.mask.data_ptr(), self.peer_stats.data_ptr()
         self._tables = _native.RankTables(tables)
         self._arena_table = _addresses(self._arenas, members)

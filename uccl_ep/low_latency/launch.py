@@ -10,6 +10,7 @@ import torch
 from uccl_ep import _native
 from uccl_ep.device.protocol import Device
 from uccl_ep.errors import InvalidArgument, NotSupported, refuse
+from uccl_ep.layout.combine_form import CombineForm
 from uccl_ep.layout.combine_formats import RowFormat
 from uccl_ep.low_latency import progress
 from uccl_ep.low_latency.dispatch_formats import Format, ReceivedRows
@@ -19,10 +20,10 @@ from uccl_ep.low_latency.node_sums import Sums
 from uccl_ep.low_latency.overlap import Overlap
 from uccl_ep.low_latency.progress import Progress
 from uccl_ep.session.session import Session
-from uccl_ep.sizes import format_bytes
 
 Tensor = torch.Tensor
-
+Sizes = tuple[int, int, int]
+"""num_max_dispatch_tokens_per_rank, hidden, num_experts of calls."""
 
 Received = tuple[Any, Tensor, Handle, Callable[[], None], tuple[Any, ...]]
 """What a dispatch returns, before it is wrapped for the caller: rows, or (rows, scales); how many for each expert; the
@@ -41,7 +42,12 @@ class _Place(NamedTuple):
 
 
 class LowLatency:
-    """The low-latency half of a Buffer."""
+    """The low-latency half of a Buffer.
+
+    Attributes:
+        captured: sizes of the calls that graphs of this rank hold; None: there are none.
+        counters: what kernels count in from call to call (LowLatencyCalls::workspace_bytes). sums: what lays rows out.
+    """
 
     _launches: _native.LowLatencyCalls  # once set_shape was called
 
@@ -51,15 +57,14 @@ class LowLatency:
         self._dispatches, self._combines = Epochs(), Epochs()
         self._masked_at: dict[int, int] = {}  # by rank: calls there were when the caller masked it
         self._calls = 0
-        self._shape: tuple[int, int, int] | None = None
-        self._recorded: tuple[int, int, int] | None = None  # the sizes of calls that are in graphs
+        self.captured: Sizes | None = None
+        self._shape: Sizes | None = None
+        self._recorded: Sizes | None = None  # the sizes of calls that are in graphs
         self._layout = _native.LowLatencyLayout()
         self._max_topk = 0  # of a call with this layout
         self._rows_lost = False  # those that wait_for_zero_copy announced
-        self._workspace = device.zeros(
-            _native.LowLatencyCalls.workspace_bytes(session.num_ranks) // 8, dtype=torch.int64
-        )
-        self._sums = Sums(session, device)
+        self.counters = device.zeros(_native.LowLatencyCalls.workspace_bytes(session.num_ranks) // 8, dtype=torch.int64)
+        self.sums = Sums(session, device)
         self._ranks = session.num_ranks
 
     # ---- shared by both calls ------------------------------------------------------------------------------------
@@ -69,7 +74,7 @@ class LowLatency:
         Returns whether there was one, which is a call of its own: the one at hand, which has begun, begins once more.
 
         Graphs run calls that nobody makes here. They all have the same sizes, and a call with others outside of them
-        has a barrier before it and one after it (`leave_shape`).
+        has a barrier before it and one after it (`leave_shape`); a call with theirs has none.
 
         Raises:
             InvalidArgument: the sizes are out of range or do not fit into num_rdma_bytes.
@@ -88,46 +93,50 @@ class LowLatency:
                 )
         outstanding = any(phase.sent != phase.consumed for phase in (self._dispatches, self._combines))
         if shape == self._shape and (self._recorded in (None, shape) or outstanding):
-            self._recorded = shape if capturing else self._recorded
+            self._record(shape, capturing)
             return False
-        if not 1 <= max_tokens <= _native.MAX_TOKENS_PER_RANK:
-            refuse("num_max_dispatch_tokens_per_rank", max_tokens, f"1 to {_native.MAX_TOKENS_PER_RANK}")
-        if hidden % 8 or not 8 <= hidden <= _native.MAX_HIDDEN:
-            refuse("hidden", hidden, f"a multiple of 8 up to {_native.MAX_HIDDEN}")
-        ranks = self._ranks
-        if num_experts % ranks or not 1 <= num_experts <= _native.MAX_EXPERTS:
-            refuse("num_experts", num_experts, f"a multiple of the {ranks} ranks up to {_native.MAX_EXPERTS}")
-        plan = self._session.plan
-        layout, form = self._sums.lay_out(max_tokens, hidden, num_experts)
-        if layout.bytes() > plan.low_latency_budget:
-            refuse(
-                "num_rdma_bytes",
-                plan.low_latency_budget,
-                f"at least {layout.bytes()} ({format_bytes(layout.bytes())}) for {max_tokens} tokens x {hidden} "
-                f"channels on {plan.topology.num_nodes} node(s)",
-                "Buffer.get_low_latency_rdma_size_hint gives it; set UCCL_EP_RANKS_PER_NODE where nodes are simulated.",
-            )
+        layout, form = self.sums.lay_out(*shape)
         if outstanding:
             refuse(
                 "num_max_dispatch_tokens_per_rank, hidden, num_experts",
                 (max_tokens, hidden, num_experts),
                 f"those of the last call, {self._shape}, while a receive hook has not been called",
             )
-        met = self._shape is not None
+        met = self._shape is not None and shape != self._recorded
         if met:
             barrier()
+        self._use(shape, layout, form)
+        self._record(shape, capturing)
+        return met
+
+    def _use(self, shape: Sizes, layout: _native.LowLatencyLayout, form: CombineForm) -> None:
         self._shape, self._layout, self._max_topk = shape, layout, layout.max_topk
         self.refresh()
-        self._sums.use(form)
-        self._recorded = shape if capturing else self._recorded
-        return met
+        self.sums.use(form)
+
+    def _record(self, shape: Sizes, capturing: bool) -> None:
+        if capturing:
+            self._recorded = self.captured = shape
 
     def refresh(self) -> None:
         """The sizes of calls, or the session's context, have changed: launches have them from now on."""
         if self._shape is not None:
             self._launches = _native.LowLatencyCalls(
-                self._session.context, self._layout, self._shape[2], self._workspace, self._device.shape
+                self._session.context, self._layout, self._shape[2], self.counters, self._device.shape
             )
+
+    def expect_replays(self, sizes: Sizes) -> None:
+        """Before the first call: ranks of this life have graphs of calls of these sizes, from the life before."""
+        self._use(sizes, *self.sums.lay_out(*sizes))
+        self._recorded = sizes
+
+    def go_on(self, before: LowLatency) -> None:
+        """The captured calls of another life, whose kernels have ended, are calls of this one from now on."""
+        self.counters, self.captured = before.counters, before.captured
+        self.counters.zero_()
+        self.refresh()
+        self._device.settle()
+        self._device.expect_replays()
 
     def leave_shape(self, barrier: Callable[[], None]) -> None:
         """After a receiving half: when the sizes are not those of this Buffer's graphs, all ranks wait for each other,
@@ -138,8 +147,8 @@ class LowLatency:
     def _begin(self) -> None:
         """Before a sending half is queued, when nothing speaks against the call any more."""
         self._calls += 1
-        if self._sums.owed:
-            self._sums.catch_up()
+        if self.sums.owed:
+            self.sums.catch_up()
 
     def note_masked(self, rank: int, masked: bool) -> None:
         """The caller has masked a rank that was not masked, or a mask was taken away."""
@@ -159,14 +168,14 @@ class LowLatency:
     def progress(self) -> Progress:
         """Of all calls that were queued, when they have run."""
         self._device.catch_up()
-        return progress.read_progress(self._workspace, self._shape or (0, 0, 0))
+        return progress.read_progress(self.counters, self._shape or (0, 0, 0))
 
     def take_over(self, other: Progress) -> None:
         """Goes on where another rank is: what this one missed counts as received. Without a call of its own it also has
         the sizes of the other's last one."""
         if self._shape is None and other.max_tokens:
             self.set_shape(other.max_tokens, other.hidden, other.num_experts, lambda: None)
-        progress.take_over(self._workspace, other)
+        progress.take_over(self.counters, other)
         self._device.catch_up()
 
     # ---- dispatch --------------------------------------------------------------------------------------------------
@@ -186,7 +195,7 @@ class LowLatency:
         local, rows = num_experts // ranks, ranks * max_tokens
         tokens, topk = topk_idx.shape
         if topk > self._max_topk:
-            self._sums.refuse_topk(topk, self._max_topk)
+            self.sums.refuse_topk(topk, self._max_topk)
         epoch = self._dispatches.next("low_latency_dispatch")
         self._begin()
         # Three planes: token, slot at its source, source rank; then the dispatch's number. The handle shows the first;
@@ -215,8 +224,8 @@ class LowLatency:
 
         def receive() -> None:
             self._dispatches.finish(epoch)
-            if self._sums.owed:
-                self._sums.catch_up()
+            if self.sums.owed:
+                self.sums.catch_up()
             device.launch(
                 self._launches.dispatch_recv(
                     words,
@@ -261,12 +270,12 @@ class LowLatency:
         device, hidden = self._device, handle[3]
         tokens, topk = topk_idx.shape
         if topk > self._max_topk:
-            self._sums.refuse_topk(topk, self._max_topk)
+            self.sums.refuse_topk(topk, self._max_topk)
         registered = self._written_rows(handle) if zero_copy else None
         epoch = self._combines.next("low_latency_combine")
         self._begin()
         words = device.empty(_native.LowLatencyCalls.COMBINE_WORDS, dtype=torch.int64)
-        reduces = self._sums.reduces(form)
+        reduces = self.sums.reduces(form)
         readable = self._session.regions.zero_copy_rows
         rows, begin, offset, _, _, stride = registered or (x, 0, 0, 0, 0, hidden)
         stays = stays or zero_copy
@@ -293,12 +302,12 @@ class LowLatency:
         device.launch(sent)
         if reduces:
             sums = self._launches.combine_reduce(sent, wait_stats=wait_stats, registered=readable)
-            self._sums.owe(sums, (words, wait_stats))
+            self.sums.owe(sums, (words, wait_stats))
 
         def receive() -> None:
             self._combines.finish(epoch)
-            if self._sums.owed:
-                self._sums.catch_up()
+            if self.sums.owed:
+                self.sums.catch_up()
             device.launch(
                 self._launches.combine_recv(
                     sent,

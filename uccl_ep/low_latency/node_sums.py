@@ -13,6 +13,7 @@ from uccl_ep.layout.combine_form import CombineForm, by_model, form_of_call, roo
 from uccl_ep.layout.combine_formats import RowFormat
 from uccl_ep.layout.plan import low_latency_layout
 from uccl_ep.session.session import Session
+from uccl_ep.sizes import format_bytes
 
 _DIRECT = CombineForm(False, "no call yet")
 
@@ -40,8 +41,17 @@ class Sums:
 
         With auto there is room for sums where the model wants them and num_rdma_bytes
         allows.
+
+        Raises:
+            InvalidArgument: the sizes are out of range or do not fit into num_rdma_bytes.
         """
-        plan, settings = self._session.plan, self._session.settings
+        plan, settings, ranks = self._session.plan, self._session.settings, self._session.num_ranks
+        if not 1 <= max_tokens <= _native.MAX_TOKENS_PER_RANK:
+            refuse("num_max_dispatch_tokens_per_rank", max_tokens, f"1 to {_native.MAX_TOKENS_PER_RANK}")
+        if hidden % 8 or not 8 <= hidden <= _native.MAX_HIDDEN:
+            refuse("hidden", hidden, f"a multiple of 8 up to {_native.MAX_HIDDEN}")
+        if num_experts % ranks or not 1 <= num_experts <= _native.MAX_EXPERTS:
+            refuse("num_experts", num_experts, f"a multiple of the {ranks} ranks up to {_native.MAX_EXPERTS}")
         layout = low_latency_layout(max_tokens, hidden, num_experts, plan.topology, plan.low_latency_base, settings)
         form = room_for_sums(settings, plan.topology)
         if form.reduces and settings.low_latency_combine == "auto":
@@ -50,6 +60,14 @@ class Sums:
             if form.reduces and layout.bytes() > plan.low_latency_budget:
                 form = CombineForm(False, f"num_rdma_bytes has no room for sums: {layout.bytes()} bytes", form.over)
             layout.reduces = int(form.reduces)
+        if layout.bytes() > plan.low_latency_budget:
+            refuse(
+                "num_rdma_bytes",
+                plan.low_latency_budget,
+                f"at least {layout.bytes()} ({format_bytes(layout.bytes())}) for {max_tokens} tokens x {hidden} "
+                f"channels on {plan.topology.num_nodes} node(s)",
+                "Buffer.get_low_latency_rdma_size_hint gives it; set UCCL_EP_RANKS_PER_NODE where nodes are simulated.",
+            )
         return layout, form
 
     def use(self, form: CombineForm) -> None:

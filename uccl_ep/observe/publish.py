@@ -112,7 +112,7 @@ def _page_of(session: Session) -> Page:
         host_names=names,
         machine_of=[index[name] for name in session.hostnames],
         pids=[i.pid for i in hellos],
-        node_of=list(session.topology.node_of),
+        node_of=list(session.topology.without(()).node_of),
         apart=session.topology.apart,
         host_of=list(session.topology.host_of),
         device=hellos[session.rank].device,

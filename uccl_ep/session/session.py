@@ -23,6 +23,7 @@ from uccl_ep.group.handshake import (
     Endpoints,
     Hello,
     Ready,
+    agreed_graphs,
     compare_settings,
     exchange,
     host_identity,
@@ -93,8 +94,12 @@ class Session(NoCopies):
         regions: this rank's memory and what it sees of others'.
         closed: close() was called. asleep: memory was given back (fall_asleep). unusable: either.
         settle: what a call does first, when nothing speaks against it.
+        told_of_graphs: what this rank tells the others (Ready.graphs). graphs: sizes of captured calls that go on in
+            this life, as all ranks have agreed; None: none does.
         context: the kernels' RankContext. combine_form: of low-latency combines, once memory is laid out for them.
     """
+
+    told_of_graphs: Sequence[int] = ()
 
     def __init__(
         self,
@@ -116,11 +121,10 @@ class Session(NoCopies):
         self.absent: frozenset[int] = getattr(group, "absent", frozenset())
         self.agreement_service: AgreementService | None = getattr(group, "agreement_service", None)
         self._owns_roll_call = self.agreement_service is None
-        self.shrink, self.fault_raised = shrink, False
+        self.shrink, self.fault_raised, self.last_kernel = shrink, False, ""  # the one queued last; for reports
         self.notes: list[tuple[str, str]] = []
         self.combine_form: CombineForm | None = None
         self.settle: Callable[[], None] = lambda: None
-        self.last_kernel = ""  # the one queued last; for reports
         self.recorder: FlightRecorder = FlightRecorder(self.rank, settings, kind_of(start.driver) == "cuda")
         shared = {
             "num_nvl_bytes": budgets[0],
@@ -135,10 +139,11 @@ class Session(NoCopies):
         self.hellos = self._introduce(group, shared)
         self.hosts: list[str] = getattr(group, "hosts", [i.host_id for i in self.hellos])
         self.domains = self._domains(getattr(group, "domains", ()))
-        whole = Whole(self.hosts, self.domains, self.absent, shrink, start.rack_by)
+        keeps = getattr(group, "keeps_places", False)
+        whole = Whole(self.hosts, self.domains, self.absent, shrink, start.rack_by, keeps)
         self._arrangement = made = arrange(settings, self._present, whole, self.rank)
         self.topology, self.fabric, self.family = made.topology, made.fabric, made.fabric.family
-        self.plan = MemoryPlan(self.topology, *budgets, low_latency, Whole(self.hosts).split(settings))
+        self.plan = MemoryPlan(self.topology, *budgets, low_latency, whole.entire(settings))
         # The classic per-expert layout's send area is what get_next_low_latency_combine_buffer's shape needs; with
         # memfds it costs nothing until it is written. Its bound is not known yet, so the span gets the whole rest.
         # libfabric's registration takes every page at once, and a limit of address space (`ulimit -v`) counts what is
@@ -185,13 +190,14 @@ class Session(NoCopies):
             self._meet(all_endpoints, shrink)
             self._diagnosis = self._diagnose()
             self._prepare(self)
+            ready = Ready(self.rank, graphs=list(self.told_of_graphs))
             self._prepare = Start.prepare  # it may hold an object that holds this session
         except Exception as failure:
             ready = Ready(self.rank, in_words(failure))
             if self.agreement_service is not None:  # the group may be what broke
                 self.agreement_service.report_wait(-1, ready.error)
         try:
-            exchange(group, ready)
+            self.graphs = agreed_graphs(exchange(group, ready))
         except PeerLost as loss:
             raise self._with_others_words(loss) from loss
 
@@ -272,7 +278,7 @@ class Session(NoCopies):
         if self._driver is not None:
             from uccl_ep.gpu.device import check_group
 
-            check_group(self._present, self.rank)
+            check_group(self.hellos, self.rank)
         self.regions.make()
 
     def _make_proxy(self) -> ProxyLink:
@@ -350,7 +356,7 @@ class Session(NoCopies):
         said += self._proxy.notes()
         self.notes = [*self.fabric.notes, *said]
         self.show(*said)
-        self._make_context(members, shrink)
+        self._make_context(shrink)
         self._proxy.start()
         if self._proxy.pid != me.pid:
             self._guard = _native.ProxyGuard(self._proxy.pid, self.regions.control.address, self.rank)
@@ -365,16 +371,16 @@ class Session(NoCopies):
         published = self.__dict__.get("_published")
         return published is None or published.serve_again()
 
-    def _make_context(self, members: list[int], shrink: bool) -> None:
+    def _make_context(self, shrink: bool) -> None:
         tables = _native.RankTablesSettings()
         tables.rank = self.rank
-        tables.node_of, tables.cell_of = list(self.topology.node_of), list(self.topology.cell_of)
+        tables.node_of, tables.cell_of = list(self.topology.placed), list(self.topology.cell_of)
         tables.num_rings, tables.ring_capacity = self.regions.num_rings, self.settings.ring_capacity
         tables.shrink = shrink
         tables.timeout_ns = int(self.settings.timeout_s * 1e9)
         tables.control_offset = self.plan.control_offset
         tables.num_channels = self.plan.num_channels
-        self.context = self.regions.place(tables, members)
+        self.context = self.regions.place(tables, self.topology.mates(self.rank))
         self.mask[sorted(self.absent)] = 1
 
     def _diagnose(self) -> Diagnosis:

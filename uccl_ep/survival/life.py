@@ -7,7 +7,7 @@ excluded, and wakes up still maps the old memory, and what it writes there reach
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +24,7 @@ from uccl_ep.session.barrier import Collective
 from uccl_ep.session.device_choice import Choice, choose_device, make_device
 from uccl_ep.session.session import Session, Start
 from uccl_ep.settings import Settings, settings
+from uccl_ep.survival.captured import Captured
 from uccl_ep.survival.masks import Masks
 from uccl_ep.survival.sleep import Sleep
 from uccl_ep.system.os_limits import naming
@@ -41,6 +42,7 @@ class Terms:
         alike: what all ranks must have alike besides the Buffer's own arguments.
         default_config: gives the Config of a dispatch without one, for a number of ranks.
         rack_by: who asks that hosts which share an NVLink domain are one node; empty: nobody.
+        captured: of the next life: the captured calls of the one before, which may go on in it.
     """
 
     budgets: tuple[int, int]
@@ -51,6 +53,7 @@ class Terms:
     alike: Mapping[str, Any]
     default_config: Callable[[int], Config]
     rack_by: str = ""
+    captured: Captured | None = None
 
     @staticmethod
     def checked(
@@ -98,14 +101,14 @@ class Life:
 
     Attributes:
         session, device, collective: memory and proxy; what kernels run on; the barrier of all ranks.
-        throughput, low_latency, masks, sleep: the calls.
+        throughput, low_latency, masks, sleep: the calls. low_latency_half: what queues the low-latency ones.
         steps: calls of switch_members() in this life.
     """
 
     steps = 0
 
     def __init__(self, group: Group, terms: Terms) -> None:
-        self.terms = terms
+        self.terms, self._captured = replace(terms, captured=None), terms.captured
         self._open: Device | None = None
         start = Start(terms.choice.driver, self._prepare, terms.alike, terms.rack_by)
         modes = terms.low_latency_mode, terms.enable_shrink
@@ -115,6 +118,9 @@ class Life:
         except BaseException:
             self.close_device()  # this rank was ready, and another one was not
             raise
+        self._captured = None
+        if self.session.graphs is not None:
+            self.low_latency_half.expect_replays(self.session.graphs)
 
     def _prepare(self, session: Session) -> None:
         self._open = self.device = device = make_device(self.terms.choice, session)
@@ -130,6 +136,9 @@ class Life:
         for agreed in (session.agreement_service.agreed_masks, session.agreement_service.changes):
             agreed.begin(session.life)
         device.settle()
+        self.low_latency_half = low_latency
+        if self._captured is not None:
+            session.told_of_graphs = self._captured.told_in(self, session)
 
     def settle(self, what: str) -> None:
         """Waits for this rank's queued kernels. Raises InvalidArgument, which names `what`, when a receive hook of a
@@ -143,6 +152,11 @@ class Life:
         low_latency, throughput = self._counted
         dispatches, combines, *_ = low_latency.progress()
         return dispatches, combines, throughput.calls, self.collective.round
+
+    def captured(self) -> Captured | None:
+        """Its captured calls, for the next life; None: there are none."""
+        sizes = self.low_latency_half.captured
+        return None if sizes is None else Captured(self, sizes)
 
     def members(self) -> list[int]:
         """Ranks that take part, ascending."""

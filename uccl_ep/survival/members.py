@@ -17,13 +17,19 @@ from uccl_ep.system.ownership import in_turn
 
 
 class MemberChanges(Sleeper):
-    """prepare_members() and switch_members() of a Buffer."""
+    """prepare_members() and switch_members() of a Buffer.
+
+    Attributes:
+        keeps_graphs: graphs of low-latency calls that could be replayed before the last switch_members() or recover()
+            still can be (see switch_members); True before the first.
+    """
 
     group: Any
     rank: int
     group_size: int
     num_nvl_bytes: int
     num_rdma_bytes: int
+    keeps_graphs: bool = True
     _standby: Standby | None = None
     _next_group: Any = None
     _ending: tuple[threading.Thread, ...] = ()  # of lives that were left
@@ -69,7 +75,7 @@ class MemberChanges(Sleeper):
         nvl = self.num_nvl_bytes if num_nvl_bytes is None else num_nvl_bytes
         rdma = self.num_rdma_bytes if num_rdma_bytes is None else num_rdma_bytes
         check_budgets((nvl, rdma), life.terms.low_latency_mode)
-        terms = replace(life.terms, budgets=(nvl, rdma))
+        terms = replace(life.terms, budgets=(nvl, rdma), captured=life.captured())
         adapted = None if group is None else as_group(group)
         life.session.check()
         life.device.begin()
@@ -88,8 +94,15 @@ class MemberChanges(Sleeper):
 
         Returns:
             False until the agreed step, and where no change is under way. True at it: this Buffer now is of the next
-            members, with its rank and group_size there. Handles, hooks and views from before are refused, graphs must
-            be captured anew, masks are clear. On a rank that leaves, True says that it may be destroyed.
+            members, with its rank and group_size there. Handles, hooks and views from before are refused, and masks are
+            clear. `keeps_graphs` says whether graphs of low-latency calls, captured before prepare_members(), may be
+            replayed on; their replays must have ended, on any stream, when this is called. Otherwise, and where they
+            hold other calls, graphs must be captured anew. On a rank that leaves, True says that it may be destroyed.
+
+            They may be replayed where all that their calls were captured with stays as it is: this rank's number, the
+            size of the group, its nodes, num_nvl_bytes and num_rdma_bytes, the ranks on this GPU; and where no rank has
+            asked for zero-copy rows. So a rank may be replaced by another one with its number. With enable_shrink and
+            a StoreGroup ranks may also join and leave, as its absent numbers.
 
         Raises:
             UcclEpError: the change has failed, since a rank could not build, in time or at all, or the ranks have not
@@ -120,10 +133,13 @@ class MemberChanges(Sleeper):
             raise
         life.settle("switch_members()")
         self._switch(standby)
+        if not standby.leaves and standby.captured is not None:
+            self.keeps_graphs = standby.captured.go_on_in(self._life)
         return True
 
     def _switch(self, standby: Standby) -> None:
         self._standby = None
+        self.keeps_graphs = False
         if standby.leaves:
             return
         self._life = life = standby.take()

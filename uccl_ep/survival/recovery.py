@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import logging
 import time
-from dataclasses import dataclass
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
 from typing import Any
 
 from uccl_ep.errors import Described, NoQuorum, PeerLost, PeerTimeout, UcclEpError, refuse
@@ -51,13 +52,17 @@ def _listed(ranks: tuple[int, ...]) -> str:
 class Recovery:
     """One recover(), of a Buffer whose life so far was `life`; its arguments as Buffer documents them.
 
+    Attributes:
+        keeps_graphs: whether captured calls go on in the next life, once it has begun.
+
     Raises:
         InvalidArgument: the group is of another size or order, or the timeout is none.
     """
 
     def __init__(self, life: Life, group: Any, timeout_s: float | None) -> None:
         self._begin = time.monotonic()
-        self._life, self._session = life, life.session
+        self._life, self._session, self._captured = life, life.session, life.captured()
+        self._terms = replace(life.terms, captured=self._captured)
         self._deadline_s = life.terms.settings.timeout_s if timeout_s is None else timeout_s
         if not 0 < self._deadline_s < 1e6:
             refuse("timeout_s", timeout_s, "a number of seconds above 0")
@@ -80,10 +85,14 @@ class Recovery:
         except UcclEpError as error:
             self._cause = error.with_traceback(None)  # the frames of the old life would live on in the report
         self._life.close_device()  # what is queued ends: a fault has ended its waits
-        if self._group is None:
-            return self._with_survivors(allow_minority)
-        session.close(0.0)
-        return Life(self._group, self._life.terms)
+        with nullcontext() if self._captured is None else self._captured.kept():
+            if self._group is None:
+                life = self._with_survivors(allow_minority)
+            else:
+                session.close(0.0)
+                life = Life(self._group, self._terms)
+            self.keeps_graphs = self._captured is not None and self._captured.go_on_in(life)
+        return life
 
     def _with_survivors(self, allow_minority: bool) -> Life:
         session, cause = self._session, self._cause
@@ -115,7 +124,7 @@ class Recovery:
         """Starts a life with the ranks that were agreed on. Returns an error if one of them was lost or failed."""
         try:
             survivors = SurvivorGroup(agreement_service, self._session.hosts, self._deadline_s, self._session.domains)
-            return Life(survivors, self._life.terms), None
+            return Life(survivors, self._terms), None
         except UcclEpError as error:
             return None, error
 

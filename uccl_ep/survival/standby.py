@@ -60,6 +60,10 @@ class Standby:
         terms: of the next life; None: this rank has prepared no change, and takes part to say so.
         masked: ranks that are not waited for.
         deadline_s: how long building may take.
+
+    Attributes:
+        captured: calls of the present life, which may go on in the next one.
+        refuses, leaves: see `terms` and `group`.
     """
 
     def __init__(
@@ -67,6 +71,7 @@ class Standby:
     ) -> None:
         self.refuses = terms is None
         self.leaves = group is None and not self.refuses
+        self.captured = None if terms is None else terms.captured
         self._begin, self._deadline_s = time.monotonic(), deadline_s
         self._present, self._terms, self._changes = present, terms or present.terms, _changes_of(present)
         _pass_over(self._changes)

@@ -329,8 +329,7 @@ def test_gpu_graphs_eager_calls_of_other_sizes_stand_between_barriers(
             for _ in range(2):  # a replay may have run since the last call
                 assert launches(7) == ["rank_barrier", "send", "recv", "rank_barrier"]
             assert launches(7, hook=True) == ["rank_barrier", "rank_barrier"]
-            assert launches(8) == ["rank_barrier", "send", "recv"]
-            assert launches(8) == ["send", "recv"]
+            assert launches(8) == ["send", "recv"]  # as a replay, which another rank may make of it
             group.barrier()
 
     run_gpu_ranks(driver, 2, body)

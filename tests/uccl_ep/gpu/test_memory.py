@@ -66,8 +66,8 @@ def test_gpu_memory_of_threads_is_used_by_address(variables: Any, monkeypatch: p
             word = regions.data_word(1 - group.rank(), buffer._session.plan.throughput.base)
             assert word == (1 - group.rank()) * 0x0101010101010101
             held = driver.held()
-            own = {what: regions._own[what].address in driver.shared for what in ("data", "words", "tables")}
-            assert own == {"data": True, "words": False, "tables": False}  # the other two are this GPU's kernels' alone
+            own = [at in driver.shared for at in (regions._own["data"].address, *regions.kernel_words.addresses)]
+            assert own == [True, False, False]  # words and tables are this GPU's kernels' alone
             group.barrier()
             return held, [regions._node["data"][r] for r in range(2)]
 

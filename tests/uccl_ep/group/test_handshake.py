@@ -38,6 +38,7 @@ WRONG: dict[str, list[Any]] = {  # values of another type, by the field's type
     "bytes": ["text", 1, None],
     "dict[str, Any]": [[], "x", None],
     "list[str]": [{}, "x", None],
+    "list[int]": [{}, 7, None],
 }
 FIELDS = [(blob, f) for blob in BLOBS for f in dataclasses.fields(blob)]
 NAMES = [f"{type(blob).__name__}.{f.name}" for blob, f in FIELDS]
@@ -75,10 +76,10 @@ def test_handshake_unknown_field() -> None:
         unpack(Ready, altered(READY, surprise=1), 2)
 
 
-@pytest.mark.parametrize("version", [..., 0, 1, 2, 3, 4, "5", None])
+@pytest.mark.parametrize("version", [..., 0, 1, 2, 3, 4, 5, "6", None])
 def test_handshake_other_version(version: Any) -> None:
     seen = None if version is ... else version
-    with pytest.raises(UcclEpError, match=f"rank 2 speaks handshake version {seen}, this rank 5: install one version"):
+    with pytest.raises(UcclEpError, match=f"rank 2 speaks handshake version {seen}, this rank 6: install one version"):
         unpack(Endpoints, altered(MEETING, v=version), 2)
 
 

@@ -128,3 +128,20 @@ def test_an_absent_rank_has_no_rows_and_reads_none() -> None:
         topology.landing_ranks.of_source(5)
     with pytest.raises(IndexError, match="no such cell"):
         topology.landing_ranks.in_cell(2)
+
+
+def test_places_of_absent_ranks_are_kept_where_each_rank_is_apart() -> None:
+    """What kernels and memory are laid out by is the same whoever is absent; who takes part is not."""
+    whole = replace(split_into_nodes(["h"] * 6, 2, MOST), apart=True)
+    for absent in ({1}, {2, 3}, {0, 5}):
+        left = whole.vacated(absent)
+        assert left.placed == whole.node_of and left.cell_of == whole.cell_of and left.sizes == whole.sizes
+        assert (left.num_nodes, left.num_cells, left.num_landing_slots) == (3, 6, whole.num_landing_slots)
+        assert left.shape.num_units == whole.shape.num_units
+        assert left.members(NO_NODE) == sorted(absent) and sum(map(len, map(left.members, range(3)))) == 6 - len(absent)
+        assert left.mates(4) == [4, 5] and left.read_at(4, 4) == 4
+        assert set(absent) <= set(left.unreached(4))
+        dense = left.without(())
+        assert dense.places == () and dense.num_nodes == len(set(left.node_of) - {NO_NODE})
+    with pytest.raises(InvalidArgument, match="absent"):
+        whole.vacated(range(6))

@@ -90,3 +90,15 @@ def test_arrangement_of_those_that_are_left() -> None:
     assert apart.topology.sizes == [2] and apart.topology.abroad(0) == []
     with pytest.raises(InvalidArgument, match="absent"):
         arranged(told(RACK), absent=frozenset(range(4)))
+
+
+def test_arrangement_keeps_places_where_each_rank_is_apart() -> None:
+    """An absent number that has said nothing has the place of the rank with the nearest number."""
+    hosts, absent, settings = ["a", "a", "", "b", ""], {2, 4}, Settings()
+    kept = Whole(hosts, absent=absent, apart=True, keeps_places=True)
+    assert kept.split(settings).placed == kept.entire(settings).node_of == (0, 0, 0, 1, 1)
+    assert kept.split(settings).members(1) == [3]
+    for other in (replace(kept, apart=False), replace(kept, keeps_places=False)):
+        assert other.split(settings).places == () and other.split(settings).num_nodes == 2
+    one_a_node = kept.split(Settings(ranks_per_node=1))
+    assert one_a_node.num_nodes == 5 and one_a_node.members(4) == []

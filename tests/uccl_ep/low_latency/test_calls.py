@@ -294,7 +294,7 @@ def test_low_latency_api_zero_copy(variables: Any, transport: str, per_node: int
         rank = group.rank()
         garbage = torch.full(expert_rows(rank, c.shape).shape, torch.nan, dtype=torch.bfloat16)
         with low_latency(group, c.shape) as buffer:
-            workspace = buffer._life.low_latency._low_latency._workspace
+            workspace = buffer._life.low_latency._low_latency.counters
             staging = workspace[: _native.LowLatencyCalls.MAX_STAGING_ROWS]  # their tickets
             seen = set()
             for _ in range(5):

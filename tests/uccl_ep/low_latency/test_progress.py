@@ -16,7 +16,7 @@ X, IDS, WEIGHTS = torch.ones(2, 256).bfloat16(), torch.tensor([[0], [1]]), torch
 
 def test_progress_is_what_kernels_have_counted() -> None:
     buffer = Buffer(ThreadGroup.create(1)[0], 0, 1 << 20, low_latency_mode=True, explicitly_destroy=True)
-    workspace = buffer._life.low_latency._low_latency._workspace
+    workspace = buffer._life.low_latency._low_latency.counters
     for sent in range(1, 4):
         rows, _, handle, _, hook = buffer.low_latency_dispatch(X, IDS, 4, 2, use_fp8=False, return_recv_hook=True)
         assert progress.read_progress(workspace, SIZES) == Progress(sent, sent - 1, 0, sent - 1, sent - 1, 0, *SIZES)

@@ -125,6 +125,7 @@ class Terms:
     budgets: tuple[int, int] = (0, 0)
     low_latency_mode: bool = False
     settings: Any = field(default_factory=lambda: SimpleNamespace(timeout_s=30.0))
+    captured: Any = None
 
 
 class EmptyLife:
@@ -142,7 +143,7 @@ class EmptyLife:
             begin=lambda: None, check_host_wait=lambda: None, catch_up=lambda: None, capturing=lambda: False,
             host_memory=True,
         )  # fmt: skip
-        self.masks = SimpleNamespace(masked=lambda: set(masks))
+        self.masks, self.captured = SimpleNamespace(masked=lambda: set(masks)), lambda: None
 
     def calls_made(self) -> tuple[int, int, int, int]:
         return self.made, self.made, 0, 0
