@@ -42,7 +42,8 @@ _HOW = {
     "service_level": "on EFA UCCL's only",
     "ib_timeout": "",
     "ib_retry_cnt": "",
-    "mnnvl": "NCCL's 0 and NVSHMEM's 1 forbid it, and 1 of `USE_MNNVL`, which is DeepEP's hybrid buffer's, asks for it",
+    "mnnvl": "NCCL's 0 and NVSHMEM's 1 forbid it; 1 of `USE_MNNVL` and a `NVLINK_DOMAIN_SIZE` above a host's 8 GPUs, "
+    "which are DeepEP's hybrid buffer's, ask for it, where `USE_MNNVL` is not 0",
     "interface": "names by their beginning, `=` for whole names, `^` to leave out; for jobs on several hosts",
 }
 

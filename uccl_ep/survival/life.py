@@ -78,7 +78,9 @@ class Terms:
         environment = settings()
         rack_by = "allow_mnnvl=True" if allow_mnnvl else ""
         if environment.mnnvl != "auto":
-            rack_by = f"{environment.said_by('mnnvl')}=1" if environment.mnnvl == "1" else ""
+            site = environment.from_site("mnnvl")
+            by = "UCCL_EP_MNNVL=1" if site is None else site.words
+            rack_by = by if environment.mnnvl == "1" else ""
         with naming("the choice of a device"):
             choice = choose_device(device, environment.device)
         return Terms(budgets, low_latency_mode, enable_shrink, environment, choice, alike, default_config, rack_by)

@@ -10,6 +10,7 @@ import ipaddress
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
+_GPUS_OF_A_HOST = 8  # that NVLink joins at the most
 _MAPPING = "NVSHMEM_ENABLE_NIC_PE_MAPPING"  # without it NVSHMEM does not look at its list
 
 
@@ -71,7 +72,9 @@ READ: tuple[tuple[str, str, Callable[[str], str]], ...] = (
     *((field, name, _number) for field, names in _NUMBERS.items() for name in names.split()),
     ("mnnvl", "NCCL_MNNVL_ENABLE", _forbids("0")),
     ("mnnvl", "NVSHMEM_DISABLE_MNNVL", _forbids("1")),
-    ("mnnvl", "USE_MNNVL", lambda text: "1" if text == "1" else ""),  # of DeepEP's hybrid buffer
+    # Of DeepEP's hybrid buffer, in this order.
+    ("mnnvl", "USE_MNNVL", lambda text: {"0": "auto", "1": "1"}.get(text, "")),
+    ("mnnvl", "NVLINK_DOMAIN_SIZE", lambda text: "1" if int(text) > _GPUS_OF_A_HOST else ""),
     *(
         ("interface", name, lambda text: text)
         for name in ("UCCL_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME", "NVSHMEM_BOOTSTRAP_UID_SOCK_IFNAME")
