@@ -151,7 +151,7 @@ test-ptx: $(VENV)/.stamp-compile ## run the kernels' PTX on the CPU, each access
 	@$(PYTEST) -m compile tests/gpu/ptx $(ARGS)
 	$(SAY) "pytest: bodies of the GPU's tests on PTX for compute_90a, then some on compute_80 and compute_100a"
 	@$(PYTEST) -p tests.gpu.ptx.plugin --ptx compute_90a tests/gpu tests/uccl_ep/gpu/test_calls.py \
-	  tests/uccl_ep/gpu/test_masks.py tests/uccl_ep/survival/test_captured.py \
+	  tests/uccl_ep/gpu/test_masks.py tests/uccl_ep/survival/test_captured.py::test_captured_calls_go_on_when_a_number_joins_and_leaves \
 	  --ignore tests/gpu/ptx -k "not cpu and not (graph and 2)" $(ARGS)
 	@$(PYTEST) -p tests.gpu.ptx.plugin --ptx compute_80 --ptx-seed 2 tests/gpu/test_rounds.py -k "fake and both" $(ARGS)
 	@$(PYTEST) -p tests.gpu.ptx.plugin --ptx compute_100a --ptx-seed 3 tests/gpu/test_rounds.py -k "fake and both" $(ARGS)

@@ -27,8 +27,9 @@ class Shared:
         self._users = 1
 
     def hold(self) -> Shared:
-        """One more user."""
+        """One more user, beside those that there are."""
         with self._lock:
+            assert self._users > 0, "memory that has been given back"
             self._users += 1
         return self
 

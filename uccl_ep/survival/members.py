@@ -10,6 +10,7 @@ from uccl_ep.errors import InvalidArgument, PeerLost, UcclEpError, refuse
 from uccl_ep.group.group import as_group
 from uccl_ep.layout.plan import MemoryBill
 from uccl_ep.recorder.calls import recorded
+from uccl_ep.survival.captured import Captured
 from uccl_ep.survival.life import check_budgets
 from uccl_ep.survival.sleep import Sleeper
 from uccl_ep.survival.standby import Standby
@@ -132,12 +133,11 @@ class MemberChanges(Sleeper):
             self._later(standby.drop)
             raise
         life.settle("switch_members()")
-        self._switch(standby)
-        if not standby.leaves and standby.captured is not None:
-            self.keeps_graphs = standby.captured.go_on_in(self._life)
+        self._switch(standby, standby.captured)
         return True
 
-    def _switch(self, standby: Standby) -> None:
+    def _switch(self, standby: Standby, captured: Captured | None = None) -> None:
+        """`captured`: calls to go on with, of which no kernel runs."""
         self._standby = None
         self.keeps_graphs = False
         if standby.leaves:
@@ -146,7 +146,11 @@ class MemberChanges(Sleeper):
         self.runtime, self.group = life.session, self._next_group
         self.rank, self.group_size = life.session.rank, life.session.num_ranks
         self.num_nvl_bytes, self.num_rdma_bytes = life.terms.budgets
-        self._later(lambda: standby.end_present(life))
+        try:
+            if captured is not None:
+                self.keeps_graphs = captured.go_on_in(life)  # while the life before has what they name
+        finally:
+            self._later(lambda: standby.end_present(life))
 
     def _later(self, what: Any) -> None:
         """Runs it on a thread, which destroy() waits for."""

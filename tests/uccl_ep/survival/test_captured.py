@@ -17,6 +17,7 @@ from tests.uccl_ep.gpu.worlds import install
 from tests.uccl_ep.ranks import assert_low_latency, case, expert_rows, reference_of, same
 from uccl_ep import Buffer, PeerLost, reference, run_ranks
 from uccl_ep.group.store_group import StoreGroup
+from uccl_ep.survival.members import MemberChanges
 
 SIZE, TOKENS, HIDDEN = 3, 8, 128
 MOST = 400
@@ -108,7 +109,9 @@ class Rank:
 def test_captured_calls_go_on_when_a_number_joins_and_leaves(
     variables: Any, monkeypatch: pytest.MonkeyPatch, per_node: int, transport: str
 ) -> None:
+    """Also where the life before ends before the switch returns."""
     variables(RANKS_PER_NODE=per_node, TRANSPORT=transport)
+    monkeypatch.setattr(MemberChanges, "_later", lambda buffer, what: what())
     cluster = Cluster(monkeypatch)
 
     def stays(number: int, driver: FakeDriver) -> None:
