@@ -131,13 +131,15 @@ class Terms:
 class EmptyLife:
     """A life of one rank, with nothing in it but the number of its steps."""
 
-    def __init__(self, number: int, rank: int, num_ranks: int, changes: Any, masks: set[int]) -> None:
+    def __init__(
+        self, number: int, rank: int, num_ranks: int, changes: Any, masks: set[int], has_gone: Any = lambda other: False
+    ) -> None:
         self.steps = self.made = 0
         self.terms: Any = Terms()
         service = SimpleNamespace(changes=changes)
         self.session = SimpleNamespace(
             life=number, rank=rank, num_ranks=num_ranks, agreement_service=service,
-            check=lambda: None, publish_again=lambda: True,
+            check=lambda: None, publish_again=lambda: True, has_gone=has_gone,
         )  # fmt: skip
         self.device = SimpleNamespace(
             begin=lambda: None, check_host_wait=lambda: None, catch_up=lambda: None, capturing=lambda: False,
@@ -197,7 +199,10 @@ class Change:
         for one in self.changes:
             one.begin(1)
         self.meeting = Meeting(story.size)
-        self.ranks = [Rank(EmptyLife(1, r, story.ranks, self.changes[r], self.masks[r])) for r in range(story.ranks)]
+        told = lambda other: self._told and other == story.victim  # noqa: E731
+        self.ranks = [
+            Rank(EmptyLife(1, r, story.ranks, self.changes[r], self.masks[r], told)) for r in range(story.ranks)
+        ]
 
     # ---- the network -----------------------------------------------------------------------------------------------
 
