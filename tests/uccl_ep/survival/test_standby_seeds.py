@@ -131,15 +131,12 @@ class Terms:
 class EmptyLife:
     """A life of one rank, with nothing in it but the number of its steps."""
 
-    def __init__(
-        self, number: int, rank: int, num_ranks: int, changes: Any, masks: set[int], has_gone: Any = lambda other: False
-    ) -> None:
+    def __init__(self, number: int, rank: int, ranks: int, changes: Any, masks: set[int], gone: Any = None) -> None:
         self.steps = self.made = 0
         self.terms: Any = Terms()
-        service = SimpleNamespace(changes=changes)
         self.session = SimpleNamespace(
-            life=number, rank=rank, num_ranks=num_ranks, agreement_service=service,
-            check=lambda: None, publish_again=lambda: True, has_gone=has_gone,
+            life=number, rank=rank, num_ranks=ranks, agreement_service=SimpleNamespace(changes=changes),
+            check=lambda: None, publish_again=lambda: True, has_gone=gone or (lambda other: False),
         )  # fmt: skip
         self.device = SimpleNamespace(
             begin=lambda: None, check_host_wait=lambda: None, catch_up=lambda: None, capturing=lambda: False,
@@ -199,10 +196,8 @@ class Change:
         for one in self.changes:
             one.begin(1)
         self.meeting = Meeting(story.size)
-        told = lambda other: self._told and other == story.victim  # noqa: E731
-        self.ranks = [
-            Rank(EmptyLife(1, r, story.ranks, self.changes[r], self.masks[r], told)) for r in range(story.ranks)
-        ]
+        told, masks = lambda other: self._told and other == story.victim, self.masks
+        self.ranks = [Rank(EmptyLife(1, r, story.ranks, c, masks[r], told)) for r, c in enumerate(self.changes)]
 
     # ---- the network -----------------------------------------------------------------------------------------------
 
