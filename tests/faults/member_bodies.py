@@ -129,7 +129,7 @@ def changes(member: Member, world: World, killing: Killing) -> None:
     if doom is not None and killing.point == PREPARED:
         doom.strike()
     if doom is not None and killing.point == DUE:
-        buffer._switch = lambda standby: doom.strike()  # type: ignore[method-assign]
+        buffer._switch = lambda *_: doom.strike()  # type: ignore[method-assign]
     how, at = serve_until_told(buffer, world, doom)
     if doom is not None:
         assert (how, killing.point) == ("", SWITCHED)
