@@ -113,6 +113,16 @@ DEV void reduce_rows(u16* out, const u16* const* rows, const float* weights, u32
 #endif
 }
 
+// reduce_rows without weights, of rows that may lie in other GPUs.
+DEV void sum_rows(u16* out, const u16* const* rows, u32 count, u32 hidden, const RowBias& bias = {}) {
+#ifdef UCCL_SIMT_HOST
+  reduce_rows(out, rows, nullptr, count, hidden, bias);
+#else
+  lanes::reduce_rows<lanes::kFarRowsInFlight>(
+      lanes::ReduceArgs{out, rows, nullptr, count, hidden, bias.first, bias.second});
+#endif
+}
+
 // out = bf16(sum of code * scale * weights[i]), as reduce_rows sums: of rows in kFormat.
 template <RowFormat kFormat>
 DEV void reduce_coded_rows(const CodedRows& a) {
@@ -123,16 +133,15 @@ DEV void reduce_coded_rows(const CodedRows& a) {
 #endif
 }
 
-// reduce_rows without weights, to where a call leaves about `total_bytes` in all (copy_row_out).
-DEV void reduce_rows_out(u16* out, const u16* const* rows, u32 count, u32 hidden, const RowBias& bias,
-                         u64 total_bytes) {
+// sum_rows, to where a call leaves about `total_bytes` in all (copy_row_out).
+DEV void sum_rows_out(u16* out, const u16* const* rows, u32 count, u32 hidden, const RowBias& bias, u64 total_bytes) {
 #ifdef UCCL_SIMT_HOST
   const bool past = total_bytes >= kLargeResultBytes;
   if (lane() == 0)
     host::reduce_rows(host::ReduceArgs{out, rows, nullptr, count, hidden, bias.first, bias.second, past});
 #else
   (void)total_bytes;
-  reduce_rows(out, rows, nullptr, count, hidden, bias);
+  sum_rows(out, rows, count, hidden, bias);
 #endif
 }
 
@@ -148,7 +157,8 @@ using simt::quantize_row_mxfp8;
 using simt::quantize_row_ue8m0;
 using simt::reduce_coded_rows;
 using simt::reduce_rows;
-using simt::reduce_rows_out;
 using simt::RowBias;
+using simt::sum_rows;
+using simt::sum_rows_out;
 using simt::zero_row;
 }  // namespace uccl

@@ -10,7 +10,9 @@ namespace uccl::simt::lanes {
 // Loads that a lane has in flight hide the latency of HBM. A compiler does not arrange for them: it keeps loads and stores
 // in the order of the source.
 inline constexpr u32 kUnitsInFlight = 4;
-inline constexpr u32 kRowsInFlight = 4;  // of a sum
+inline constexpr u32 kRowsInFlight = 4;  // of a sum of rows that lie near, or have weights or scales
+inline constexpr u32 kFarRowsInFlight =
+    8;  // of a plain sum: as many as a node has GPUs, each row a trip over the link away
 
 DEV void copy_row(u8* dst, const u8* src, u64 bytes) {
   auto* const to = reinterpret_cast<u128*>(dst);
@@ -119,6 +121,7 @@ struct ReduceArgs {
   const u16* bias1;  // or null
 };
 
+template <u32 kInFlight = kRowsInFlight>
 DEV void reduce_rows(const ReduceArgs& a) {
   for (u32 unit = lane(); unit < a.hidden / 8; unit += kWarp) {
     float acc[8] = {0, 0, 0, 0, 0, 0, 0, 0};
@@ -129,13 +132,13 @@ DEV void reduce_rows(const ReduceArgs& a) {
       UCCL_UNROLL
       for (u32 i = 0; i < 8; ++i) acc[i] += f[i];
     }
-    for (u32 first = 0; first < a.count; first += kRowsInFlight) {
-      u128 raw[kRowsInFlight];
+    for (u32 first = 0; first < a.count; first += kInFlight) {
+      u128 raw[kInFlight];
       UCCL_UNROLL
-      for (u32 j = 0; j < kRowsInFlight; ++j)
+      for (u32 j = 0; j < kInFlight; ++j)
         raw[j] = first + j < a.count ? ld_nc(reinterpret_cast<const u128*>(a.rows[first + j]) + unit) : u128{0, 0};
       UCCL_UNROLL
-      for (u32 j = 0; j < kRowsInFlight; ++j) {
+      for (u32 j = 0; j < kInFlight; ++j) {
         if (first + j >= a.count) break;
         unpack_bf16(raw[j], f);
         if (a.weights) {

@@ -9,6 +9,7 @@ namespace uccl {
 // Reading state of the partial sums from one cell, in workspace.
 struct PartialState {
   u64 head, released;
+  u64 seen;  // the stream's tail when it was last read, which is a trip to the host on a GPU
   u32 row, remaining;
 };
 
@@ -235,20 +236,21 @@ DEV bool read_in_place(const MergeShared& m, u32 local) {
   return false;
 }
 
-// Thread 0, when all warps have read a batch and before that is made known: false when a rank whose rows were read where
-// they lie gave its call up by now, for then its caller may have written over them. It says so before it returns to its
-// caller. Whoever knows that its rows were read has ended this call, and may give up a later one.
+// The warp that planned a batch, when all warps have read it and before that is made known: false when a rank whose rows
+// were read where they lie gave its call up by now, for then its caller may have written over them. It says so before it
+// returns to its caller. Whoever knows that its rows were read has ended this call, and may give up a later one.
 DEV bool rows_stayed(const CombineArgs& a, const WaitContext& wait, const MergeShared& m, u32 channel) {
   if (a.arenas == nullptr || a.rank.shrink) return true;
-  for (u32 g = 0; g < m.num_from; ++g) {
+  bool stayed = true;
+  for (u32 g = simt::lane(); g < m.num_from; g += simt::kWarp) {
     const u32 rank = a.rank.topology.crowd_member(m.source, g);
     if (rank == a.rank.topology.rank) continue;
     if (simt::ld_acquire_sys(word(control_of(a.rank, rank), ControlLayout::kAbort)) == 0) continue;
     if (!read_in_place(m, a.rank.topology.local_of[rank])) continue;
     record_fault(wait, WaitSite{WaitPhase::kCombineReceive, rank, channel, 0}, FaultKind::kWithdrawn, 0);
-    return false;
+    stayed = false;
   }
-  return true;
+  return warp_agree(stayed);
 }
 
 }  // namespace uccl

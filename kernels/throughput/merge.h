@@ -1,8 +1,9 @@
 // Combine's inner step: the rows that the ranks of a node or cell have for one source, merged by token.
 //
 // Warps work in batches. Lane 0 of the first one plans: it finds the next tokens and where their rows are, and never waits
-// while it holds an unfinished batch (its readers may be needed to free what it would wait for); on a GPU its warp has
-// fetched what it needs to know before. Then all warps reduce one planned row each, and only after that are the rings'
+// while it holds an unfinished batch (its readers may be needed to free what it would wait for). On a GPU its warp has
+// fetched what it needs to know before; a batch ends where that ends, and is empty where lane 0 has waited for rows that
+// the warp then has to fetch: a lane that asks other processors by itself waits for each answer in turn. Then all warps reduce one planned row each, and only after that are the rings'
 // heads released. Rows that the reducing rank itself has are read where its caller left them; they pass no ring. Of rows
 // that lie in another rank's arena the ring has headers and weights only.
 #pragma once
@@ -142,27 +143,37 @@ DEV void look_around(const ThroughputCall& call, MergeShared& m, u32 channel) {
 
 enum class Step : u32 { kReady = 0, kNotYet, kFailed };
 
-// Lane 0: the token of a contribution's next row is known; false when it cannot be that.
-DEV bool make_ready(const WaitContext& wait, const WaitSite& site, Contribution& k, u32 token) {
-  k.token = token;
-  k.ready = 1;
-  return (token != kNoToken && token >= k.least) || bad_arrival(wait, site, token);
+// One lane: where it waits for the next row of a contribution.
+DEV WaitSite contribution_site(const RankContext& c, const MergeShared& m, u32 channel, u32 g) {
+  return WaitSite{WaitPhase::kCombineReceive, c.topology.crowd_member(m.source, g), channel, m.from[g].head + 1};
 }
 
-// Lane 0: the next row of every unfinished contribution is readable. Waits only when `may_wait`.
+// Lane 0: the token of a contribution's next row is known; false when it cannot be that.
+DEV bool make_ready(const RankContext& c, const WaitContext& wait, MergeShared& m, u32 channel, u32 g, u32 token) {
+  Contribution& k = m.from[g];
+  k.token = token;
+  k.ready = 1;
+  if (token != kNoToken && token >= k.least) return true;
+  return bad_arrival(wait, contribution_site(c, m, channel, g), token);
+}
+
+// Lane 0: the next row of every unfinished contribution is readable. Waits only when `may_wait`. kFetched: it knows tokens
+// only from look_around, so where it has waited rows are there and not yet known.
+template <bool kFetched = simt::kLanesInParallel>
 DEV Step look_ahead(const RankContext& c, const WaitContext& wait, const ThroughputCall& call, MergeShared& m,
                     u32 channel, bool may_wait) {
+  Step step = Step::kReady;
   for (u32 g = 0; g < m.num_from; ++g) {
     Contribution& k = m.from[g];
     if (k.remaining == 0 || k.ready) continue;
-    const u32 peer = c.topology.crowd_member(m.source, g);
-    bool absent = c.shrink && masked(c, peer);
-    const u64 head = k.head;
-    const WaitSite site{WaitPhase::kCombineReceive, peer, channel, head + 1};
+    bool absent = c.shrink && masked(c, c.topology.crowd_member(m.source, g));
     if (!absent && k.used < k.fetched) {
-      if (!make_ready(wait, site, k, k.tokens[k.used++])) return Step::kFailed;
+      if (!make_ready(c, wait, m, channel, g, k.tokens[k.used++])) return Step::kFailed;
       continue;
     }
+    if (kFetched && !absent && !may_wait) return Step::kNotYet;
+    const u64 head = k.head;
+    const WaitSite site = contribution_site(c, m, channel, g);
     const bool in_ring = k.own.payload == nullptr;
     const u64* tail = k.stream.tail;
     // Pairs with the contributor's release of its tail.
@@ -173,7 +184,7 @@ DEV Step look_ahead(const RankContext& c, const WaitContext& wait, const Through
       const auto left_out = [&] { return c.shrink && masked(c, m.source); };
       if (!wait_or_mask(c, wait, site, SystemWord{tail}, [&](u64 seen) { return seen > head || left_out(); }, &absent))
         return Step::kFailed;
-      if (channel == 0) add_stat(c, peer, PeerStat::kWaitNs, simt::now_ns() - begin);
+      if (channel == 0) add_stat(c, site.peer, PeerStat::kWaitNs, simt::now_ns() - begin);
       if (left_out()) {
         m.ok = kSourceLeftOut;
         return Step::kNotYet;
@@ -184,9 +195,12 @@ DEV Step look_ahead(const RankContext& c, const WaitContext& wait, const Through
       continue;
     }
     if (in_ring && !tail_fits(wait, site, call.geometry, head, simt::ld_acquire_sys(tail))) return Step::kFailed;
-    if (!make_ready(wait, site, k, contribution_token(call, k, channel))) return Step::kFailed;
+    if (kFetched)
+      step = Step::kNotYet;
+    else if (!make_ready(c, wait, m, channel, g, contribution_token(call, k, channel)))
+      return Step::kFailed;
   }
-  return Step::kReady;
+  return step;
 }
 
 // Lane 0: moves this rank's own next row into the entry.

@@ -108,9 +108,8 @@ DEV TeamWord plan_turn(const CombineArgs& a, const WaitContext& wait, CombineSha
 
 // The leader's warp, when its team has reduced a batch: gives the rows back, and sends the chunk if it is full.
 DEV bool end_turn(const CombineArgs& a, const WaitContext& wait, CombineShared& s, u32 channel, u32 source, u32 left) {
-  const bool taken = warp_agree(simt::lane() != 0 || (rows_stayed(a, wait, s.merge, channel) &&
-                                                      (left != 0 || all_taken(a, wait, s.merge, channel))));
-  if (!taken) return false;
+  if (!rows_stayed(a, wait, s.merge, channel)) return false;
+  if (!warp_agree(simt::lane() != 0 || left != 0 || all_taken(a, wait, s.merge, channel))) return false;
   release_contributions(s.merge);
   return warp_agree(simt::lane() != 0 || send_partials(a, wait, s, partial_out(a, source, channel), left));
 }

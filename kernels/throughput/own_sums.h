@@ -9,6 +9,7 @@ struct CombineShared {
   TeamWords teams;
   u32 cursor, in_chunk;  // next token, or rows already in the outgoing chunk
   u64 number;  // outgoing chunk
+  u64 takers[kMaxPlan];  // destinations() in this node, of the cursor's token and those behind it
   // Behind it, a warp: kMaxPartials + 1 payload pointers (also enough for kMaxRanksPerNode).
   static constexpr u64 bytes(u32 warps) { return align_up(sizeof(CombineShared), 16) + warps * pointer_bytes(); }
   static constexpr u64 pointer_bytes() { return (kMaxPartials + 2) * 8; }
@@ -24,7 +25,7 @@ DEV void open_partials(const CombineArgs& a, u32 channel) {
   const TopologyView& t = a.rank.topology;
   for (u32 n = simt::tid(); n < t.num_cells; n += simt::ntid()) {
     PartialState& p = a.partials[channel * t.num_cells + n];
-    p = PartialState{0, 0, 0, 0};
+    p = PartialState{};
     if (!t.is_remote(n)) continue;
     p.head = p.released = simt::ld_relaxed_sys(partial_stream(a.rank, a.call.layout, n, channel).heads);
     p.remaining = a.call.node_rows[n * a.call.geometry.num_channels + channel];
@@ -43,21 +44,23 @@ DEV Step look_at_partials(const CombineArgs& a, const WaitContext& wait, u32 cha
   const TopologyView& t = a.rank.topology;
   for (u32 n = 0; n < t.num_cells; ++n) {
     if (!has_partial(a, token, n)) continue;
-    const PartialState& p = a.partials[channel * t.num_cells + n];
+    PartialState& p = a.partials[channel * t.num_cells + n];
+    if (p.seen > p.head) continue;
     const u64* tail = partial_stream(a.rank, a.call.layout, n, channel).tail;
     const u64 head = p.head;
     const WaitSite site{WaitPhase::kCombineReceive, t.landing_rank(t.rank, n), channel, head + 1};
     u64 there = simt::ld_acquire_sys(tail);
-    if (there > head && !tail_fits(wait, site, a.call.geometry, head, there)) return Step::kFailed;
-    if (there > head) continue;
-    if (!may_wait) return Step::kNotYet;
-    const u32 peer = site.peer;
-    const u64 begin = simt::now_ns();
-    bool absent;
-    if (!wait_or_mask(a.rank, wait, site, SystemWord{tail}, [&](u64 seen) { return (there = seen) > head; }, &absent))
-      return Step::kFailed;
-    if (!absent && !tail_fits(wait, site, a.call.geometry, head, there)) return Step::kFailed;
-    if (channel == 0) add_stat(a.rank, peer, PeerStat::kWaitNs, simt::now_ns() - begin);
+    if (there <= head) {
+      if (!may_wait) return Step::kNotYet;
+      const u64 begin = simt::now_ns();
+      bool absent;
+      if (!wait_or_mask(a.rank, wait, site, SystemWord{tail}, [&](u64 seen) { return (there = seen) > head; }, &absent))
+        return Step::kFailed;
+      if (channel == 0) add_stat(a.rank, site.peer, PeerStat::kWaitNs, simt::now_ns() - begin);
+      if (absent) continue;
+    }
+    p.seen = there;
+    if (!tail_fits(wait, site, a.call.geometry, head, there)) return Step::kFailed;
   }
   return Step::kReady;
 }
@@ -82,9 +85,9 @@ DEV void take_partials(const CombineArgs& a, u32 channel, u32 token, PlanEntry& 
 
 // Lane 0: a token was found at those ranks of the node that it went to; a rank that is masked need not have it.
 DEV bool check_takers(const CombineArgs& a, const WaitContext& wait, const MergeShared& m, const WaitSite& site,
-                      u64 had) {
+                      u64 had, u64 takers) {
   const u32 token = static_cast<u32>(site.expected);
-  const u64 differ = had ^ destinations(a.rank, a.call.is_token_in_rank, token, a.rank.topology.cell);
+  const u64 differ = had ^ takers;
   for (u32 g = 0; differ != 0 && g < m.num_from; ++g) {
     const u32 rank = a.rank.topology.crowd_member(m.source, g);
     const bool left_out = a.rank.shrink && (had >> g & 1) == 0 && masked(a.rank, rank);
@@ -95,6 +98,14 @@ DEV bool check_takers(const CombineArgs& a, const WaitContext& wait, const Merge
   return true;
 }
 
+// The warp that plans a batch, before: who takes the tokens that it may come to. On a CPU lane 0 asks for all.
+DEV void find_takers(const CombineArgs& a, CombineShared& s, u32 end) {
+  const u32 lanes = simt::kLanesInParallel ? simt::kWarp : 1;
+  for (u32 i = simt::lane(); i < kMaxPlan && simt::lane() < lanes && s.cursor + i < end; i += lanes)
+    s.takers[i] = destinations(a.rank, a.call.is_token_in_rank, s.cursor + i, a.rank.topology.cell);
+  simt::sync_warp();
+}
+
 // Lane 0 plans up to kMaxPlan of this rank's tokens.
 DEV void plan_own(const CombineArgs& a, const WaitContext& wait, CombineShared& s, u32 channel, u32 end) {
   MergeShared& m = s.merge;
@@ -102,7 +113,8 @@ DEV void plan_own(const CombineArgs& a, const WaitContext& wait, CombineShared& 
   m.count = 0;
   while (m.count < kMaxPlan && s.cursor < end) {
     const bool may_wait = m.count == 0;
-    const bool here = destinations(a.rank, a.call.is_token_in_rank, s.cursor, t.cell) != 0;
+    const u64 takers = s.takers[m.count];
+    const bool here = takers != 0;
     Step step = here ? look_ahead(a.rank, wait, a.call, m, channel, may_wait) : Step::kReady;
     if (step == Step::kReady && t.num_nodes > 1) step = look_at_partials(a, wait, channel, s.cursor, may_wait);
     if (step == Step::kFailed) m.ok = 0;
@@ -111,7 +123,8 @@ DEV void plan_own(const CombineArgs& a, const WaitContext& wait, CombineShared& 
     clear_entry(e);
     e.token = s.cursor;
     const u64 had = here ? take_token(a.call, m, channel, s.cursor, e) : 0;
-    if (here && !check_takers(a, wait, m, WaitSite{WaitPhase::kCombineReceive, t.rank, channel, s.cursor}, had)) {
+    const WaitSite site{WaitPhase::kCombineReceive, t.rank, channel, s.cursor};
+    if (here && !check_takers(a, wait, m, site, had, takers)) {
       m.ok = 0;
       return;
     }
@@ -162,18 +175,18 @@ DEV void reduce_own(const CombineArgs& a, const WaitContext& wait, CombineShared
   const u16** list = warp_pointers(s);
   if (!find_rows(a, wait, s, channel, e)) return give_up(s.merge);
   if (a.rank.topology.num_nodes == 1) {
-    reduce_rows_out(a.out + at, list, e.num_rows, a.hidden, bias, all);
+    sum_rows_out(a.out + at, list, e.num_rows, a.hidden, bias, all);
   } else {
     if (!check_partials(a, wait, channel, e)) return give_up(s.merge);
     u16* own = a.scratch + static_cast<u64>(channel * simt::num_warps() + simt::warp()) * a.hidden;
-    if (e.num_rows != 0) reduce_rows(own, list, nullptr, e.num_rows, a.hidden);
+    if (e.num_rows != 0) sum_rows(own, list, e.num_rows, a.hidden);
     simt::sync_warp();
     const u32 has_own = e.num_rows != 0;
     for (u32 i = simt::lane(); i < e.num_partials; i += simt::kWarp)
       list[i + (i >= e.own_position ? has_own : 0)] = reinterpret_cast<const u16*>(e.partials[i]);
     if (has_own && simt::lane() == 0) list[e.own_position] = own;
     simt::sync_warp();
-    reduce_rows_out(a.out + at, list, e.num_partials + has_own, a.hidden, bias, all);
+    sum_rows_out(a.out + at, list, e.num_partials + has_own, a.hidden, bias, all);
   }
   for (u32 k = simt::lane(); shape.has_weights && k < shape.topk; k += simt::kWarp) {
     float sum = e.num_partials == 0 ? sum_weights(shape, e, k) : 0.0f;
@@ -211,15 +224,18 @@ DEV void combine_own(const CombineArgs& a, const WaitContext& wait, CombineShare
   simt::sync_block();
   while (s.cursor < end) {
     simt::sync_block();  // everyone has seen the cursor, and the batch before is given back
-    if (simt::kLanesInParallel && simt::warp() == 0) look_around(a.call, s.merge, channel);
-    if (simt::tid() == 0) plan_own(a, wait, s, channel, end);
+    if (simt::warp() == 0) {
+      if (simt::kLanesInParallel) look_around(a.call, s.merge, channel);
+      find_takers(a, s, end);
+      if (simt::lane() == 0) plan_own(a, wait, s, channel, end);
+    }
     simt::sync_block();  // the plan is there
     if (s.merge.ok == 0) return;
     for (u32 i = turn.first(s.merge.count); i < s.merge.count; i += simt::num_warps())
       reduce_own(a, wait, s, channel, s.merge.plan[i]);
     simt::sync_block();
     if (simt::ld_acquire_cta(&s.merge.bad) != 0) return;
-    if (simt::tid() == 0 && !rows_stayed(a, wait, s.merge, channel)) s.merge.ok = 0;
+    if (simt::warp() == 0 && !rows_stayed(a, wait, s.merge, channel) && simt::lane() == 0) s.merge.ok = 0;
     simt::sync_block();
     if (simt::warp() == 0) release_contributions(s.merge);
     release_partials(a, wait, channel);

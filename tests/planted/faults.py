@@ -82,7 +82,7 @@ FAULTS = (
         "kernels/throughput/own_sums.h",
         "    simt::sync_block();\n"
         "    if (simt::ld_acquire_cta(&s.merge.bad) != 0) return;\n"
-        "    if (simt::tid() == 0 && !rows_stayed(a, wait, s.merge, channel)) s.merge.ok = 0;\n"
+        "    if (simt::warp() == 0 && !rows_stayed(a, wait, s.merge, channel) && simt::lane() == 0) s.merge.ok = 0;\n"
         "    simt::sync_block();\n",
         "",
         ("throughput_combine_sums_over_uneven_nodes",),

@@ -126,7 +126,11 @@ TEST(copy_reduce_is_the_same_in_lanes_at_every_vector_level_and_by_hand) {
       }
       by_hand[c] = f_to_bf16(acc);
     }
-    on_warp([&] { lanes::reduce_rows({by_lanes.data(), pointers.data(), w, count, hidden, b0, b1}); });
+    const lanes::ReduceArgs lanewise{by_lanes.data(), pointers.data(), w, count, hidden, b0, b1};
+    on_warp([&] { lanes::reduce_rows(lanewise); });
+    CHECK(by_lanes == by_hand);
+    std::fill_n(by_lanes.data(), hidden, u16{0});
+    on_warp([&] { lanes::reduce_rows<lanes::kFarRowsInFlight>(lanewise); });
     CHECK(by_lanes == by_hand);
     at_every_level([&] {
       Row<u16> by_vector(hidden);
@@ -135,7 +139,7 @@ TEST(copy_reduce_is_the_same_in_lanes_at_every_vector_level_and_by_hand) {
       for (const u64 total_bytes : {u64{0}, kLargeResultBytes}) {
         if (w) break;
         Row<u16> out(hidden);
-        on_warp([&] { reduce_rows_out(out.data(), pointers.data(), count, hidden, RowBias{b0, b1}, total_bytes); });
+        on_warp([&] { sum_rows_out(out.data(), pointers.data(), count, hidden, RowBias{b0, b1}, total_bytes); });
         CHECK(out == by_hand);
       }
     });

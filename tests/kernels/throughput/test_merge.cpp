@@ -126,6 +126,10 @@ TEST(throughput_merge_fetches_ahead_what_planning_would_find) {
       u64 total = 0, draw = seed;
       for (const auto& list : tokens) total += list.size();
       const u64 chunk = bench.call.geometry.rows_per_chunk;
+      const auto ready = [&](const RankContext& c, const WaitContext& wait, MergeShared& m) {
+        return Step::kReady == (fetching ? look_ahead<true>(c, wait, bench.call, m, 0, false)
+                                         : look_ahead<false>(c, wait, bench.call, m, 0, false));
+      };
       bench.on_warp([&](MergeShared& m, const WaitContext& wait) {
         const RankContext& c = bench.world->context(0);
         for (u64 planned = 0; planned < total;) {
@@ -140,7 +144,7 @@ TEST(throughput_merge_fetches_ahead_what_planning_would_find) {
           simt::sync_warp();
           if (fetching) look_around(bench.call, m, 0);
           if (simt::lane() == 0)
-            for (m.count = 0; m.count < kMaxPlan && look_ahead(c, wait, bench.call, m, 0, false) == Step::kReady;) {
+            for (m.count = 0; m.count < kMaxPlan && ready(c, wait, m);) {
               PlanEntry& e = m.plan[m.count];
               clear_entry(e);
               take_token(bench.call, m, 0, kNoToken, e);
@@ -165,6 +169,31 @@ TEST(throughput_merge_fetches_ahead_what_planning_would_find) {
     CHECK(plans[0] == plans[1]);
     CHECK(plans[0].size() > 40);
   }
+}
+
+// A lane whose warp fetches tokens for it waits until rows are there, and leaves it to the warp to read them.
+TEST(throughput_merge_looks_around_once_more_after_it_has_waited) {
+  const std::vector<std::vector<u32>> tokens = {{2}, {2, 3}, {}};
+  Bench bench(tokens);
+  bench.on_warp([&](MergeShared& m, const WaitContext& wait) {
+    const RankContext& c = bench.world->context(0);
+    const auto look = [&](bool may_wait) { return look_ahead<true>(c, wait, bench.call, m, 0, may_wait); };
+    look_around(bench.call, m, 0);
+    if (simt::lane() == 0) {
+      CHECK(look(false) == Step::kNotYet);  // its own row is known, rank 1's is not there
+      bench.contribute(1, tokens[1], 2);
+      CHECK(look(false) == Step::kNotYet);
+      CHECK(look(true) == Step::kNotYet);
+      CHECK(m.from[0].ready == 1 && m.from[1].ready == 0);
+    }
+    simt::sync_warp();
+    look_around(bench.call, m, 0);
+    if (simt::lane() == 0) {
+      CHECK(look(false) == Step::kReady);
+      CHECK_EQ(m.from[1].token, 2u);
+    }
+  });
+  CHECK(!bench.world->aborted(0));
 }
 
 TEST(throughput_merge_asks_for_a_named_token) {
