@@ -11,11 +11,11 @@ from __future__ import annotations
 import fcntl
 import os
 import platform
+import random
 import shutil
 import signal
 import subprocess
 import sys
-from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -25,6 +25,10 @@ for _variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ[_variable] = "1"
 
 import pytest  # noqa: E402
+from hypothesis import settings  # noqa: E402
+
+settings.register_profile("no deadlines", deadline=None)  # a busy machine is no fault; limits are pytest's
+settings.load_profile("no deadlines")
 
 ROOT = Path(__file__).resolve().parent.parent
 SANITIZERS = ("thread", "address")
@@ -61,13 +65,17 @@ def _one_torch_thread() -> None:
 
 @pytest.hookimpl(tryfirst=True)  # before pytest leaves out what is slow
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    seen = Counter[str]()
+    """Of alike cases (mostly_slow) only a sample is quick: the same one everywhere, and of all their parameters."""
+    alike: dict[str, list[pytest.Item]] = {}
     for item in items:
-        if marker := item.get_closest_marker("mostly_slow"):
-            function = item.nodeid.partition("[")[0]
-            seen[function] += 1
-            if seen[function] > marker.kwargs.get("quick", 1):
-                item.add_marker(pytest.mark.slow)
+        if item.get_closest_marker("mostly_slow") and not item.get_closest_marker("slow"):
+            alike.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    for function, cases in alike.items():
+        marker = cases[0].get_closest_marker("mostly_slow")
+        quick = marker.kwargs.get("quick", 1) if marker else 0
+        random.Random(function).shuffle(cases)
+        for case in cases[quick:]:
+            case.add_marker(pytest.mark.slow)
 
 
 class NativeBuild:

@@ -89,6 +89,7 @@ def fill(markdown: str) -> str:
     return _PART.sub(lambda match: PARTS[match["name"]](), markdown)
 
 
+@functools.cache  # it takes seconds
 def all_pages() -> dict[str, str]:
     """Every page of the site as it is rendered, by its path."""
     added = {path: text for path, text in generated_files().items() if path.endswith(".md")}

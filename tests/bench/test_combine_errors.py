@@ -28,6 +28,7 @@ def test_combine_errors_are_those_of_sums_that_nothing_rounds() -> None:
     assert by_form["bf16", "direct"].worst == by_form["mxfp8", "node"].worst == 0
 
 
+@pytest.mark.mostly_slow(quick=2)
 @pytest.mark.parametrize("tail", combine_errors.TAILS)
 @pytest.mark.parametrize("topk", combine_errors.TOPKS)
 def test_combine_errors_grow_as_rows_shrink(rows: list[Row], tail: str, topk: int) -> None:

@@ -118,6 +118,7 @@ def sums_in_batches(ranks_per_node: int, way: str) -> list[list[tuple[Tensor, ..
     return as_threads(World(ranks=RANKS, ranks_per_node=ranks_per_node, shuffle_seed=5), one_rank)
 
 
+@pytest.mark.mostly_slow(quick=6)
 @pytest.mark.parametrize("ranks_per_node", [0, 2], ids=["one_node", "two_nodes"])
 @pytest.mark.parametrize("way", WAYS)
 def test_bits_of_a_token_do_not_depend_on_its_batch(way: str, ranks_per_node: int) -> None:

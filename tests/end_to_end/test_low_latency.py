@@ -18,6 +18,7 @@ def test_low_latency_agrees_with_the_reference(world: World, todo: list[LowLaten
     as_threads(world, play, todo, world.ranks_per_node)
 
 
+@pytest.mark.mostly_slow(quick=4)
 @pytest.mark.parametrize("transport", ["loopback", "shared_memory", "tcp"])
 @pytest.mark.parametrize(("ranks", "ranks_per_node"), [(3, 2), (5, 2), (4, 1), (2, 1)])
 def test_low_latency_on_uneven_nodes(ranks: int, ranks_per_node: int, transport: str) -> None:

@@ -18,6 +18,7 @@ def test_throughput_agrees_with_the_reference(world: World, todo: list[Throughpu
     as_threads(world, play, todo, world.ranks_per_node, slack)
 
 
+@pytest.mark.mostly_slow(quick=4)
 @pytest.mark.parametrize("transport", ["loopback", "shared_memory", "tcp"])
 @pytest.mark.parametrize(("ranks", "ranks_per_node"), [(3, 2), (5, 2), (4, 1), (7, 3)])
 def test_throughput_on_uneven_nodes(ranks: int, ranks_per_node: int, transport: str) -> None:

@@ -43,6 +43,7 @@ def test_help_of_the_demo_teaches() -> None:
         assert word in text
 
 
+@pytest.mark.mostly_slow(quick=2)
 @pytest.mark.parametrize("arguments", [["--help"], ["demo", "--help"], ["--version"], ["version"], ["env"]])
 def test_answers_without_loading_torch(arguments: list[str]) -> None:
     program = (

@@ -24,6 +24,7 @@ def side(request: pytest.FixtureRequest, library: HostLibrary) -> Side:
     return GpuSide(HostGpu(library), object())
 
 
+@pytest.mark.mostly_slow
 def test_bench_ring_measures_everything(side: Side, library: HostLibrary) -> None:
     world, notes = RingWorld(side, library, 4), []
     result = ring.measure(world, True, lambda found: notes.append(len(found["rates"])))

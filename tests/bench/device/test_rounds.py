@@ -29,6 +29,7 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> FakePlatform:
     return FakePlatform(install(monkeypatch, HostGpu()), "cuda")
 
 
+@pytest.mark.mostly_slow
 @pytest.mark.parametrize("mode", [LOW_LATENCY, THROUGHPUT])
 def test_bench_rounds_on_the_fake_gpu_have_kernels_and_replays(fake: FakePlatform, mode: str) -> None:
     found = measure_shape(fake, SMALL[mode], open_library(fake))

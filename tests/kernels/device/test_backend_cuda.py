@@ -59,6 +59,7 @@ def compiled(arch: str, binary: bool, source: str = PROBES) -> bytes:
     pytest.skip("no NVRTC (CuPy) and no nvcc here")
 
 
+@pytest.mark.mostly_slow
 @pytest.mark.parametrize("arch", ARCHITECTURES)
 def test_backend_cuda_compiles_to_machine_code(arch: str) -> None:
     cubin = compiled(arch, True)

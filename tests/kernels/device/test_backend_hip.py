@@ -135,6 +135,7 @@ def test_backend_hip_orders_are_those_of_the_memory_model(arch: str) -> None:
         assert seen == wanted, f"{arch}: {order}"
 
 
+@pytest.mark.mostly_slow
 @pytest.mark.parametrize("arch", ["gfx90a", "gfx942", "gfx950"])
 def test_backend_hip_compiles_without_spills(arch: str) -> None:
     text = assembly(arch)

@@ -48,6 +48,7 @@ def test_proxy_host_unknown_family_is_refused_with_the_known_ones() -> None:
         assert word in str(caught.value)
 
 
+@pytest.mark.mostly_slow
 @pytest.mark.parametrize("change", [
     {"rings_fd": 9999}, {"counters_fd": -1}, {"spans": [(0, DATA_BYTES, 9998)]},
 ])  # fmt: skip

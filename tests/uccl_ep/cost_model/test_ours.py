@@ -50,6 +50,7 @@ def test_model_low_latency_counts_are_the_products(seed: int, traffic: str, use_
     assert_counted(again, ours.low_latency_dispatch(demand, call))
 
 
+@pytest.mark.mostly_slow(quick=5)
 @pytest.mark.parametrize("seed, traffic", list(enumerate(TRAFFIC)))
 @pytest.mark.parametrize("ranks, per_node", [(4, 2), (5, 3), (3, 1)])
 def test_model_combine_of_nodes_is_the_products(

@@ -110,6 +110,7 @@ def interrupted_dispatch(group: ThreadGroup, interrupted: threading.Event, on_gp
         return None if got is None else got.clone(), after.clone()
 
 
+@pytest.mark.mostly_slow
 @pytest.mark.parametrize("on_gpu", [False, True])
 def test_broken_off_dispatch_sends_the_rows_it_was_given(
     variables: Any, monkeypatch: pytest.MonkeyPatch, on_gpu: bool

@@ -43,6 +43,7 @@ def test_dropped_memory_is_used_again_also_for_a_few_rows_less() -> None:
     assert again.data_ptr() == address and pool.kept_bytes == 0
 
 
+@pytest.mark.mostly_slow(quick=2)
 @pytest.mark.parametrize("keep", ["slice", "other dtype", "detached", "storage", "autograd"])
 def test_what_still_looks_at_a_result_keeps_its_memory(keep: str) -> None:
     pool = OutputPool()

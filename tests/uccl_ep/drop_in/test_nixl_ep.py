@@ -76,6 +76,7 @@ def _finish(event: Any, receive: Callable[[], None] | None) -> None:
         event.current_stream_wait()
 
 
+@pytest.mark.mostly_slow(quick=2)
 @pytest.mark.parametrize("capacity", [True, False], ids=["experts of the capacity", "experts of connected ranks"])
 @pytest.mark.parametrize("world", WORLDS)
 def test_nixl_ep_ranks_join_leave_and_are_replaced(world: World, capacity: bool) -> None:

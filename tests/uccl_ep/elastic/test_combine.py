@@ -63,6 +63,7 @@ def summed_once(
     return total.bfloat16()
 
 
+@pytest.mark.mostly_slow(quick=3)
 @pytest.mark.parametrize("ranks, per_node", WORLDS)
 @pytest.mark.parametrize("expanded", [False, True])
 def test_combine_sums_by_rank(variables: Any, ranks: int, per_node: int, expanded: bool) -> None:

@@ -130,6 +130,7 @@ def test_dispatch_without_cpu_sync(variables: Any, ranks: int, per_node: int, ex
     on_ranks(ranks, body)
 
 
+@pytest.mark.mostly_slow(quick=3)
 @pytest.mark.parametrize("ranks, per_node", [(3, 0), (4, 2)])
 @pytest.mark.parametrize("expanded", [False, True])
 @pytest.mark.parametrize("many_sums", [False, True])

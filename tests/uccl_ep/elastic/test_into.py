@@ -26,6 +26,7 @@ def targets(rows: int, fp8: bool, columns: bool = False) -> dict[str, torch.Tens
     return made
 
 
+@pytest.mark.mostly_slow(quick=4)
 @pytest.mark.parametrize("ranks, per_node", WORLDS)
 @pytest.mark.parametrize("fp8", [False, True])
 @pytest.mark.parametrize("cpu_sync", [False, True])

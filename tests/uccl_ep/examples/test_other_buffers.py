@@ -21,6 +21,7 @@ from uccl_ep import run_ranks
 from uccl_ep.examples.other_buffers import Name, make_layers
 
 
+@pytest.mark.mostly_slow(quick=2)
 @pytest.mark.parametrize("used", [EXPERTS, 2])  # with 2, only rank 0 has experts that get rows
 @pytest.mark.parametrize("name", ["elastic", "ep", "hybrid"])
 def test_examples_other_buffers_compute_what_one_process_does(variables: Any, name: Name, used: int) -> None:

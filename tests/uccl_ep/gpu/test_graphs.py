@@ -53,6 +53,7 @@ class LowLatencyInputs:
         self.rows.copy_(expert_rows(rank, c.shape, scale))
 
 
+@pytest.mark.mostly_slow(quick=2)
 @pytest.mark.timeout(120)  # 150 calls on every rank, on two cores
 @pytest.mark.parametrize("hooks", [False, True], ids=["plain", "hooks"])
 @pytest.mark.parametrize("ranks, per_node, transport", WORLDS)
@@ -130,6 +131,7 @@ def layouts_of(c: RandomCase, per_node: int) -> list[ThroughputInput]:
     return made
 
 
+@pytest.mark.mostly_slow
 @pytest.mark.timeout(120)  # as above
 @pytest.mark.parametrize("ranks, per_node, transport", WORLDS)
 def test_gpu_graphs_throughput_with_a_handle(
@@ -180,6 +182,7 @@ def test_gpu_graphs_throughput_with_a_handle(
     run_gpu_ranks(driver, ranks, body)
 
 
+@pytest.mark.mostly_slow
 @pytest.mark.timeout(120)  # as above
 @pytest.mark.parametrize("ranks, per_node, transport", WORLDS)
 def test_gpu_graphs_throughput_with_worst_tokens(

@@ -258,6 +258,7 @@ def test_gpu_memory_pinning_that_is_refused_is_explained_everywhere(
     assert driver.held() == NOTHING
 
 
+@pytest.mark.mostly_slow(quick=3)
 @pytest.mark.parametrize("step", ["allocate", "register", "write", "view"])
 @pytest.mark.parametrize("per_node", [0, 1])
 def test_gpu_memory_of_a_failed_start_is_given_back(

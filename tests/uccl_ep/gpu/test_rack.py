@@ -59,6 +59,7 @@ def check_rack(buffer: Buffer, domains: list[str]) -> None:
     assert all(at != 0 for at in regions._node["data"].values())
 
 
+@pytest.mark.mostly_slow(quick=2)
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize("domains, shrink", RACKS)
 def test_rack_low_latency_rows_are_the_references(
@@ -95,6 +96,7 @@ def test_rack_low_latency_rows_are_the_references(
     assert [driver.held() for driver in hosts.drivers] == [NOTHING] * len(domains)
 
 
+@pytest.mark.mostly_slow(quick=2)
 @pytest.mark.timeout(240)
 @pytest.mark.parametrize("domains, shrink", RACKS)
 def test_rack_throughput_rows_are_the_references(

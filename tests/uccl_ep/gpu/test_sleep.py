@@ -26,6 +26,7 @@ def made(driver: FakeDriver, keeps: bool) -> FakeDriver:
     return driver
 
 
+@pytest.mark.mostly_slow(quick=2)
 @pytest.mark.timeout(120)
 @EACH_WAY
 @pytest.mark.parametrize("ranks, per_node, transport", WORLDS)

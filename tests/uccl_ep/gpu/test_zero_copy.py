@@ -80,6 +80,7 @@ def lies_in(driver: FakeDriver, address: int) -> int:
     return next(b for b in driver.shared if b in driver._allocated and b <= address < b + driver._allocated[b].bytes)
 
 
+@pytest.mark.mostly_slow
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("ranks, per_node", [(2, 1), (3, 2), (4, 2)])
 def test_gpu_zero_copy_between_nodes(driver: FakeDriver, variables: Any, ranks: int, per_node: int) -> None:

@@ -13,6 +13,7 @@ from uccl_ep._native import EXPECT_BYTES
 from uccl_ep.layout.combine_formats import KEYWORDS, RowFormat, combine_format, name_of
 
 
+@pytest.mark.mostly_slow(quick=6)
 @pytest.mark.parametrize("per_node", [1, 2, 4])
 @pytest.mark.parametrize("way", ["hook", "now"])
 @pytest.mark.parametrize(

@@ -50,6 +50,7 @@ def send(buffer: Buffer, c: RandomCase, scale: Tensor, **options: Any) -> tuple[
     return buffer.low_latency_dispatch(c.x[rank], c.topk_idx[rank], c.shape.max_tokens, c.shape.num_experts, **options)
 
 
+@pytest.mark.mostly_slow(quick=3)
 @pytest.mark.parametrize("per_node", [1, 2, 4])
 @pytest.mark.parametrize("way", ["hook", "async", "now"])
 def test_low_latency_formats_nvfp4_is_the_reference_cast(variables: Any, per_node: int, way: str) -> None:

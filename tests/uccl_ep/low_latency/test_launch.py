@@ -55,6 +55,7 @@ def sums_of(c: RandomCase, received: list[Any]) -> list[torch.Tensor]:
     return reference.low_latency_combine(rows, c.topk_idx, c.topk_weights, received)
 
 
+@pytest.mark.mostly_slow(quick=2)
 @pytest.mark.parametrize("ranks, per_node, transport, workers", WORLDS)
 def test_low_latency_rows_are_the_references(
     variables: Any, ranks: int, per_node: int, transport: str, workers: int

@@ -52,6 +52,7 @@ def combine(buffer: Buffer, c: RandomCase, handle: Any, **options: Any) -> tuple
     return buffer.low_latency_combine(rows, c.topk_idx[rank], c.topk_weights[rank], handle, **options)
 
 
+@pytest.mark.mostly_slow(quick=2)
 @pytest.mark.parametrize("ranks, per_node, transport, workers", WORLDS)
 def test_low_latency_sums_are_the_references(
     variables: Any, ranks: int, per_node: int, transport: str, workers: int
@@ -87,6 +88,7 @@ def test_low_latency_sums_differ_from_direct_ones_where_a_node_has_several_rows(
     assert all(same(got, due) for got, due in zip(run_ranks(4, body), direct, strict=True))
 
 
+@pytest.mark.mostly_slow(quick=2)
 @pytest.mark.parametrize("ranks, per_node, transport, workers", WORLDS)
 def test_low_latency_sums_travel_in_the_calls_format(
     variables: Any, ranks: int, per_node: int, transport: str, workers: int

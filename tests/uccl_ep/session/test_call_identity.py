@@ -68,6 +68,7 @@ def shaped(seed: int, max_tokens: int, hidden: int, num_experts: int = 8) -> Ran
     return case(seed, "uniform", num_ranks=RANKS, max_tokens=max_tokens, hidden=hidden, num_experts=num_experts)
 
 
+@pytest.mark.mostly_slow(quick=6)
 @NODES
 @pytest.mark.parametrize("before", [None, (32, 256), (64, 1024)])
 @pytest.mark.parametrize(

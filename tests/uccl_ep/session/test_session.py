@@ -43,6 +43,7 @@ WORLDS = [("thread", "auto", 0), ("thread", "loopback", 1), ("thread", "tcp", 1)
 SLOWER = [pytest.param(*world, marks=pytest.mark.slow) for world in (WORLDS[0], *WORLDS[2:4])]
 
 
+@pytest.mark.mostly_slow
 @pytest.mark.parametrize("proxy, transport, per_node", [WORLDS[1], *SLOWER, ("process", "tcp", 1)])
 def test_session_destroy_gives_everything_back(variables: Any, proxy: str, transport: str, per_node: int) -> None:
     variables(PROXY=proxy, TRANSPORT=transport, RANKS_PER_NODE=per_node)
@@ -166,6 +167,7 @@ STARTS = [
 ]
 
 
+@pytest.mark.mostly_slow
 @pytest.mark.parametrize("proxy, step", STARTS)
 def test_session_one_rank_that_cannot_start_is_named_on_every_rank(
     variables: Any, monkeypatch: pytest.MonkeyPatch, step: str, proxy: str

@@ -140,6 +140,7 @@ def test_captured_calls_go_on_when_a_number_joins_and_leaves(
     cluster.run(stays, joins, stays)
 
 
+@pytest.mark.mostly_slow
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("shrink", [False, True], ids=["", "enable_shrink"])
 @pytest.mark.parametrize("per_node, transport", WORLDS)

@@ -49,6 +49,7 @@ def masks(buffer: Buffer) -> list[int]:
     return [rank for rank in range(buffer.group_size) if status[rank]]
 
 
+@pytest.mark.mostly_slow(quick=4)
 @pytest.mark.parametrize("mode", ["l", "t"])
 @pytest.mark.parametrize("world", WORLDS.values(), ids=WORLDS)
 def test_masks_part_the_ranks_in_place(mode: str, world: World) -> None:
@@ -74,7 +75,7 @@ def test_masks_part_the_ranks_in_place(mode: str, world: World) -> None:
     as_threads(world, body)
 
 
-@pytest.mark.mostly_slow(quick=10)
+@pytest.mark.mostly_slow(quick=4)
 @pytest.mark.parametrize("mode", ["l", "t"])
 @pytest.mark.parametrize("leaves", [True, False], ids=["leaves", "silent"])
 @pytest.mark.parametrize("world", WORLDS.values(), ids=WORLDS)

@@ -24,6 +24,7 @@ WORLDS = [
 ]
 
 
+@pytest.mark.mostly_slow
 @pytest.mark.parametrize("world", WORLDS)
 def test_members_join_while_the_others_go_on(world: World) -> None:
     """From 2 ranks to 4, with the memory that 4 need."""
@@ -61,6 +62,7 @@ def test_members_join_while_the_others_go_on(world: World) -> None:
     held.assert_gone_back()
 
 
+@pytest.mark.mostly_slow
 @pytest.mark.parametrize("world", WORLDS)
 def test_members_are_replaced_one_by_one(world: World) -> None:
     """A rank ends and is masked by agreement; another takes its place. Then that once more, with the next one."""
@@ -109,6 +111,7 @@ def test_members_are_replaced_one_by_one(world: World) -> None:
     assert found[0] == found[2] and found[0][1:] == found[1] and found[3] == found[0][:1]
 
 
+@pytest.mark.mostly_slow
 @pytest.mark.parametrize("world", WORLDS)
 def test_members_leave_and_are_numbered_anew(world: World) -> None:
     old, new = groups_of(4), groups_of(3)
@@ -148,6 +151,7 @@ class Dies:
         return self._group.all_gather_object(value)
 
 
+@pytest.mark.mostly_slow(quick=2)
 @pytest.mark.parametrize("exchange", range(4))
 def test_members_stay_as_they_are_when_one_that_joins_ends(exchange: int) -> None:
     """In whichever exchange: all raise the same error before the same step, go on, and change once more."""

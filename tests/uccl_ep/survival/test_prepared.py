@@ -76,6 +76,7 @@ def go_on(buffer: Buffer, world: World, next_group: Any) -> None:
     buffer.destroy()
 
 
+@pytest.mark.mostly_slow(quick=2)
 @pytest.mark.parametrize("world", WORLDS)
 @pytest.mark.parametrize("at, hears", [(None, True), (6, True), (6, False)], ids=["never", "later", "hears late"])
 def test_prepared_before_different_steps(

@@ -39,6 +39,7 @@ def lose(buffer: Buffer, mode: str, per_node: int) -> UcclEpError:
     return caught.value
 
 
+@pytest.mark.mostly_slow
 @pytest.mark.parametrize(("mode", "per_node", "transport"), [("l", 2, "tcp"), ("t", 2, "loopback"), ("t", 0, "auto")])
 def test_recover_reports_and_goes_on(mode: str, per_node: int, transport: str, caplog: Any) -> None:
     together = threading.Barrier(RANKS - 1)

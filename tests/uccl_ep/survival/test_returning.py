@@ -28,6 +28,7 @@ def apart(*lost: int) -> Apart:
     return [everybody - {r} if r in lost else set(lost) for r in everybody]
 
 
+@pytest.mark.mostly_slow(quick=2)
 @pytest.mark.parametrize("transport, per_node", WORLDS)
 def test_returning_ranks_that_stood_still(variables: Any, transport: str, per_node: int) -> None:
     """They made no call meanwhile and ask for nothing: their next call is the others' next call. Odd and even numbers
@@ -88,6 +89,7 @@ def test_returning_in_any_order_while_others_wait(variables: Any, transport: str
     run_ranks(RANKS, body)
 
 
+@pytest.mark.mostly_slow(quick=2)
 @pytest.mark.parametrize("transport, per_node", WORLDS)
 def test_returning_rank_that_stopped_inside_of_a_call(variables: Any, transport: str, per_node: int) -> None:
     """The others have overwritten what it had not read: its call ends without their rows, never with other calls'."""

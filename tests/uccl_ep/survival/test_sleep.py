@@ -52,6 +52,7 @@ def inputs() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     return torch.ones(4, H).bfloat16(), torch.arange(8).view(4, 2) % EXPERTS, torch.ones(4, 2)
 
 
+@pytest.mark.mostly_slow(quick=2)
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize(("ranks", "world"), WORLDS)
 def test_sleep_between_any_two_calls_changes_no_row(variables: Any, ranks: int, world: dict[str, Any]) -> None:

@@ -57,6 +57,7 @@ def test_standby_that_do_not_come_in_time_end_the_change() -> None:
     held.assert_gone_back()
 
 
+@pytest.mark.mostly_slow(quick=2)
 @pytest.mark.parametrize("moment", [-1, 0, 1, 3, 5, 99])
 def test_standby_are_the_same_on_all_whoever_ends_meanwhile(moment: int) -> None:
     """A present rank ends so many steps after the change began, or when the ranks have agreed (99). Those that are left
@@ -117,6 +118,7 @@ def test_standby_are_the_same_on_all_whoever_ends_meanwhile(moment: int) -> None
         assert "has failed" in found[0][0]
 
 
+@pytest.mark.mostly_slow
 @pytest.mark.parametrize("agreed", [False, True])
 def test_standby_recover_from_the_life_that_was_agreed_on(agreed: bool) -> None:
     """A loss ends calls in the middle of a change: before the ranks have agreed, or after."""

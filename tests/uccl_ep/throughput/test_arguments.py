@@ -69,6 +69,7 @@ LIES = [
 ]
 
 
+@pytest.mark.mostly_slow(quick=6)
 @pytest.mark.parametrize("per_node, transport", WORLDS)
 @pytest.mark.parametrize("argument, change, words", LIES)
 def test_throughput_arguments_that_disagree_with_the_ids(

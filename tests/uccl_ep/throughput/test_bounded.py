@@ -57,6 +57,7 @@ def capacities_of(c: RandomCase, turn: int) -> list[int]:
     ]
 
 
+@pytest.mark.mostly_slow(quick=4)
 @pytest.mark.parametrize("ranks, per_node", WORLDS)
 @pytest.mark.parametrize("fp8, shrink", [(False, False), (True, False), (False, True)])
 def test_bounded_rows_that_fit_come_and_all_ranks_are_told(

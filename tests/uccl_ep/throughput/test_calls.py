@@ -40,6 +40,7 @@ def biases_of(c: RandomCase, turn: int) -> list[Any]:
     return [None if turn % 3 == 0 else pair[0] if turn % 3 == 1 else tuple(pair) for pair in made]
 
 
+@pytest.mark.mostly_slow(quick=4)
 @pytest.mark.parametrize("ranks, per_node, transport", WORLDS)
 @pytest.mark.parametrize("rows_stay", [False, True])
 def test_throughput_api_rows_are_the_references(

@@ -91,6 +91,7 @@ def test_routing_handle_must_be_the_one_that_dispatch_returned(variables: Any, p
     handles_of(variables, per_node, check)
 
 
+@pytest.mark.mostly_slow
 @pytest.mark.parametrize("per_node", [0, 1])
 def test_routing_handle_comes_back_from_autograd_as_a_tuple(variables: Any, per_node: int) -> None:
     """xtuner: `ctx.save_for_backward(*handle)`, and nobody keeps the handle itself; PyTorch saves and detaches."""

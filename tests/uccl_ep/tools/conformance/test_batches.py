@@ -37,6 +37,7 @@ def _scales_of_the_batch(self: Any, arguments: Any, results: Any) -> Any:
     return replaced(results, _0=(data, scales * (1 + 2**-7 * int(results[1].sum() % 2))))
 
 
+@pytest.mark.mostly_slow
 @pytest.mark.parametrize(
     ("methods", "red", "green"),
     [

@@ -102,6 +102,7 @@ WRONG = [
 ]
 
 
+@pytest.mark.mostly_slow(quick=6)
 @pytest.mark.parametrize("red, methods, words, green", WRONG)
 def test_elastic_dispatch_says_what_is_wrong(red: str, methods: Any, words: str, green: list[str]) -> None:
     assert_red(wrong_elastic(**methods), red, words, green)
@@ -119,6 +120,7 @@ def test_elastic_dispatch_is_skipped_where_it_is_not_offered() -> None:
     }
 
 
+@pytest.mark.mostly_slow
 @pytest.mark.parametrize("ranks, per_node", [(2, 0), (5, 2)])
 def test_elastic_dispatch_is_green_on_ourselves(variables: Any, ranks: int, per_node: int) -> None:
     variables(RANKS_PER_NODE=per_node)

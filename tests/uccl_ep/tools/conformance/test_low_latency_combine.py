@@ -108,6 +108,7 @@ WRONG: list[tuple[str, Any, str, list[str]]] = [
 ]
 
 
+@pytest.mark.mostly_slow(quick=4)
 @pytest.mark.parametrize("red, module, words, green", WRONG)
 def test_low_latency_combine_says_what_is_wrong(red: str, module: Any, words: str, green: list[str]) -> None:
     assert_red(module, red, words, green)
@@ -117,6 +118,7 @@ def test_low_latency_combine_every_check_can_fail() -> None:
     assert {red for red, *_ in WRONG} == set(CHECKS)
 
 
+@pytest.mark.mostly_slow
 @pytest.mark.parametrize("ranks, per_node", [(2, 0), (5, 2)])
 def test_low_latency_combine_is_green_on_ourselves(variables: Any, ranks: int, per_node: int) -> None:
     variables(RANKS_PER_NODE=per_node)

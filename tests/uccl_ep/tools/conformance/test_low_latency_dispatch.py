@@ -141,6 +141,7 @@ WRONG: list[tuple[str, Any, str, list[str]]] = [
 ]  # fmt: skip
 
 
+@pytest.mark.mostly_slow(quick=6)
 @pytest.mark.parametrize("red, module, words, green", WRONG)
 def test_low_latency_dispatch_says_what_is_wrong(red: str, module: Any, words: str, green: list[str]) -> None:
     assert_red(module, red, words, green)

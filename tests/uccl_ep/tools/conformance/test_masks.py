@@ -59,6 +59,7 @@ WRONG: list[tuple[str, Any, str, list[str]]] = [
 ]
 
 
+@pytest.mark.mostly_slow(quick=2)
 @pytest.mark.parametrize("red, buffer, words, green", WRONG)
 def test_masks_say_what_is_wrong(red: str, buffer: Any, words: str, green: list[str]) -> None:
     assert_red(module_with(Buffer=buffer), red, words, green)

@@ -99,6 +99,7 @@ WRONG: list[tuple[str, Any, str, list[str]]] = [
 ]
 
 
+@pytest.mark.mostly_slow(quick=4)
 @pytest.mark.parametrize("red, module, words, green", WRONG)
 def test_throughput_combine_says_what_is_wrong(red: str, module: Any, words: str, green: list[str]) -> None:
     assert_red(module, red, words, green)

@@ -115,6 +115,7 @@ WRONG = [
 ]
 
 
+@pytest.mark.mostly_slow(quick=6)
 @pytest.mark.parametrize("red, methods, words, green", WRONG)
 def test_throughput_dispatch_says_what_is_wrong(red: str, methods: Any, words: str, green: list[str]) -> None:
     assert_red(wrong(**methods), red, words, green)
@@ -142,6 +143,7 @@ def test_throughput_dispatch_every_check_can_fail() -> None:
     assert {red for red, *_ in WRONG} | others == set(CHECKS)
 
 
+@pytest.mark.mostly_slow
 @pytest.mark.parametrize("ranks, per_node", [(2, 0), (5, 2)])
 def test_throughput_dispatch_is_green_on_ourselves(variables: Any, ranks: int, per_node: int) -> None:
     variables(RANKS_PER_NODE=per_node)

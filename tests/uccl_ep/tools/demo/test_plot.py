@@ -17,6 +17,7 @@ def pixels(path: Path) -> np.ndarray:
     return np.asarray(imread(str(path)))[..., :3]
 
 
+@pytest.mark.mostly_slow
 @pytest.mark.parametrize(("ranks", "ranks_per_node"), [(1, 1), (4, 2), (8, 2)])
 def test_a_png_with_curves_and_matrix(tmp_path: Path, ranks: int, ranks_per_node: int) -> None:
     path = tmp_path / "demo.png"

@@ -52,6 +52,7 @@ class DyingStore:
         raise Killed
 
 
+@pytest.mark.mostly_slow
 @pytest.mark.parametrize("fp8", [False, True])
 def test_survivors_train_on_as_one_process_that_drops_the_same(fp8: bool) -> None:
     options = small(steps=4, ranks=3, ranks_per_node=2, experts=9, fp8=fp8, kill=f"{VICTIM}@step{KILLED_IN}")

@@ -17,6 +17,7 @@ def one_process(options: DemoOptions) -> Trainer:
     return Trainer(options, text(), range(options.ranks), OneProcess(options), lambda values: None)
 
 
+@pytest.mark.mostly_slow(quick=2)
 @pytest.mark.parametrize(
     "changes",
     [

@@ -22,6 +22,7 @@ def test_harness_upstreams_rows_are_within_the_target(rows: dict[tuple[str, int,
     assert {key: row["error"] for key, row in rows.items() if abs(row["error"]) > TARGET} == {}
 
 
+@pytest.mark.mostly_slow
 @pytest.mark.parametrize("job, ranks", [("decode", 32), ("prefill", 16), ("prefill", 32)])
 def test_harness_ours_is_ahead_of_the_best(
     rows: dict[tuple[str, int, str], dict[str, float]], job: str, ranks: int
