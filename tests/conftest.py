@@ -25,10 +25,14 @@ for _variable in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):
     os.environ[_variable] = "1"
 
 import pytest  # noqa: E402
-from hypothesis import settings  # noqa: E402
 
-settings.register_profile("no deadlines", deadline=None)  # a busy machine is no fault; limits are pytest's
-settings.load_profile("no deadlines")
+try:
+    from hypothesis import settings
+except ImportError:
+    pass  # bench/device_check.sh brings only what tests/gpu takes
+else:
+    settings.register_profile("no deadlines", deadline=None)  # a busy machine is no fault; limits are pytest's
+    settings.load_profile("no deadlines")
 
 ROOT = Path(__file__).resolve().parent.parent
 SANITIZERS = ("thread", "address")

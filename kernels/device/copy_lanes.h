@@ -10,9 +10,9 @@ namespace uccl::simt::lanes {
 // Loads that a lane has in flight hide the latency of HBM. A compiler does not arrange for them: it keeps loads and stores
 // in the order of the source.
 inline constexpr u32 kUnitsInFlight = 4;
-inline constexpr u32 kRowsInFlight = 4;  // of a sum of rows that lie near, or have weights or scales
-inline constexpr u32 kFarRowsInFlight =
-    8;  // of a plain sum: as many as a node has GPUs, each row a trip over the link away
+inline constexpr u32 kRowsInFlight = 4;  // of a sum
+// Of a plain sum whose rows lie in other GPUs, a trip over the link away: as many as a node has.
+inline constexpr u32 kFarRowsInFlight = 8;
 
 DEV void copy_row(u8* dst, const u8* src, u64 bytes) {
   auto* const to = reinterpret_cast<u128*>(dst);

@@ -1,11 +1,13 @@
 // Combine's inner step: the rows that the ranks of a node or cell have for one source, merged by token.
 //
 // Warps work in batches. Lane 0 of the first one plans: it finds the next tokens and where their rows are, and never waits
-// while it holds an unfinished batch (its readers may be needed to free what it would wait for). On a GPU its warp has
-// fetched what it needs to know before; a batch ends where that ends, and is empty where lane 0 has waited for rows that
-// the warp then has to fetch: a lane that asks other processors by itself waits for each answer in turn. Then all warps reduce one planned row each, and only after that are the rings'
-// heads released. Rows that the reducing rank itself has are read where its caller left them; they pass no ring. Of rows
-// that lie in another rank's arena the ring has headers and weights only.
+// while it holds an unfinished batch (its readers may be needed to free what it would wait for). Then all warps reduce one
+// planned row each, and only after that are the rings' heads released. Rows that the reducing rank itself has are read
+// where its caller left them; they pass no ring. Of rows that lie in another rank's arena the ring has headers and weights
+// only.
+//
+// On a GPU a lane that asks other processors by itself waits for each answer in turn, so the whole warp fetches what lane 0
+// needs to know. A batch ends where that ends; it is empty where lane 0 has waited for rows that the warp then fetches.
 #pragma once
 #include "kernels/throughput/team.h"
 

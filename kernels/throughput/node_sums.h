@@ -61,6 +61,7 @@ DEV bool reduce_partial(const CombineArgs& a, const WaitContext& wait, CombineSh
   const u16** list = warp_pointers(s);
   if (!find_rows(a, wait, s, channel, e)) return false;
   if (simt::lane() == 0) *reinterpret_cast<RowHeader*>(e.out_row) = RowHeader::make(0, e.token, e.out_position);
+  // With sum_rows the kernel would need more registers than a lane of sm_89 has.
   reduce_rows(reinterpret_cast<u16*>(e.out_row + sizeof(RowHeader)), list, nullptr, e.num_rows, a.hidden);
   for (u32 k = simt::lane(); shape.has_weights && k < shape.topk; k += simt::kWarp)
     reinterpret_cast<float*>(e.out_row + shape.weights())[k] = sum_weights(shape, e, k);

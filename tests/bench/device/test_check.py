@@ -317,3 +317,18 @@ def test_bench_check_renders_every_section() -> None:
     assert {s.name for s in steps.STEPS} == results.keys(), "every step has a section"
     for word in ("61.2", "1.50", "82% of copy", "3300", "PeerTimeout", "90%", "12.5 us", "0.250 ms", "MISSED", "0.70"):
         assert word in text, word
+
+
+def test_check_gpu_tests_need_no_package_that_it_does_not_bring() -> None:
+    """bench/device_check.sh names what a machine with a GPU has to have; the other packages of a checkout stay away."""
+    away = "hypothesis xdist pytest_rerunfailures typer click rich shellingham matplotlib transformers mkdocs".split()
+    program = f"""
+import sys
+sys.modules.update(dict.fromkeys({away!r}))
+import pytest
+sys.exit(pytest.main("--collect-only -q -m gpu -p no:cacheprovider -p pytest_timeout tests/gpu".split()))
+"""
+    environment = {**os.environ, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTEST_ADDOPTS": ""}
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "tests/gpu/test_rounds.py::" in done.stdout
