@@ -6,6 +6,7 @@ DeepEP refuses a rank count, this module goes on with a documented rule instead.
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from operator import index
 
@@ -214,4 +215,10 @@ def _lookup(table: dict[int, tuple[int, int, int, int]], num_ranks: int, num_sms
     if num_ranks < 1:
         refuse("num_ranks", num_ranks, "1 or more")
     listed = next((ranks for ranks in table if ranks >= num_ranks), max(table))
-    return Config(num_sms, *table[listed])
+    # A call without a config asks for the same one again and again.
+    return _checked(num_sms, table[listed]) if type(num_sms) is int else Config(num_sms, *table[listed])
+
+
+@functools.lru_cache(256)
+def _checked(num_sms: int, chunks: tuple[int, int, int, int]) -> Config:
+    return Config(num_sms, *chunks)

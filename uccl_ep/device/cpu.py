@@ -14,6 +14,8 @@ from uccl_ep.device.output_pool import OutputPool
 from uccl_ep.device.protocol import EventHandle, HostWords, refuse_elsewhere
 from uccl_ep.settings import Settings
 
+_NOTHING = nullcontext()
+
 
 class CpuDevice:
     """Runs kernels on the CPU: the same kernels, blocks and lanes that a GPU runs, as fibers. See Device."""
@@ -68,7 +70,7 @@ class CpuDevice:
     def behind(self, previous_event: Any) -> AbstractContextManager[Any]:
         """Makes the comm stream wait for an event of another stream."""
         self.wait_for(previous_event)
-        return nullcontext()
+        return _NOTHING
 
     def launch(self, launch: _native.Launch) -> None:
         """Queues a kernel on the comm stream, with a block for each of its threads where it may have fewer."""

@@ -33,7 +33,7 @@ class Topology:
     host_of: tuple[int, ...] = ()
     places: tuple[int, ...] = ()
 
-    @property
+    @cached_property
     def num_ranks(self) -> int:
         """Ranks of the group."""
         return len(self.node_of)

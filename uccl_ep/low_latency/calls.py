@@ -224,7 +224,7 @@ class LowLatencyCalls:
             and type(zero_copy) is bool
             and set(map(type, asked)) == {bool}
             and overlap is None
-            and x.is_contiguous()
+            and (zero_copy or x.is_contiguous())
             and topk_idx.is_contiguous()
             and topk_weights.is_contiguous()
         ):
@@ -377,7 +377,8 @@ class LowLatencyCalls:
     def next_combine_buffer(self, handle: LowLatencyHandle) -> Tensor:
         """The rows of the next combine with zero_copy, when they may be written."""
         self._check(False, False)
-        check_handle(handle, self._num_ranks, self._low_latency.life)
+        if unchanged(handle, self._low_latency.life) is None:
+            check_handle(handle, self._num_ranks, self._low_latency.life)
         self._low_latency.wait_for_zero_copy()
         return self._low_latency.zero_copy_rows(handle, self._low_latency.next_combine_epoch())
 

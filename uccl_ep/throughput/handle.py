@@ -47,8 +47,8 @@ class Routing:
     def tensors(self) -> tuple[Tensor | HostWords, ...]:
         """Everything that queued kernels read."""
         if not self._held or self._held[0] is not self.recv_src_idx:
-            held = (v for v in vars(self).values() if isinstance(v, (Tensor, HostWords)))
-            self._held = (self.recv_src_idx, *(v for v in held if v is not self.recv_src_idx))
+            held = [v for v in vars(self).values() if isinstance(v, (Tensor, HostWords))]
+            self._held = (self.recv_src_idx, *[v for v in held if v is not self.recv_src_idx])
         return self._held
 
     def tables(self) -> _native.RoutingTables:

@@ -74,6 +74,8 @@ class Throughput:
         self._workspace = device.zeros(_native.ThroughputCalls.WORKSPACE_BYTES // 8, dtype=torch.int64)
         self._geometry: dict[str, Any] = {"dispatch": None, "combine": None}
         self._prepared: tuple[int, _native.ThroughputCalls] | None = None
+        self._readers = max(session.topology.sizes)  # ranks of the largest node
+        self._fits: dict[tuple[int, int], Any] = {}
         self._cuts: dict[tuple[int, int, int], Any] = {}
         self.calls = 0  # dispatches and combines
         self._masked_at: dict[int, int] = {}  # by rank: `calls` when the caller masked it
@@ -148,9 +150,12 @@ class Throughput:
         Raises:
             InvalidArgument: not even one channel fits; says how many bytes would do.
         """
+        if (known := self._fits.get((row_bytes, num_sms))) is not None:
+            return known
         layout = self._session.plan.throughput
         geometry = _native.StreamGeometry.fit(layout.unit_bytes, self._device.channels(num_sms), row_bytes)
         if geometry.num_slots:
+            self._fits[row_bytes, num_sms] = geometry
             return geometry
         sizes = range(0, 16 * row_bytes + 128, 128)
         unit = sizes[bisect_left(sizes, 1, key=lambda size: _native.StreamGeometry.make(size, 1, row_bytes).num_slots)]
@@ -201,7 +206,7 @@ class Throughput:
         when it has run, and tensors to keep alive till then."""
         device, topology = self._device, self._session.topology
         in_rank, per_expert = given.in_rank, given.per_expert
-        ranks, nodes, readers = topology.num_ranks, topology.num_nodes, max(topology.sizes)
+        ranks, nodes = topology.num_ranks, topology.num_nodes
         # What a kernel masks later must not change whom tokens go to: others have been told how many there are.
         taken = device.empty(*in_rank.shape, dtype=torch.bool) if self._session.shrink else in_rank
         # The handle's combine sends bf16 rows over the same channels; they may be larger than these.
@@ -219,7 +224,7 @@ class Throughput:
             recv_tokens=device.empty(ranks, channels, dtype=torch.int32),
             recv_begin=device.empty(ranks, channels, dtype=torch.int32),
             stream_rows=device.empty(ranks, channels, dtype=torch.int32),
-            reducer_tokens=device.empty(ranks, readers, channels, dtype=torch.int32),
+            reducer_tokens=device.empty(ranks, self._readers, channels, dtype=torch.int32),
             rank_prefix=device.empty(*((ranks, ranks) if nodes == 1 else (ranks,)), dtype=torch.int32),
             expert_counts=device.pinned(local, torch.int32) if known else device.empty(local, dtype=torch.int32),
             recv_total=device.pinned(1, torch.int32) if known else device.empty(1, dtype=torch.int32),
@@ -250,8 +255,9 @@ class Throughput:
     def check_refusal(self, routing: Routing) -> None:
         """Raises what the count exchange found wrong with the arguments of a rank; the host has waited for it."""
         assert routing.refusal is not None
-        part, source, place, right, given = (word & 0xFFFFFFFF for word in routing.refusal.tensor.tolist())
-        if part:
+        words = routing.refusal.tensor.tolist()
+        if words[0]:
+            part, source, place, right, given = (word & 0xFFFFFFFF for word in words)
             what = LayoutFault(part, place, right, given)
             raise layout_error(what, self._session.rank, source, self._session.hostnames)
 
