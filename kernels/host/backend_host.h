@@ -145,6 +145,12 @@ DEV void st_relaxed_gpu(T* p, std::type_identity_t<T> v) {
 }
 DEV u32 ld_acquire_cta(const u32* p) { return __atomic_load_n(p, __ATOMIC_ACQUIRE); }
 DEV void st_release_cta(u32* p, u32 v) { __atomic_store_n(p, v, __ATOMIC_RELEASE); }
+// A block is one thread's: nothing comes between the load and the store.
+DEV u32 add_cta(u32* p, u32 v) {
+  const u32 old = __atomic_load_n(p, __ATOMIC_RELAXED);
+  __atomic_store_n(p, old + v, __ATOMIC_RELAXED);
+  return old;
+}
 // Two release stores: the lap parity in both words makes a reader between them wait (command.h).
 DEV void st_release_sys(u128* p, u64 lo, u64 hi) {
   __atomic_store_n(&p->hi, hi, __ATOMIC_RELEASE);

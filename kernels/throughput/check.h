@@ -84,20 +84,22 @@ DEV bool rank_named_before(const LayoutCheck& c, const i64* ids, u32 k, u32 rank
 DEV void check_tokens(const LayoutCheck& c) {
   const u32 ranks = c.num_ranks();
   const i64 experts = c.num_experts();
+  static_assert(kMaxExperts <= 1u << 16);
+  const u64 inverse = (1ull << 32) / c.num_local_experts + 1;  // times an expert, in the high word: its rank, exactly
   for (u32 t = simt::tid(); c.topk_idx != nullptr && t < c.num_tokens; t += simt::ntid()) {
     const i64* ids = c.topk_idx + static_cast<u64>(t) * c.topk;
     const u8* row = c.is_token_in_rank + static_cast<u64>(t) * ranks;
     u64 named = 0;  // by rank modulo 64: a bit that is set says for sure which rank only when there are no more
     for (u32 k = 0; k < c.topk; ++k) {
       if (ids[k] < 0 || ids[k] >= experts) continue;
-      const u32 expert = static_cast<u32>(ids[k]), rank = expert / c.num_local_experts;
-      simt::add_gpu(&c.by_expert()[expert], 1u);
+      const u32 expert = static_cast<u32>(ids[k]), rank = static_cast<u32>(expert * inverse >> 32);
+      simt::add_cta(&c.by_expert()[expert], 1u);  // the kernel has one block
       const u64 bit = 1ull << rank % 64;
       const bool again = (named & bit) != 0 && (ranks <= 64 || rank_named_before(c, ids, k, rank));
       named |= bit;
       if (again) continue;
       if (row[rank] != 0)
-        simt::add_gpu(&c.by_rank()[rank], 1u);
+        simt::add_cta(&c.by_rank()[rank], 1u);
       else if (c.takes_part(rank))
         disagree(c, LayoutPart::kLacksRank, t, rank, 0);
     }

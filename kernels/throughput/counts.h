@@ -84,6 +84,10 @@ DEV void count_channel(const CountsArgs& a, u64 epoch, u32 cell, u32 channel, co
     const u32 token = base + simt::lane();
     const u64 takers = token < end ? destinations(a.rank, tokens_in_ranks(a), token, cell) : 0;
     rows += simt::popcount(simt::ballot(takers != 0));
+    if constexpr (simt::kWarp == 1) {  // no lanes to ask
+      for (u32 i = 0; i < size; ++i) counted[i] += takers >> i & 1;
+      continue;
+    }
     UCCL_UNROLL
     for (u32 part = 0; part < kParts; ++part)
       for (u32 i = part * simt::kWarp; i < size && i < (part + 1) * simt::kWarp; ++i) {

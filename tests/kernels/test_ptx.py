@@ -31,7 +31,7 @@ SEEN_ELSEWHERE = {
 ON_THIS_DEVICE = re.compile(
     r"(ld\.(acquire|relaxed)|st\.(release|relaxed)|atom\.add\.(relaxed|acq_rel))\.gpu(\.global)?\.u(32|64)"
 )
-IN_ONE_BLOCK = re.compile(r"(ld\.acquire|st\.release)\.cta\.u32")
+IN_ONE_BLOCK = re.compile(r"(ld\.acquire|st\.release)\.cta\.u32|atom\.add\.relaxed\.cta\.global\.u32")
 # What *_gpu functions are called with, and why no CPU ever reads it while a kernel runs.
 GPU_SCOPE_WORDS = {
     r"ring\.(head|cached_tail|cached_done)": "producers only",
@@ -43,7 +43,7 @@ GPU_SCOPE_WORDS = {
     r"compared": "blocks of one launch",
     r"ticket": "blocks of one launch",
     r"&a\.(num_writes|sizes)\[\w+\]": "blocks of one launch",
-    r"&(c\.findings->)?first\.part|&c\.by_\w+\(\)\[\w+\]": "the block of one launch; the host gets a copy (check.h)",
+    r"&(c\.findings->)?first\.part": "the block of one launch; the host gets a copy (check.h)",
     r"(a|call)\.epoch( \+ 1)?": "kernels of one rank",
     r"&(p|s|epochs_of\(\w+, \w+\)|call)[.\w>-]*": "the rank's epochs",
     r"(&)?c\.peer_stats\[.*": "the host reads sums after the kernel",
@@ -55,6 +55,7 @@ CTA_SCOPE_WORDS = {
     r"(&shared\.failed|&(s\.merge|m)\.bad)": "shared memory of one block",
     r"told|&t\.words->(told|done)\[.*": "words of a team, in shared memory of one block",
     r"at": "BlockWord's, of which each is looked at here",
+    r"&c\.by_\w+\(\)\[\w+\]": "sums of the kernel's only block (check.h)",
 }
 PUSHES = ("low_latency_dispatch_send", "low_latency_combine_send", "throughput_dispatch", "throughput_combine")
 ONE_PUSH = """#include "kernels/device/ring_push.h"

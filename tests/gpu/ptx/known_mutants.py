@@ -37,7 +37,7 @@ KNOWN: tuple[tuple[str, str, str], ...] = (
     ("remove", r"^.*(would end with the fault|tell_refusal)", _FAILED),
     ("remove", r"^throughput_settle: barsync: simt::sync_block\(\);$", _FAILED),
     ("relax", r"^.*first\.part", _BARRIER),
-    ("narrow", r"^throughput_counts: .*(first\.part|by_rank\(\)|by_expert\(\))", "the kernel has one block"),
+    ("narrow", r"^throughput_counts: .*first\.part", "the kernel has one block"),
     ("relax|narrow", r"^.*claimed", _REFUSED),
     ("remove", r"^.*sync_block\(\);\n.*finish_check\(check\)", _REFUSED),
     ("remove", r"^.*sum_counts\(a, wait, shared, epoch\)", _TWICE),

@@ -35,7 +35,8 @@ KERNEL KERNEL_BOUNDS(128) probe_words(ProbeArgs a) {
     u32* const h = a.halves;
     u64* const w = a.words;
     h[0] = every;
-    add_gpu(&h[1], 5u);
+    add_gpu(&h[1], 3u);
+    add_cta(&h[1], 2u);
     h[2] = add_acq_rel_gpu(&h[1], 2u);
     h[3] = cas_sys(&h[1], 7u, 9u);
     h[4] = cas_sys(&h[1], 7u, 11u);

@@ -76,10 +76,11 @@ TEST(simt_block_barrier_orders_shared_memory) {
 }
 
 TEST(simt_atomics_lose_no_update) {
-  u32 narrow = 0, ordered = 0, claims = 0, claimed = 0;
+  u32 narrow = 0, ordered = 0, claims = 0, claimed = 0, of_block[6] = {};
   u64 wide = 0, system = 0;
   launch(LaunchConfig{6, 70, 0, 2, 3}, [&] {
     for (u32 i = 0; i < 50; ++i) {
+      add_cta(&of_block[bid()], 1u);
       add_gpu(&narrow, 1u);
       add_gpu(&wide, 1ull << 33);
       add_sys(&system, 3);
@@ -89,6 +90,7 @@ TEST(simt_atomics_lose_no_update) {
     }
     if (cas_sys(&claims, 0, 1 + bid()) == 0) add_gpu(&claimed, 1u);
   });
+  for (const u32 count : of_block) CHECK_EQ(count, 70u * 50);
   CHECK_EQ(narrow, 6u * 70 * 50);
   CHECK_EQ(wide, 6ull * 70 * 50 << 33);
   CHECK_EQ(system, 6ull * 70 * 50 * 5);
