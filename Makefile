@@ -144,15 +144,16 @@ test-compile: $(VENV)/.stamp-compile ## compile every kernel for NVIDIA and AMD 
 	@$(PYTEST) -m compile tests/kernels tests/uccl_ep/gpu $(ARGS)
 
 # One architecture plays everything; the two others what has least in common with it. Each with lanes in another order.
-test-ptx: $(VENV)/.stamp-compile ## run the kernels' PTX on the CPU, each access judged by PTX's memory model; no GPU needed
+test-ptx: MOST ?= 3
+test-ptx: $(VENV)/.stamp-compile ## run the kernels' PTX on the CPU, each access judged by PTX's memory model; no GPU needed; MOST=0: all cases
 	@$(BIN)/python -m tests.gpu.ptx.summary --begin
 	@$(BIN)/python -m tests.gpu.ptx.programs
 	$(SAY) "pytest: the machine that executes PTX"
 	@$(PYTEST) -m compile tests/gpu/ptx $(ARGS)
 	$(SAY) "pytest: bodies of the GPU's tests on PTX for compute_90a, then some on compute_80 and compute_100a"
-	@$(PYTEST) -p tests.gpu.ptx.plugin --ptx compute_90a tests/gpu tests/uccl_ep/gpu/test_calls.py \
+	@$(PYTEST) -p tests.gpu.ptx.plugin --ptx compute_90a --ptx-most $(MOST) tests/gpu tests/uccl_ep/gpu/test_calls.py \
 	  tests/uccl_ep/gpu/test_masks.py tests/uccl_ep/survival/test_captured.py::test_captured_calls_go_on_when_a_number_joins_and_leaves \
-	  --ignore tests/gpu/ptx -k "not cpu and not (graph and 2)" $(ARGS)
+	  --ignore tests/gpu/ptx -k "not cpu and not cuda and not (graph and 2)" $(ARGS)
 	@$(PYTEST) -p tests.gpu.ptx.plugin --ptx compute_80 --ptx-seed 2 tests/gpu/test_rounds.py -k "fake and both" $(ARGS)
 	@$(PYTEST) -p tests.gpu.ptx.plugin --ptx compute_100a --ptx-seed 3 tests/gpu/test_rounds.py -k "fake and both" $(ARGS)
 	@$(BIN)/python -m tests.gpu.ptx.summary

@@ -6,6 +6,7 @@ aligned, of the wrong state space; a collective that not all lanes reach; shared
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterator
 
 import pytest
@@ -23,6 +24,22 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--ptx-preempt", type=int, default=4, help="give way after one in N ordering instructions; 0: never"
     )
     group.addoption("--ptx-no-judge", action="store_true", help="look for no races: several times faster")
+    group.addoption(
+        "--ptx-most", type=int, default=0, help="of a function's cases play so many, drawn by its name; 0: all"
+    )
+
+
+@pytest.hookimpl(trylast=True)  # of what -k and -m have left
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Each body plays; of its parameters only a sample, where --ptx-most asks for one. The same one everywhere."""
+    if not (most := config.getoption("--ptx-most")):
+        return
+    alike: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        alike.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    left_out = [one for name, cases in alike.items() for one in random.Random(name).sample(cases, len(cases))[most:]]
+    config.hook.pytest_deselected(items=left_out)
+    items[:] = [item for item in items if item not in left_out]
 
 
 @pytest.fixture(autouse=True)
