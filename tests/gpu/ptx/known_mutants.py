@@ -51,7 +51,7 @@ KNOWN: tuple[tuple[str, str, str], ...] = (
     ("narrow", r"^.*&wait_stats\[|^low_latency.*peer_stats.*\n.*PeerStat::k(WaitNs|RowsIn|BytesIn)", _ONE_LANE),
     ("narrow", r"^throughput_counts: .*peer_stats.*\n.*PeerStat::kWaitNs", _ONE_LANE),
     ("relax", r"^.*ring\.slots(.*\n)+.*tell_identity", _TAKEN_ALONG),
-    ("relax", r"^.*ring\.slots(.*\n)+.*send_credit", _UNSEEN),
+    ("relax", r"^.*ring\.slots(.*\n)+.*send_credit(?!(.*\n)+release_partials)", _UNSEEN),
     ("relax", r"^.*ring\.slots(.*\n)+.*rings\[0\]", _NO_ROW),
     (
         "remove",
