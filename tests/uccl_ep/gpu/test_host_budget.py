@@ -33,10 +33,12 @@ BUDGETS: dict[str, tuple[int, int, dict[str, int]]] = {
     "low_latency_combine": (88, 81, _WHOLE),
     "low_latency_dispatch, async": (111, 98, {"here": 1, "record": 2, "wait": 1, "launch": 2, "use_on": 7}),
     "low_latency_combine, async": (111, 93, {"here": 1, "record": 2, "wait": 1, "launch": 2, "use_on": 7}),
-    "get_dispatch_layout": (77, 74, {"here": 1, "record": 2, "wait": 2, "launch": 1}),
-    "dispatch": (355, 331, {"here": 1, "record": 3, "wait": 3, "launch": 3, "synchronize": 1}),
+    "get_next_low_latency_combine_buffer": (34, 31, {"capturing": 1, "current_stream": 1, "wait": 1}),
+    "low_latency_combine, zero copy": (98, 93, _WHOLE),
+    "get_dispatch_layout": (74, 70, {"here": 1, "record": 2, "wait": 2, "launch": 1}),
+    "dispatch": (297, 270, {"here": 1, "record": 3, "wait": 3, "launch": 3, "synchronize": 1}),
     "dispatch, handle": (102, 91, {"here": 1, "record": 2, "wait": 2, "launch": 2}),  # one for streams cut otherwise
-    "combine": (90, 90, {"here": 1, "record": 2, "wait": 2, "launch": 1}),
+    "combine": (86, 85, {"here": 1, "record": 2, "wait": 2, "launch": 1}),
 }
 
 
@@ -55,6 +57,16 @@ def _low_latency_round(buffer: Any, how: str, given: list[torch.Tensor], rows: t
         found["hook of the combine"], _ = count(out[2])
     elif how == "async":
         out[1].current_stream_wait()
+    return found
+
+
+def _zero_copy_round(buffer: Any, given: list[torch.Tensor]) -> dict[str, HostCalls]:
+    x, ids, weights = given
+    found = {}
+    handle = buffer.low_latency_dispatch(x, ids, 12, 4)[2]
+    found["get_next_low_latency_combine_buffer"], rows = count(buffer.get_next_low_latency_combine_buffer, handle)
+    call = buffer.low_latency_combine
+    found["low_latency_combine, zero copy"], _ = count(call, rows, ids, weights, handle, zero_copy=True)
     return found
 
 
@@ -78,6 +90,8 @@ def _count_all(group: ThreadGroup) -> dict[str, HostCalls]:
         for how in ("hook", "", "async"):
             for _ in range(_ROUNDS):
                 found |= _low_latency_round(buffer, how, given, rows)
+        for _ in range(_ROUNDS):
+            found |= _zero_copy_round(buffer, given)
     with throughput(group) as buffer:
         for _ in range(_ROUNDS):
             found |= _throughput_round(buffer, given)
