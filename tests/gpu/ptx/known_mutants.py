@@ -22,6 +22,7 @@ _TAKEN_ALONG = "the machine lets a lane's release take all stores along for word
 _UNSEEN = "it orders a NIC's write behind reads of this node, and the machine does not see when a NIC writes"
 _AGREED = "a word goes to all lanes of the warp; what it orders another barrier orders before a row is read"
 _CPU = "kernels take this way on a CPU only"
+_NO_WORK = "its team was told that nothing is left to do: no row was read or written in this turn"
 _NO_ROW = "the command names no row of this launch: what it names was released before"
 
 KNOWN: tuple[tuple[str, str, str], ...] = (
@@ -30,6 +31,10 @@ KNOWN: tuple[tuple[str, str, str], ...] = (
     ("relax", r"^.*(context\.abort|context\.departed|fault->|record_fault)", _FAILED),
     ("relax|narrow", r"^.*(fail_launch|findings->told)", _FAILED),
     ("relax", r"^.*bool launch_failed\(", "a barrier orders it behind the words with which blocks give up"),
+    ("relax|narrow", r"^.*\nrecord_fault\(wait, site, FaultKind::kTimeout, load\(\)\)", _FAILED),
+    ("relax", r"^.*(kTeamGone\);|TeamWord::kFailed\)\);)", _FAILED),
+    ("relax", r"^.*done\[simt::warp\(\)\], t\.turn.*\n.*(hear_leader\(team, room|said == TeamWord::kNone)", _NO_WORK),
+    ("remove", r"^.*simt::sync_warp\(\);\n.*(hear_leader\(team, room|said == TeamWord::kNone)", _NO_WORK),
     ("relax", r"^.*ControlLayout::kAbort\)", "only its own value counts: rows have been read before it"),
     ("relax", r"^.*(shared\.failed|merge\.bad|m\.bad)\b", _BARRIER),
     ("remove", r"^low_latency\w+: barand: DEV bool may_start", _TWICE),
@@ -72,7 +77,7 @@ KNOWN: tuple[tuple[str, str, str], ...] = (
     ("narrow", r"^low_latency_combine_reduce: .*ring\.(head|cached_tail)(.*\n)+.*send_expect\($", _ONE_BLOCK),
     ("relax", r"^rank_barrier: (.*\n)+.*came", _GATE),
     ("relax", r"identities->(node|compared)|^throughput(.*\n)+.*DeviceWord\{compared\}", _GATE),
-    ("relax|narrow|remove", r"stage_batches|await_read\(", _CPU),
+    ("relax|narrow|remove", r"stage_batches|await_read\(|all tails are there", _CPU),
 )
 """(how, a pattern of kernel, instruction and source lines, why). No mutant of these is ever found: where one is, the
 reason is wrong or its pattern too wide, and the table is not made."""

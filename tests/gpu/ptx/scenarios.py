@@ -133,6 +133,19 @@ def _only_barriers(group: Any, platform: FakePlatform) -> None:
         driver.free(seen)
 
 
+def _may_leave(group: Any, platform: FakePlatform) -> None:
+    """Ranks may be masked, and none is: a flag is raised for each rank of the node by itself."""
+    c = case(17, "uniform", num_ranks=group.size(), num_experts=2 * group.size(), num_topk=2, hidden=256, max_tokens=9)
+    sums = low_latency_combine(
+        [expert_rows(r, c.shape) for r in range(group.size())], c.topk_idx, c.topk_weights, reference_of(c)
+    )
+    with uneven(group, c.shape, device=platform.device, enable_shrink=True) as buffer:
+        rank = Rank(buffer, platform, c)
+        for _ in range(4):
+            out, *_ = rank.combine(rank.dispatch(use_fp8=False))
+            assert torch.equal(rank.here.get(out), sums[group.rank()])
+
+
 def _stats(group: Any, platform: FakePlatform) -> None:
     """Who waits counts for how long."""
     c = case(17, "uniform", num_ranks=group.size(), num_experts=2 * group.size(), num_topk=2, hidden=256, max_tokens=9)
@@ -181,11 +194,11 @@ def _rows_as_they_come(platform: FakePlatform) -> None:
     run(platform, Ranks(2, 1), overlapping, c, sums)
 
 
-def _node_sums(platform: FakePlatform, tokens: int = 16) -> None:
+def _node_sums(platform: FakePlatform, tokens: int = 16, ranks: Ranks = NodeWorld(4, 2)) -> None:
     c = case(41, "mixed", num_ranks=4, num_experts=8, num_topk=4, hidden=256, max_tokens=tokens)
     outputs = [expert_rows(rank, c.shape) for rank in range(4)]
     due = low_latency_combine_by_node(outputs, c.topk_idx, c.topk_weights, reference_of(c), 2)
-    run(platform, NodeWorld(4, 2), node_sums, c, due, False)
+    run(platform, ranks, node_sums, c, due, False)
 
 
 def _coded_sums(rows: str) -> Body:
@@ -204,6 +217,8 @@ SCENARIOS: dict[str, Body] = {
     "low latency, 1 node of 3": rounds_of(Ranks(3), low_latency_rounds(format="fp8")),
     "low latency, 2 nodes of 2": rounds_of(Ranks(4, 2), low_latency_rounds(send="hook")),
     "low latency, zero copy": rounds_of(Ranks(3), low_latency_rounds(combine="zero_copy")),
+    "low latency, zero copy, 2 nodes": rounds_of(Ranks(3, 2), low_latency_rounds(combine="zero_copy")),
+    "low latency, ranks that may leave": lambda platform: run(platform, Ranks(4, 2), _may_leave),
     "low latency, only dispatches": lambda platform: run(platform, Ranks(3), _only_dispatches),
     "low latency, only dispatches, 2 nodes": lambda platform: run(platform, Ranks(2, 1), _only_dispatches),
     "low latency, sums in the node": _node_sums,
@@ -217,7 +232,13 @@ SCENARIOS: dict[str, Body] = {
     "low latency, full rings": rounds_of(
         Ranks(2, 1, rings=1, ring_capacity=16), low_latency_rounds(40, 3, hidden=128, send="hook")
     ),
+    "low latency, full rings of 2": rounds_of(
+        Ranks(2, 1, rings=1, ring_capacity=2), low_latency_rounds(40, 2, hidden=128, send="hook")
+    ),
     "low latency, sums in the node, many blocks": lambda platform: _node_sums(platform, 30),
+    "low latency, sums in the node, full rings of 2": lambda platform: _node_sums(
+        platform, 16, NodeWorld(4, 2, rings=1, ring_capacity=2)
+    ),
     "only barriers": _barriers(Ranks(2)),
     "only barriers, 2 nodes": _barriers(Ranks(4, 2)),
     "low latency, stats of waits": lambda platform: run(platform, Ranks(3, 2), _stats),
@@ -232,6 +253,9 @@ SCENARIOS: dict[str, Body] = {
     "throughput, cached, 2 nodes": rounds_of(Ranks(4, 2), throughput_rounds(num_cached=2)),
     "throughput, cached, shapes that change": lambda platform: run(platform, Ranks(4, 2), _cached_shapes, Ranks(4, 2)),
     "throughput, full rings": rounds_of(Ranks(2, 1, rings=1, ring_capacity=16), throughput_rounds(120), 1),
+    "throughput, full rings of 2": rounds_of(
+        Ranks(2, 1, rings=1, ring_capacity=2), throughput_rounds(60, num_cached=1), 1
+    ),
     "throughput, many blocks, 2 nodes": rounds_of(Ranks(3, 2, rings=1), throughput_rounds(60)),
 }
 SMS = {name: 2 * NUM_SMS if "many blocks" in name or "full rings" in name else NUM_SMS for name in SCENARIOS}
