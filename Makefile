@@ -144,7 +144,7 @@ test-compile: $(VENV)/.stamp-compile ## compile every kernel for NVIDIA and AMD 
 	@$(PYTEST) -m compile tests/kernels tests/uccl_ep/gpu $(ARGS)
 
 # One architecture plays everything; the two others what has least in common with it. Each with lanes in another order.
-test-ptx: MOST ?= 3
+test-ptx: MOST ?= 2
 test-ptx: $(VENV)/.stamp-compile ## run the kernels' PTX on the CPU, each access judged by PTX's memory model; no GPU needed; MOST=0: all cases
 	@$(BIN)/python -m tests.gpu.ptx.summary --begin
 	@$(BIN)/python -m tests.gpu.ptx.programs

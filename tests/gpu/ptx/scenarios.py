@@ -31,6 +31,7 @@ from uccl_ep.settings import settings
 
 SEEDS = (1, 2, 3)  # each with another way to be late
 NUM_SMS = 12
+TWO_NODES = NodeWorld(4, 2)
 
 
 Body = Callable[[FakePlatform], object]
@@ -194,7 +195,7 @@ def _rows_as_they_come(platform: FakePlatform) -> None:
     run(platform, Ranks(2, 1), overlapping, c, sums)
 
 
-def _node_sums(platform: FakePlatform, tokens: int = 16, ranks: Ranks = NodeWorld(4, 2)) -> None:
+def _node_sums(platform: FakePlatform, tokens: int = 16, ranks: Ranks = TWO_NODES) -> None:
     c = case(41, "mixed", num_ranks=4, num_experts=8, num_topk=4, hidden=256, max_tokens=tokens)
     outputs = [expert_rows(rank, c.shape) for rank in range(4)]
     due = low_latency_combine_by_node(outputs, c.topk_idx, c.topk_weights, reference_of(c), 2)
@@ -208,7 +209,7 @@ def _coded_sums(rows: str) -> Body:
         c = case(46, "mixed", num_ranks=4, num_experts=8, num_topk=4, hidden=384, max_tokens=6)
         given = ([expert_rows(rank, c.shape) for rank in range(4)], c.topk_idx, c.topk_weights, reference_of(c))
         use = {f"use_{rows}": True}
-        run(platform, NodeWorld(4, 2), node_sums, c, low_latency_combine_by_node(*given, 2, **use), False, use)
+        run(platform, TWO_NODES, node_sums, c, low_latency_combine_by_node(*given, 2, **use), False, use)
 
     return body
 
@@ -247,7 +248,7 @@ SCENARIOS: dict[str, Body] = {
     "throughput, cached": rounds_of(Ranks(2), throughput_rounds(num_cached=2)),
     "throughput, rings that wrap": rounds_of(Ranks(2), throughput_rounds(90), 1),
     "throughput, rings that wrap, 2 nodes": rounds_of(Ranks(2, 1, ring_capacity=16), throughput_rounds(90), 1),
-    "low latency, stats of waits for sums in the node": lambda platform: run(platform, NodeWorld(4, 2), _stats),
+    "low latency, stats of waits for sums in the node": lambda platform: run(platform, TWO_NODES, _stats),
     "low latency, rows as they are computed": _rows_as_they_come,
     "throughput, shapes that change": rounds_of(Ranks(4, 2), _shapes),
     "throughput, cached, 2 nodes": rounds_of(Ranks(4, 2), throughput_rounds(num_cached=2)),
