@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -170,7 +171,7 @@ def test_gpu_masked_ranks_are_left_out(platform: Platform, per_node: int) -> Non
 # ---- rows that are sent while others are being computed --------------------------------------------------------------
 
 
-def _overlapping(group: Any, platform: Platform, c: RandomCase, due: list[torch.Tensor]) -> None:
+def _overlapping(group: Any, platform: Platform, c: RandomCase, due: list[torch.Tensor], late_s: float = 0.0) -> None:
     with low_latency(group, c.shape, device=platform.device) as buffer:
         rank = Rank(buffer, platform, c)
         computed, value = rank.rows, 3
@@ -185,6 +186,7 @@ def _overlapping(group: Any, platform: Platform, c: RandomCase, due: list[torch.
             out, _, receive = rank.combine(got, return_recv_hook=True, **beside)
             with platform.rank():  # the stream that computes; the other one's kernel waits for it
                 for expert in range(computed.shape[0]):
+                    time.sleep(late_s)
                     rank.rows[expert].copy_(computed[expert])
                     signals[expert : expert + 1].fill_(value)
                 platform.synchronize()

@@ -187,12 +187,12 @@ def _cached_shapes(group: Any, platform: FakePlatform, ranks: Ranks) -> None:
                 cached(buffer, platform, step, due, (handle, call))
 
 
-def _rows_as_they_come(platform: FakePlatform) -> None:
+def _rows_as_they_come(platform: FakePlatform, late_s: float = 0.0) -> None:
     """Other nodes' rows too, each when its signal says that it is there."""
     c = case(44, "some_unused", num_ranks=2, num_experts=4, num_topk=2, hidden=128, max_tokens=8)
     expected = reference_of(c)
     sums = low_latency_combine([expert_rows(r, c.shape) for r in range(2)], c.topk_idx, c.topk_weights, expected)
-    run(platform, Ranks(2, 1), overlapping, c, sums)
+    run(platform, Ranks(2, 1), overlapping, c, sums, late_s)
 
 
 def _node_sums(platform: FakePlatform, tokens: int = 16, ranks: Ranks = TWO_NODES) -> None:
@@ -250,6 +250,7 @@ SCENARIOS: dict[str, Body] = {
     "throughput, rings that wrap, 2 nodes": rounds_of(Ranks(2, 1, ring_capacity=16), throughput_rounds(90), 1),
     "low latency, stats of waits for sums in the node": lambda platform: run(platform, TWO_NODES, _stats),
     "low latency, rows as they are computed": _rows_as_they_come,
+    "low latency, rows that are late": lambda platform: _rows_as_they_come(platform, 0.02),
     "throughput, shapes that change": rounds_of(Ranks(4, 2), _shapes),
     "throughput, cached, 2 nodes": rounds_of(Ranks(4, 2), throughput_rounds(num_cached=2)),
     "throughput, cached, shapes that change": lambda platform: run(platform, Ranks(4, 2), _cached_shapes, Ranks(4, 2)),
