@@ -13,11 +13,11 @@ from tests.end_to_end.steps import LowLatencyStep, ThroughputStep
 from tests.end_to_end.world import World
 from tests.gpu.calls import buffer_for, finish, layout_of, low_latency, throughput
 from tests.gpu.fixed import Sizes, Values, low_latency_values, throughput_values
-from tests.gpu.places import FakePlatform, Here, run
+from tests.gpu.places import Here, run
 from uccl_ep import Buffer
 
 REPLAYS = 20
-REPLAYS_OF_A_FAKE = 8  # no moment of a fake GPU differs from another: eager calls come after the 4th and the 8th
+REPLAYS_AS_PTX = 8  # each a hundred times slower there; eager calls come after the 4th and the 8th
 WORLDS = {"1 node": World(2), "2 nodes": World(4, 2)}
 pytestmark = [pytest.mark.timeout(120), pytest.mark.parametrize("world", WORLDS.values(), ids=list(WORLDS))]
 
@@ -26,8 +26,8 @@ def _sizes(world: World) -> Sizes:
     return Sizes(world.ranks, ranks_per_node=world.node_sizes)
 
 
-def _replays(gpu: Platform) -> range:
-    return range(REPLAYS_OF_A_FAKE if isinstance(gpu, FakePlatform) else REPLAYS)
+def _replays(config: pytest.Config) -> range:
+    return range(REPLAYS if config.getoption("--ptx", None) is None else REPLAYS_AS_PTX)
 
 
 def _room(sizes: Sizes) -> list[Any]:
@@ -102,9 +102,9 @@ def _eager(buffer: Buffer, platform: Platform, sizes: Sizes, number: int) -> Non
 
 
 @pytest.mark.parametrize("send", ["hook", "sync", "async"])
-def test_gpu_graph_of_low_latency(gpu: Platform, world: World, send: str) -> None:
+def test_gpu_graph_of_low_latency(gpu: Platform, world: World, send: str, pytestconfig: pytest.Config) -> None:
     sizes = _sizes(world)
-    replays = [low_latency_values(sizes, 10 + n) for n in _replays(gpu)]
+    replays = [low_latency_values(sizes, 10 + n) for n in _replays(pytestconfig)]
     run(gpu, world, _low_latency_graph, sizes, send, replays)
 
 
@@ -149,7 +149,7 @@ def _throughput_graph(group: Any, platform: Platform, sizes: Sizes, cached: bool
 
 
 @pytest.mark.parametrize("cached", [True, False], ids=["cached", "worst_tokens"])
-def test_gpu_graph_of_throughput(gpu: Platform, world: World, cached: bool) -> None:
+def test_gpu_graph_of_throughput(gpu: Platform, world: World, cached: bool, pytestconfig: pytest.Config) -> None:
     sizes = _sizes(world)
-    replays = [throughput_values(sizes, 50 + n, 50 if cached else 50 + n) for n in _replays(gpu)]
+    replays = [throughput_values(sizes, 50 + n, 50 if cached else 50 + n) for n in _replays(pytestconfig)]
     run(gpu, world, _throughput_graph, sizes, cached, replays)

@@ -61,7 +61,7 @@ ORDERS = {
     "add_acq_rel_gpu(q, 1u)": ["write back to gpu", "wait", "atomic at gpu", "wait", "invalidate from gpu"],
     "add_release_sys(p, v)": ["write back to sys", "wait", "atomic at sys"],
     "add_sys(p, v)": ["atomic at sys"],
-    "add_cta(q, 1u)": ["atomic at gpu"],
+    "add_cta(q, 1u)": ["atomic at gpu"],  # the GPU's cache adds for a block too
     "add_gpu(p, v)": ["atomic at gpu"],
     "cas_sys(q, 0u, 1u)": ["write back to sys", "wait", "atomic at sys", "wait", "invalidate from sys"],
     "*out = ld_acquire_sys(p)": ["load from sys", "wait", "invalidate from sys"],
