@@ -39,10 +39,12 @@ RANKS_A_PROCESS = 32  # hardware queues, so that streams of many ranks do not sh
 
 
 def environment(step: Step) -> dict[str, str]:
-    """Of a step's process. Queues have to be asked for before CUDA starts. Benchmarks load torch's kernels at once;
-    the tests run as a user's process would; a sanitizer instruments all that is loaded, so nothing is without need."""
+    """Of a step's process. Queues have to be asked for before CUDA starts. Kernels of torch are loaded at once: ranks
+    share the process, and CUDA that loads a kernel for one may wait for another's, which waits for that one. A
+    sanitizer instruments all that is loaded, so there nothing is without need."""
     wanted = {CONNECTIONS: str(RANKS_A_PROCESS), "PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": "1"}
-    if step.name not in ("tests", "machine"):
+    wanted["PYTHONFAULTHANDLER"] = "1"
+    if step.name != "machine":
         wanted["CUDA_MODULE_LOADING"] = "LAZY" if step.name == "sanitize" else "EAGER"
     return {**os.environ, **wanted}
 
@@ -101,6 +103,8 @@ def outcome(status: int | None, out: Path, log: Path) -> dict[str, Any]:
         return {**found, "status": "out_of_time", "why": f"ended at its time limit; its output's end:\n{tail}"}
     if found["status"] == RUNNING:
         return {**found, "status": "failed", "why": f"its process ended with status {status}:\n{tail}"}
+    if status != 0 and found["status"] in ("ok", "skipped"):
+        return {**found, "status": "failed", "why": f"after its work its process ended with status {status}:\n{tail}"}
     return found
 
 

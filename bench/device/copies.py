@@ -56,7 +56,8 @@ def row_copies(platform: Platform, quick: bool, total: int = 1 << 29) -> Iterato
         UcclEpError: a copy gave wrong rows.
     """
     driver = platform.driver
-    function = driver.function(programs.load(driver, PROBES), KERNEL)
+    module = programs.load(driver, PROBES)  # kernels live as long as their module
+    function = driver.function(module, KERNEL)
     for row_bytes in ROW_BYTES[:1] if quick else ROW_BYTES:
         rows = total // row_bytes
         source = torch.randint(0, 256, (rows, row_bytes), dtype=torch.uint8, device=platform.where)

@@ -10,19 +10,35 @@ from typing import Any
 
 from bench.device.platforms import Mark, Platform
 
+HOLD_MS = 40.0  # eight ranks queue a round in 5
+
 
 class KernelTimes:
     """Marks around launches while `on`; by thread, since a rank is a thread.
 
-    A kernel's time includes its waits for peers: in a round where all ranks start at once, that is the time that the
-    exchange takes.
+    A kernel's time includes its waits for peers, so all ranks have to start at once: see `together`.
     """
 
     def __init__(self, platform: Platform) -> None:
         self._platform = platform
         self._marks: dict[int, list[tuple[str, Mark, Mark]]] = {}
         self._lock = threading.Lock()
+        self._gate: Any = None
         self.on = False
+
+    def together(self, group: Any) -> None:
+        """Every rank's stream goes on at one moment, after all ranks have had time to queue a round: no kernel then
+        waits for a host that has not yet come to launch a peer's. Called by every rank, its stream empty."""
+        group.barrier()
+        if group.rank() == 0:
+            self._gate = self._platform.hold(HOLD_MS)
+        group.barrier()
+        driver = self._platform.driver
+        driver.wait(driver.current_stream(), self._gate)
+
+    def were_late(self) -> bool:
+        """Whether the streams went on before the calling rank had queued its round."""
+        return bool(self._platform.driver.query(self._gate))
 
     @contextmanager
     def watching(self, library: Any) -> Iterator[None]:

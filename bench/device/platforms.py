@@ -16,6 +16,8 @@ from uccl_ep.settings import PREFIX, settings
 
 Body = Callable[[], None]
 CONNECTIONS = "CUDA_DEVICE_MAX_CONNECTIONS"
+_CYCLES_A_MS = 1.9e6  # of today's GPUs, about
+_cuda: Any = torch.cuda  # torch leaves parts of it untyped
 _capturing = threading.Lock()  # one recording at a time; replays run at once
 
 
@@ -42,6 +44,13 @@ class Platform(Protocol):
 
     def mark(self) -> Mark:
         """A mark on the current stream."""
+
+    def hold(self, ms: float) -> Any:
+        """Keeps the calling thread's current stream busy for about so long.
+
+        Returns:
+            The event at its end: streams that wait for it go on together.
+        """
 
     def record(self, body: Body) -> Body:
         """Runs `body` once as a recording; the result replays it on the current stream.
@@ -76,6 +85,9 @@ class CpuPlatform:
 
     def mark(self) -> HostMark:
         return HostMark()
+
+    def hold(self, ms: float) -> Any:
+        raise UcclEpError("a CPU has no streams")
 
     def record(self, body: Body) -> Body:
         raise UcclEpError("a CPU has no graphs")
@@ -113,6 +125,10 @@ class GpuPlatform:
 
     def mark(self) -> Mark:
         return CudaMark()
+
+    def hold(self, ms: float) -> Any:
+        _cuda._sleep(int(ms * _CYCLES_A_MS))
+        return self.driver.record(self.driver.current_stream())
 
     def record(self, body: Body) -> Body:
         graph = torch.cuda.CUDAGraph()

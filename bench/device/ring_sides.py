@@ -117,7 +117,7 @@ class GpuSide:
     """Producers are warps of a GPU; `module` holds the kernels of ring_producer.h."""
 
     def __init__(self, driver: Any, module: Any) -> None:
-        self._driver = driver
+        self._driver, self._module = driver, module  # kernels live as long as their module
         self._producer, self._clock = (driver.function(module, name) for name in KERNELS)
         self._stream = driver.new_stream()
         self.name = driver.facts.name

@@ -26,7 +26,7 @@ class RankRounds:
 
     def __init__(self, group: Any, exchange: Exchange) -> None:
         self._group, self._exchange = group, exchange
-        self.worst = 0.0
+        self.worst, self.late = 0.0, 0
 
     def _timed(self, times: Times, part: str, call: Callable[[], Any]) -> Any:
         """Runs a call with all ranks ready, and the stream empty before and after it."""
@@ -60,13 +60,31 @@ class RankRounds:
         """
         x, case = self._exchange, self._exchange.cases[0]
         out: list[Any] = [None]
-        prepared = self._prepare(case)
+        prepared = self.prepare(case)
         replay = x.platform.record(lambda: out.__setitem__(0, self._both(case, prepared)))
         for number in range(WARM_UP + REPLAYS):
             self._timed(times if number >= WARM_UP else {}, "replay", replay)
         self.worst = max(self.worst, x.check(out[0], case, "replayed"))
 
-    def _prepare(self, case: Case) -> Any:
+    def together(self, kernel_times: KernelTimes, rounds: int) -> dict[str, list[float]]:
+        """Kernel times of dispatch and combine of the first inputs, all ranks' kernels queued before any starts."""
+        x, case = self._exchange, self._exchange.cases[0]
+        prepared = self.prepare(case)
+        found: dict[str, list[float]] = {}
+        for _ in range(WARM_UP + rounds):
+            x.platform.synchronize()
+            kernel_times.together(self._group)
+            kernel_times.on = True
+            out = self._both(case, prepared)
+            self.late += kernel_times.were_late()
+            x.platform.synchronize()
+            self._group.barrier()
+            kernel_times.on = False
+            found = {name: found.get(name, []) + times for name, times in kernel_times.take().items()}
+        self.worst = max(self.worst, x.check(out, case, "queued"))
+        return {name: times[WARM_UP * len(times) // (WARM_UP + rounds) :] for name, times in found.items()}
+
+    def prepare(self, case: Case) -> Any:
         """What a recording needs that is not recorded: the rows to combine, and throughput's routing."""
         x = self._exchange
         if not x.low_latency:
@@ -129,7 +147,7 @@ def _rank(group: Any, exchange: Exchange, kernel_times: KernelTimes, gpu: bool) 
             rounds.round(number, {})
         group.barrier()
         kernel_times.on = False
-        kernels = kernel_times.take()
+        kernels = kernel_times.take() | rounds.together(kernel_times, shape.rounds)
     try:
         rounds.replays(times)
     except UcclEpError as error:
@@ -142,6 +160,7 @@ def _rank(group: Any, exchange: Exchange, kernel_times: KernelTimes, gpu: bool) 
     return {
         "times": times,
         "kernels": kernels,
+        "late": rounds.late,
         "worst_row": rounds.worst,
         "ids": ids,
         "placement": session.placement.where,
@@ -162,6 +181,7 @@ def _sum_up(shape: Shape, ranks: list[dict[str, Any]]) -> dict[str, Any]:
         "placement_reason": ranks[0]["placement_reason"],
         "wall": wall,  # the slowest rank's of each round
         "kernels": kernels,
+        "late": sum(rank["late"] for rank in ranks),  # rounds that a rank had not queued when kernels began
         "worst_row": max(rank["worst_row"] for rank in ranks),
         "no_replay": ranks[0]["no_replay"],
     }

@@ -14,6 +14,9 @@ from bench.device.ring_programs import ROOT
 from bench.device.small_case import DONE
 
 OURS = ("low_latency_", "throughput_", "rank_barrier")  # the beginnings of our kernels' names
+# racecheck takes a word of shared memory that one warp releases and another acquires for a race, and all that those order
+# (on an H100, CUDA 13.0). Warps of throughput's dispatch and combine meet by such words; tests/gpu/ptx checks them.
+MEET_AT_BARRIERS = ("low_latency_", "rank_barrier", "throughput_layout", "throughput_counts", "throughput_settle")
 _HELP_S = 20
 FOUND = 86  # the tool's exit status when it has found something
 UNSUPPORTED = re.compile(r"not supported|unsupported|Unable to find injection|error 999|Failed to initialize", re.I)
@@ -27,9 +30,10 @@ class Plan:
 
     tool: str
     ranks: int
+    kernels: tuple[str, ...] = OURS  # those that are looked at, by the beginnings of their names
 
 
-PLANS = (Plan("memcheck", 1), Plan("racecheck", 1), Plan("memcheck", 2))
+PLANS = (Plan("memcheck", 1), Plan("racecheck", 1, MEET_AT_BARRIERS), Plan("memcheck", 2))
 
 
 def check(plan: Plan, device: str, limit_s: float) -> dict[str, Any]:
@@ -39,7 +43,7 @@ def check(plan: Plan, device: str, limit_s: float) -> dict[str, Any]:
     if sanitizer is None:
         return {**answer, "status": "unsupported", "says": "no compute-sanitizer on the path"}
     command = [sanitizer, "--tool", plan.tool, "--error-exitcode", str(FOUND), "--print-limit", "20"]
-    command += options(sanitizer)
+    command += options(sanitizer, plan.kernels)
     command += [sys.executable, "-m", "bench.device.small_case", device, str(plan.ranks)]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=limit_s, cwd=ROOT)
@@ -50,10 +54,10 @@ def check(plan: Plan, device: str, limit_s: float) -> dict[str, Any]:
 
 
 @functools.cache
-def options(sanitizer: str) -> list[str]:
+def options(sanitizer: str, kernels: tuple[str, ...]) -> list[str]:
     """What this version of the tool has of the options that leave out others' findings: errors that the driver's
-    functions return (a refused probe of the fabric, torch's own questions), and kernels that are not ours."""
-    wanted = ["--report-api-errors", "no", *(word for part in OURS for word in ("--kernel-name", f"kns={part}"))]
+    functions return (a refused probe of the fabric, torch's own questions), and other kernels than those."""
+    wanted = ["--report-api-errors", "no", *(word for part in kernels for word in ("--kernel-name", f"kns={part}"))]
     try:
         told = subprocess.run([sanitizer, "--help"], capture_output=True, text=True, timeout=_HELP_S)
     except (OSError, subprocess.TimeoutExpired):

@@ -32,9 +32,15 @@ class Shape:
         return f"{self.mode}, {self.ranks} ranks, {nodes}, {self.tokens} tokens"
 
 
+def _alone(mode: str, quick: bool) -> Shape:
+    tokens = 128 if mode == LOW_LATENCY else 512 if quick else 4096
+    return Shape(mode, 1, 1, tokens, experts=32, rounds=5 if quick else 30)
+
+
 def all_shapes(mode: str, gpu: bool, quick: bool) -> list[Shape]:
-    """2, 4 and 8 ranks, each on one node (rows in device memory) and on two (rows through proxies, in host memory)."""
-    found = []
+    """One rank with as many experts as it has among eight, which never waits; then 2, 4 and 8 ranks, each on one node
+    (rows in device memory) and on two (rows through proxies, in host memory)."""
+    found = [_alone(mode, quick)] if gpu else []
     for ranks in (2, 4) if quick else (2, 4, 8):
         for nodes in (1, 2):
             if not gpu:

@@ -30,6 +30,9 @@ class FakePlatform(GpuPlatform):
     def mark(self) -> Mark:
         return HostMark()
 
+    def hold(self, ms: float) -> Any:
+        return self.driver.record(self.driver.current_stream())
+
     def record(self, body: Body) -> Body:
         with self.driver.capture() as graph:
             body()

@@ -179,7 +179,8 @@ def _overlapping(group: Any, platform: Platform, c: RandomCase, due: list[torch.
             got = rank.dispatch(use_fp8=False)
             rank.rows = torch.full_like(computed, torch.nan)
             signals = rank.here.put(torch.zeros(computed.shape[0], dtype=torch.int32))
-            signals.fill_(0)  # what raises them has been loaded before it is needed
+            for expert in range(computed.shape[0]):  # loads what raises them; torch chooses a kernel by alignment too
+                signals[expert : expert + 1].fill_(0)
             rank.rows[0].copy_(rank.rows[0])
             platform.synchronize()
             beside = {"overlap": True, "src_signals": signals, "src_signal_expect_value": value}

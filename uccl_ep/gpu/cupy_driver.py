@@ -38,6 +38,20 @@ class Module:
         weakref.finalize(self, unload, address).atexit = False  # the GPU may be gone by then
 
 
+def _returned_to(idle: list[int], kind: Any) -> Any:
+    """A kind of stream whose number goes back to `idle` when nobody refers to it any more.
+
+    No weak reference tells that: torch frees CUDA's streams without clearing those (its issue 183403 mends that), and
+    Python, which looks at them when it ends, then dies of a segmentation fault.
+    """
+
+    class LentStream(kind):  # type: ignore[misc]
+        def __del__(self) -> None:
+            idle.append(int(self.cuda_stream))
+
+    return LentStream
+
+
 class CupyDriver(CupyMemory):
     """One GPU of this process; see `Driver` for what each method promises. Open it with `open_driver`.
 
@@ -54,6 +68,7 @@ class CupyDriver(CupyMemory):
         super().__init__(runtime, driver, ordinal, None if runtime.is_hip else libcuda.load())
         self._driver, self._compiler = driver, compiler
         self._idle_streams: list[int] = []
+        self._lent_stream = _returned_to(self._idle_streams, _cuda.ExternalStream)
         self.facts = self._ask(ordinal)
 
     def _ask(self, ordinal: int) -> Facts:
@@ -163,10 +178,8 @@ class CupyDriver(CupyMemory):
                 raw = self._idle_streams.pop()
             except IndexError:
                 raw = int(runtime.streamCreateWithPriority(runtime.streamNonBlocking, _PRIORITY))
-            stream = _cuda.ExternalStream(raw, device=self.torch_device)
-        # Kept for the next caller, never destroyed: torch's allocator may still have to record an event on it.
-        weakref.finalize(stream, self._idle_streams.append, raw).atexit = False
-        return stream
+            # Later the next caller's, never destroyed: torch's allocator may still have to record an event on it.
+            return self._lent_stream(raw, device=self.torch_device)
 
     def current_stream(self) -> Any:
         return _cuda.current_stream(self.torch_device)

@@ -24,15 +24,8 @@ class HostGpu(FakeDriver):
         self.shapes: list[tuple[str, int, int]] = []
         self.wrong_copies = False
 
-    def load(self, binary: Any) -> Any:
-        return object()
-
-    def function(self, module: Any, name: str) -> int:
-        self._functions.append(name)
-        return len(self._functions) - 1
-
     def launch(self, function: int, grid: int, block: int, shared_bytes: int, stream: Any, args: bytes) -> None:
-        name = self._functions[function]
+        name = self._loaded(function)
         works: dict[str, Callable[[], None]] = {
             KERNELS[0]: lambda: self._produce(args, grid * block // self.facts.warp),
             KERNELS[1]: lambda: self._answer(args),

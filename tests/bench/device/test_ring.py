@@ -12,6 +12,7 @@ from bench.device.ring_programs import HostLibrary, compile_host_library
 from bench.device.ring_sides import GpuSide, HostSide, Side
 from bench.device.ring_world import RingWorld, Run
 from tests.bench.device.host_gpu import HostGpu
+from tests.uccl_ep.gpu.fake_driver import Module
 from uccl_ep.errors import UcclEpError
 
 pytestmark = pytest.mark.timeout(60)
@@ -21,7 +22,7 @@ pytestmark = pytest.mark.timeout(60)
 def side(request: pytest.FixtureRequest, library: HostLibrary) -> Side:
     if request.param == "host":
         return HostSide(library, 1)
-    return GpuSide(HostGpu(library), object())
+    return GpuSide(HostGpu(library), Module())
 
 
 @pytest.mark.mostly_slow
@@ -41,7 +42,7 @@ def test_bench_ring_measures_everything(side: Side, library: HostLibrary) -> Non
 
 def test_bench_ring_gives_the_drivers_memory_back(library: HostLibrary) -> None:
     driver = HostGpu(library)
-    world = RingWorld(GpuSide(driver, object()), library, 2)
+    world = RingWorld(GpuSide(driver, Module()), library, 2)
     world.run(Run(2, 1, 8, 4, 20, round_trips=True))
     assert driver.held()["pinned"] == 2
     world.close()

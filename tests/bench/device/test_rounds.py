@@ -120,7 +120,7 @@ def test_bench_rounds_bytes_moved_are_those_of_the_routing() -> None:
 
 def test_bench_rounds_shapes_are_deepseeks_on_a_gpu() -> None:
     shapes = all_shapes(THROUGHPUT, True, False)
-    assert {(s.ranks, s.num_nodes) for s in shapes} == {(r, n) for r in (2, 4, 8) for n in (1, 2)}
-    assert {(s.tokens, s.hidden, s.topk, s.experts) for s in shapes} == {(4096, 7168, 8, 256)}
+    assert {(s.ranks, s.num_nodes) for s in shapes} == {(r, n) for r in (2, 4, 8) for n in (1, 2)} | {(1, 1)}
+    assert {(s.tokens, s.hidden, s.topk, s.experts) for s in shapes} == {(4096, 7168, 8, 256), (4096, 7168, 8, 32)}
     assert {s.tokens for s in all_shapes(LOW_LATENCY, True, False)} == {128}
-    assert len({s.label for s in shapes}) == 6
+    assert len({s.label for s in shapes}) == 7

@@ -8,6 +8,7 @@ import ctypes
 import itertools
 import os
 import threading
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import SimpleNamespace
@@ -61,7 +62,10 @@ class HostExecutor:
 
 
 class FakeStream:
-    """A native thread with a queue; `launched` has the names of its kernels."""
+    """A native thread with a queue; `launched` has the names of its kernels. Nothing can refer to it weakly, since that
+    breaks with CUDA's streams of torch."""
+
+    __slots__ = ("__dict__",)
 
     def __init__(self, key: int, executor: HostExecutor) -> None:
         self.key = key
@@ -75,6 +79,10 @@ class FakeEvent:
 
     def __init__(self, native: Any, graph: FakeGraph | None, number: int = -1) -> None:
         self.native, self.graph, self.number = native, graph, number
+
+
+class Module:
+    """Loaded code. As on a GPU, its functions are gone when nobody refers to it any more."""
 
 
 class FakeDriver:
@@ -108,7 +116,7 @@ class FakeDriver:
         self._set_context = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)(self._set_current)
         self.used: list[tuple[int, int]] = []  # (address of a tensor, key of the stream it was kept for)
         self.shared: set[int] = set()  # addresses of memory for NICs and peers
-        self._functions: list[str] = []
+        self._functions: list[tuple[str, weakref.ref[Module]]] = []
         self._kept: list[tuple[torch.Tensor, FakeStream]] = []
         self._allocated: dict[int, Any] = {}
         self._opened: dict[int, Any] = {}
@@ -130,11 +138,16 @@ class FakeDriver:
 
     def load(self, binary: Any) -> Any:
         self._forbid("loading code")
-        return object()
+        return Module()
 
     def function(self, module: Any, name: str) -> int:
-        self._functions.append(name)
+        self._functions.append((name, weakref.ref(module)))
         return len(self._functions) - 1
+
+    def _loaded(self, function: int) -> str:
+        name, module = self._functions[function]
+        assert module() is not None, f"{name}: invalid resource handle, since its module has been unloaded"
+        return name
 
     def allow_shared(self, function: int, shared_bytes: int) -> None:
         assert shared_bytes <= self.facts.max_shared_bytes
@@ -143,7 +156,7 @@ class FakeDriver:
         return self.blocks_per_sm
 
     def launch(self, function: int, grid: int, block: int, shared_bytes: int, stream: Any, args: bytes) -> None:
-        name, warps = self._functions[function], block // self.facts.warp
+        name, warps = self._loaded(function), block // self.facts.warp
         assert warps * self.facts.warp == block and shared_bytes == _native.shared_bytes(name, args, warps)
         stream.launched.append(name)
         if stream.graph is not None:

@@ -9,6 +9,7 @@ import inspect
 import re
 import sys
 import threading
+import weakref
 from collections.abc import Iterator
 from types import SimpleNamespace
 
@@ -178,6 +179,7 @@ def test_cupy_driver_streams_are_never_shared(stub: Stub) -> None:
     assert len(keys) == 100 and 0 not in keys
     created = stub.machine.named("streamCreate")
     assert created[-1] == (1, -1)  # waits for no other stream; before the layer's own kernels
+    assert not any(map(weakref.getweakrefcount, streams))  # torch frees a stream without clearing them
     gone = driver.stream_key(streams.pop())
     gc.collect()
     again = driver.new_stream()
