@@ -25,6 +25,8 @@ struct DispatchReceiveArgs {
 };
 struct DispatchReceiveShared {
   u32 last;
+  u32 found[kMaxBlockLanes];  // by lane: rows in its warp's part of a source's ids for the expert that it counts for
+  u32 begin[simt::kMatchWidth];  // of those experts, where this source's rows begin
 };
 
 // A source's routing block on this node, with no more ids than there is room for.
@@ -117,31 +119,72 @@ DEV ExpertGroup expert_group(const DispatchReceiveArgs& a, u32 group) {
 // A local expert that this lane counts for.
 DEV u32 expert_of_lane(u32 group, u32 i) { return group * kMatchWidth + i * simt::kWarp + simt::lane(); }
 
+// A unit of work: one source and kMatchWidth experts. Units go round the warps, or round the blocks (`in_blocks`): then a
+// block's warps take parts of the source's ids, which a single warp of a GPU takes longer to read than all rows take to copy.
+// A warp of one lane counts for all experts by itself.
+DEV bool in_blocks(const DispatchReceiveArgs& a) { return kMatchesPerLane == 1 && a.call.share_rows != 0; }
+struct Units {
+  u32 first, step;
+};
+DEV Units units_of(const DispatchReceiveArgs& a) {
+  if (in_blocks(a)) return Units{static_cast<u32>(simt::bid()), static_cast<u32>(simt::nbid())};
+  return Units{grid_warp(), grid_warps()};
+}
+// The warp's part of a source's ids.
+struct Slots {
+  u32 begin, end;
+};
+DEV Slots part_of(const DispatchReceiveArgs& a, const SourceView& v) {
+  const u32 all = v.num_tokens * v.topk;
+  if (!in_blocks(a)) return Slots{0, all};
+  const u32 size = static_cast<u32>(align_up(ceil_div(all, simt::num_warps()), simt::kWarp));
+  const u32 begin = simt::warp() * size < all ? simt::warp() * size : all;
+  return Slots{begin, all - begin < size ? all : begin + size};
+}
+
 // int32 words of one plane of src_info.
 DEV u64 plane_of(const DispatchReceiveArgs& a) {
   return a.call.num_local_experts * static_cast<u64>(a.rank.topology.num_ranks) * a.call.layout.max_tokens;
 }
 
-// Phase 1: rows of each (source, local expert). Units of one source and kMatchWidth experts go round the warps. A token
-// names an expert once: its source left repetitions out of the routing block.
-DEV bool count_rows(const DispatchReceiveArgs& a, const Turn& turn) {
+// Rows of the warp's part of a source's ids, by expert that a lane counts for.
+DEV void count_part(const DispatchReceiveArgs& a, const SourceView& v, const ExpertGroup& g, u32 (&n)[kMatchesPerLane]) {
+  const Slots part = part_of(a, v);
+  count_matches(v.ids + part.begin, part.end - part.begin, g.first, g.width, n);
+}
+// In blocks, in every lane: rows in the parts of the first `warps` warps, for the lane's one expert.
+DEV u32 found_before(const DispatchReceiveShared& s, u32 warps) {
+  u32 rows = 0;
+  for (u32 w = 0; w < warps; ++w) rows += s.found[w * simt::kWarp + simt::lane()];
+  return rows;
+}
+
+// Phase 1: rows of each (source, local expert). A token names an expert once: its source left repetitions out of the
+// routing block.
+DEV bool count_rows(const DispatchReceiveArgs& a, const Turn& turn, DispatchReceiveShared& shared) {
   const u32 experts = a.call.num_local_experts, groups = static_cast<u32>(ceil_div(experts, kMatchWidth));
-  for (u32 u = grid_warp(); u < a.rank.topology.num_ranks * groups; u += grid_warps()) {
+  const Units units = units_of(a);
+  bool fits = true;  // into the source's share of an expert's rows
+  for (u32 u = units.first; u < a.rank.topology.num_ranks * groups; u += units.step) {
     const u32 source = u / groups, group = u % groups;
     u32 n[kMatchesPerLane] = {};
     const SourceView v = source_view(a, turn.epoch, source);
-    const ExpertGroup g = expert_group(a, group);
-    count_matches(v.ids, v.num_tokens * v.topk, g.first, g.width, n);
+    count_part(a, v, expert_group(a, group), n);
+    if (in_blocks(a)) {
+      shared.found[simt::tid()] = n[0];
+      simt::sync_block();
+      n[0] = found_before(shared, simt::num_warps());
+      simt::sync_block();  // all have read them
+      if (simt::warp() != 0) continue;
+    }
     const u32 most = v.num_tokens;
-    bool fits = true;  // into the source's share of an expert's rows
     for (u32 i = 0; i < kMatchesPerLane; ++i)
       if (const u32 e = expert_of_lane(group, i); e < experts) {
         a.counts[source * experts + e] = n[i];
         if (n[i] > most) fits = bad_arrival(turn.wait, WaitSite{WaitPhase::kDispatchReceive, source, {}, most}, n[i]);
       }
-    if (simt::ballot(!fits) != 0) return false;
   }
-  return true;
+  return simt::ballot(!fits) == 0;
 }
 
 // One lane: where a source's rows for local expert `e` begin, which is put down with their number (0: there are none).
@@ -159,23 +202,37 @@ DEV u32 place_block(const DispatchReceiveArgs& a, u32 source, u32 e, u32* begin)
 }
 
 // Phase 2: begin of every block, and which row of the source each output row is.
-DEV void place_rows(const DispatchReceiveArgs& a, const Turn& turn) {
+DEV void place_rows(const DispatchReceiveArgs& a, const Turn& turn, DispatchReceiveShared& shared) {
   const u32 experts = a.call.num_local_experts, groups = static_cast<u32>(ceil_div(experts, kMatchWidth));
   const u32 ranks = a.rank.topology.num_ranks;
   const u64 stride = static_cast<u64>(ranks) * a.call.layout.max_tokens, plane = experts * stride;
-  for (u32 u = grid_warp(); u < ranks * groups; u += grid_warps()) {
+  const Units units = units_of(a);
+  for (u32 u = units.first; u < ranks * groups; u += units.step) {
     const u32 source = u / groups, group = u % groups;
-    u32 begin[kMatchesPerLane] = {}, n = 0;
-    for (u32 i = 0; i < kMatchesPerLane; ++i)
-      if (const u32 e = expert_of_lane(group, i); e < experts) n += place_block(a, source, e, &begin[i]);
-    if (simt::ballot(n != 0) == 0) continue;
     const SourceView v = source_view(a, turn.epoch, source);
     const ExpertGroup g = expert_group(a, group);
-    const u32 topk = v.topk;
+    u32 begin[kMatchesPerLane] = {}, n = 0;
+    if (!in_blocks(a) || simt::warp() == 0)
+      for (u32 i = 0; i < kMatchesPerLane; ++i)
+        if (const u32 e = expert_of_lane(group, i); e < experts) n += place_block(a, source, e, &begin[i]);
+    if (in_blocks(a)) {
+      u32 found[kMatchesPerLane] = {};
+      count_part(a, v, g, found);
+      shared.found[simt::tid()] = found[0];
+      if (simt::warp() == 0) shared.begin[simt::lane()] = begin[0];
+      simt::sync_block();
+      n = found[0];
+      begin[0] = shared.begin[simt::lane()] + found_before(shared, simt::warp());
+      simt::sync_block();  // all have read them
+    }
+    if (simt::ballot(n != 0) == 0) continue;
+    const Slots part = part_of(a, v);
+    const u32 topk = v.topk, first = part.begin;
     i32* const rows = a.src_info + group * kMatchWidth * stride;
-    for_each_match(v.ids, v.num_tokens * topk, g.first, g.width, begin, [=](u32 j, u32 at, u32 slot) {
+    for_each_match(v.ids + first, part.end - first, g.first, g.width, begin, [=](u32 j, u32 at, u32 index) {
       if (at >= stride) return;  // ids that were counted otherwise: overwritten since
       i32* out = rows + j * stride + at;
+      const u32 slot = first + index;
       out[0] = static_cast<i32>(slot / topk);
       out[plane] = static_cast<i32>(slot);
       out[2 * plane] = static_cast<i32>(source);
@@ -216,8 +273,8 @@ KERNEL KERNEL_BOUNDS(kMaxBlockLanes) low_latency_dispatch_recv(DispatchReceiveAr
   DispatchReceiveShared& shared = simt::smem<DispatchReceiveShared>();
   const Turn turn = begin_receive(a.rank, a.call, Phase::kDispatch);
   if (!ask_once(a.call, turn, [&] { return await_sources(a, turn); })) return;
-  bool ok = sync_launch(a.rank, turn.wait, a.call, count_rows(a, turn));
-  if (ok) place_rows(a, turn);
+  bool ok = sync_launch(a.rank, turn.wait, a.call, count_rows(a, turn, shared));
+  if (ok) place_rows(a, turn, shared);
   ok = sync_launch(a.rank, turn.wait, a.call, ok);
   if (ok) {
     copy_rows(a, turn);
