@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+from bench.device.shapes import counted
+
 Result = dict[str, Any]
 
 
@@ -71,9 +73,8 @@ def _exchange(result: Result) -> str:
     rows = []
     for found in result.get("shapes", []):
         shape = found["shape"]
-        where = (
-            f"{shape['ranks']} ranks, {-(-shape['ranks'] // shape['ranks_per_node'])} nodes, {shape['tokens']} tokens"
-        )
+        nodes = -(-shape["ranks"] // shape["ranks_per_node"])
+        where = f"{counted(shape['ranks'], 'rank')}, {counted(nodes, 'node')}, {shape['tokens']} tokens"
         if "error" in found:
             rows.append((where, "error", "", found["error"].splitlines()[0][:80], "", ""))
             continue

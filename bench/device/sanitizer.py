@@ -14,8 +14,8 @@ from bench.device.ring_programs import ROOT
 from bench.device.small_case import DONE
 
 OURS = ("low_latency_", "throughput_", "rank_barrier")  # the beginnings of our kernels' names
-# racecheck takes a word of shared memory that one warp releases and another acquires for a race, and all that those order
-# (on an H100, CUDA 13.0). Warps of throughput's dispatch and combine meet by such words; tests/gpu/ptx checks them.
+# racecheck takes a word of shared memory that one warp releases and another acquires for a race, and all that it orders
+# too (CUDA 13.0). Warps of throughput's dispatch and combine meet by such words; tests/gpu/ptx checks them.
 MEET_AT_BARRIERS = ("low_latency_", "rank_barrier", "throughput_layout", "throughput_counts", "throughput_settle")
 _HELP_S = 20
 FOUND = 86  # the tool's exit status when it has found something

@@ -28,8 +28,12 @@ class Shape:
     @property
     def label(self) -> str:
         """For tables."""
-        nodes = "1 node" if self.num_nodes == 1 else f"{self.num_nodes} nodes"
-        return f"{self.mode}, {self.ranks} ranks, {nodes}, {self.tokens} tokens"
+        return f"{self.mode}, {counted(self.ranks, 'rank')}, {counted(self.num_nodes, 'node')}, {self.tokens} tokens"
+
+
+def counted(number: int, what: str) -> str:
+    """ "1 rank", "2 ranks"."""
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"
 
 
 def _alone(mode: str, quick: bool) -> Shape:

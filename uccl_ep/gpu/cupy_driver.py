@@ -25,6 +25,8 @@ from uccl_ep.gpu.driver import Facts
 from uccl_ep.system import libcuda, libhip, libnvml
 
 _cuda: Any = torch.cuda  # torch leaves parts of it untyped
+# The address of a GPU's current stream; private, and known to torch's own compiler and to Triton.
+_raw_stream: Any = getattr(torch._C, "_cuda_getCurrentRawStream", None)
 # CUDA's numbers of device attributes, which its runtime and driver share.
 _FLUSH_OPTIONS, _WRITES_ORDERING, _HOST_PAGE_TABLES = 117, 118, 100
 _PRIORITY = -1  # rows of a layer go before the layer's own matrix products, as in DeepEP
@@ -68,6 +70,7 @@ class CupyDriver(CupyMemory):
         super().__init__(runtime, driver, ordinal, None if runtime.is_hip else libcuda.load())
         self._driver, self._compiler = driver, compiler
         self._idle_streams: list[int] = []
+        self._seen = threading.local()  # the stream that a thread was last seen to have
         self._lent_stream = _returned_to(self._idle_streams, _cuda.ExternalStream)
         self.facts = self._ask(ordinal)
 
@@ -182,10 +185,16 @@ class CupyDriver(CupyMemory):
             return self._lent_stream(raw, device=self.torch_device)
 
     def current_stream(self) -> Any:
-        return _cuda.current_stream(self.torch_device)
+        """The thread's last one, while that is still current: torch takes 4 us to make an object of it (on a Xeon)."""
+        if _raw_stream is None:
+            return _cuda.current_stream(self.torch_device)
+        seen = getattr(self._seen, "stream", None)
+        if seen is None or int(seen.cuda_stream) != _raw_stream(self.torch_device.index):
+            seen = self._seen.stream = _cuda.current_stream(self.torch_device)
+        return seen
 
     def here(self) -> tuple[Any, int, bool]:
-        stream = _cuda.current_stream(self.torch_device)
+        stream = self.current_stream()
         raw = int(stream.cuda_stream)
         return stream, raw, self._captures(raw)
 

@@ -11,6 +11,7 @@ import sys
 import threading
 import weakref
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
 
 import pytest
@@ -184,6 +185,22 @@ def test_cupy_driver_streams_are_never_shared(stub: Stub) -> None:
     gc.collect()
     again = driver.new_stream()
     assert driver.stream_key(again) == gone and len(stub.machine.named("streamCreate")) == len(created)
+
+
+def test_cupy_driver_makes_no_new_object_of_a_stream_that_is_still_current(
+    stub: Stub, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    driver, asked = open_driver(), []
+    current = cupy_driver._cuda.current_stream
+    monkeypatch.setattr(cupy_driver._cuda, "current_stream", lambda device: asked.append(device) or current(device))
+    monkeypatch.setattr(cupy_driver, "_raw_stream", lambda ordinal: current(f"cuda:{ordinal}").cuda_stream)
+    first, other = driver.new_stream(), driver.new_stream()
+    for stream, makes in ((first, 1), (first, 1), (other, 2), (first, 3)):
+        with driver.on(stream):
+            assert driver.here()[:2] == (stream, driver.stream_key(stream)) and len(asked) == makes
+    with ThreadPoolExecutor(1) as thread:  # has a current stream of its own
+        assert thread.submit(driver.here).result()[1] == 0
+    assert len(asked) == 4
 
 
 def test_cupy_driver_current_stream_and_events(stub: Stub) -> None:
