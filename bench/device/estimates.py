@@ -7,9 +7,11 @@ python -m bench.device.estimates --write    # into bench/device/estimates.md
 from __future__ import annotations
 
 import argparse
+import json
 from collections.abc import Iterable, Mapping, Sequence
 
 from bench.device.gpus import GPUS, H100, Gpu
+from bench.device.render import model_rows
 from bench.device.time_model import (
     CASES,
     CHECK_SMS,
@@ -31,14 +33,17 @@ from bench.device.time_model import (
 from uccl_ep.config import DEFAULT_NUM_SMS
 
 PAGE = HERE / "estimates.md"
+MEASURED = HERE.parent / "results/h100/device_check-nvidia-h100-80gb-hbm3-20261127220226.json"
+"""The newest run of device_check on a GPU that the model knows."""
 PUBLISHED_LOW_LATENCY = {8: (77, 114), 16: (118, 195), 32: (155, 273)}
 """Dispatch and combine, us: DeepEP docs/legacy.md, H800 with 400 Gb/s; 128 tokens, FP8 out and BF16 back."""
 PUBLISHED_THROUGHPUT = {8: (153, 158), 16: (43, 43), 32: (58, 57)}
 """GB/s of the narrower link, the same page: NVLink with 8 ranks, RDMA beyond; 4,096 tokens, 24 SMs, FP8 out."""
 
 
-_NOTE = """Every time and rate of ours below is **estimated**: no GPU has run these kernels. The formula, each latency
-and rate with its source or as an assumption, and what is left out are in `bench/device/time_model.py` and `gpus.py`.
+_NOTE = """Every time and rate of ours below is **estimated**, but for the last table: one H100 has run these kernels, of all
+ranks at once, and no node of several GPUs. The formula, each latency and rate with its source or as an
+assumption, and what is left out are in `bench/device/time_model.py` and `gpus.py`.
 Kernels' counters are of PTX that was executed on a CPU (`python -m tests.gpu.ptx.collect`), with the shapes of 132 SMs
 and warps of 32 lanes, for B200 and MI300X too. DeepEP's figures are those of its page on V1 ("legacy"), measured on
 H800 with 400 Gb/s NICs: compare the rows of H800.
@@ -111,6 +116,13 @@ def _kernel_rows(counts: Mapping[str, Mapping[str, Kernel]]) -> Iterable[tuple[s
         yield (name.removeprefix("low_latency_"), f"{kernel.blocks}x{kernel.warps}", trips, *cells)
 
 
+def _measured_rows() -> Iterable[tuple[str, ...]]:
+    steps = {step["name"]: step["result"] for step in json.loads(MEASURED.read_text(encoding="utf-8"))["steps"]}
+    for mode in ("low_latency", "throughput"):
+        for name, ranks, us, measured, bound in model_rows(steps[mode], steps["machine"]["gpu"]["name"]):
+            yield (name, f"{ranks}", f"{us:.1f}", f"{measured:.1f}", f"{measured / us:.2f}", bound)
+
+
 def tables(counts: Mapping[str, Mapping[str, Kernel]]) -> str:
     """All of them, as Markdown."""
     dc = ("dispatch us, estimated", "DeepEP", "ratio", "combine us, estimated", "DeepEP", "ratio")
@@ -135,6 +147,9 @@ def tables(counts: Mapping[str, Mapping[str, Kernel]]) -> str:
             _markdown(("ranks", "dispatch, estimated", "combine, estimated", "target", "bound by"), _copy_rows(counts)),
             "**Kernels of EP8 on H100, estimated** us by cause; trips are to a peer, own memory, L2, L1.\n",
             _markdown(("kernel", "blocks x warps", "trips", *parts), _kernel_rows(counts)),
+            "**Measured beside estimated**: one H100 plays all ranks of a node, and their kernels are queued before any "
+            f"starts; us, the slowest rank's median, of `bench/results/{MEASURED.parent.name}/{MEASURED.name}`.\n",
+            _markdown(("kernel", "ranks", "estimated", "measured", "ratio", "estimated bound"), _measured_rows()),
         ]
     )
 

@@ -91,8 +91,8 @@ def _exchange(result: Result) -> str:
     return "\n".join([*lines, table(heads, rows)])
 
 
-def _model(result: Result, gpu_name: str) -> str:
-    """Estimated and measured kernels of the shapes that the time model has counters of; "" where it has none."""
+def model_rows(result: Result, gpu_name: str) -> list[tuple[str, int, float, float, str]]:
+    """(kernel, ranks, estimated us, measured us, estimated bound) of the shapes that the time model has counters of."""
     from bench.device import time_model
     from bench.device.gpus import gpu_named
 
@@ -105,19 +105,18 @@ def _model(result: Result, gpu_name: str) -> str:
         estimated = time_model.on_one_gpu(counts, gpu, shape["mode"], shape["ranks"], shape["tokens"])
         for name, took in found["kernels"].items():
             if name in estimated:
-                us, measured = estimated[name].total_us, took["median_ms"] * 1e3
-                rows.append(
-                    (
-                        name,
-                        shape["ranks"],
-                        f"{us:.1f}",
-                        f"{measured:.1f}",
-                        f"{measured / us:.2f}",
-                        estimated[name].bound,
-                    )
-                )
+                one = estimated[name]
+                rows.append((name, shape["ranks"], one.total_us, took["median_ms"] * 1e3, one.bound))
+    return rows
+
+
+def _model(result: Result, gpu_name: str) -> str:
+    rows = [
+        (name, ranks, f"{us:.1f}", f"{measured:.1f}", f"{measured / us:.2f}", bound)
+        for name, ranks, us, measured, bound in model_rows(result, gpu_name)
+    ]
     heads = ("kernel, us", "ranks", "estimated", "measured", "ratio", "estimated bound")
-    return f"\nmodel against measurement ({gpu.name}, bench/device/time_model.py)\n{table(heads, rows)}" if rows else ""
+    return f"\nmodel against measurement ({gpu_name}, bench/device/time_model.py)\n{table(heads, rows)}" if rows else ""
 
 
 def _copies(result: Result) -> str:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from bench import flame_picture
+from bench.device import render
 from docs.generate.markdown import table
 from uccl_ep.tools.bench.plots import draw
 from uccl_ep.tools.figures import THEMES
@@ -34,8 +35,11 @@ def benchmark_tables(folder: Path = ROOT / "bench/results") -> str:
         return _NOTHING
     known = _known_kinds()
     ours = {name: content for name, content in found.items() if _kind(content) in known}
-    parts = [_rendered(ours)] if ours else []
-    return "\n\n".join(parts + [_section(name, content) for name, content in found.items() if name not in ours])
+    checks = [name for name, content in found.items() if _kind(content) == "device_check"]
+    others = [name for name in found if name not in ours and name not in checks]
+    parts = [_checked(name, found[name]) for name in reversed(checks)]  # the newest first
+    parts += [_rendered(ours)] if ours else []
+    return "\n\n".join(parts + [_section(name, found[name]) for name in others])
 
 
 def pictures(folder: Path = ROOT / "bench/results") -> dict[str, str]:
@@ -69,6 +73,11 @@ def _known_kinds() -> set[str]:
     except ImportError:
         return set()
     return set(TABLES)
+
+
+def _checked(name: str, content: dict[str, Any]) -> str:
+    """A run of bench/device_check.sh, as that prints it."""
+    return f"### `bench/results/{name}`\n\n```text\n{render.render(content)}\n```"
 
 
 def _rendered(found: dict[str, Any]) -> str:

@@ -9,8 +9,8 @@ import pytest
 from bench.device.platforms import Platform
 from tests.gpu.places import PLACES, open_place
 
-# Ranks share the process here. CUDA that loads a kernel of torch's at its first launch may wait for another rank's kernel,
-# which waits for that rank. Seen on an H100; with a process a GPU nothing of the kind can be.
+# Ranks share the process here. CUDA that loads a kernel of torch's at its first launch may wait for another rank's
+# kernel, which waits for that rank. Seen on an H100; with a process a GPU nothing of the kind can be.
 os.environ.setdefault("CUDA_MODULE_LOADING", "EAGER")
 
 

@@ -43,8 +43,8 @@ class Module:
 def _returned_to(idle: list[int], kind: Any) -> Any:
     """A kind of stream whose number goes back to `idle` when nobody refers to it any more.
 
-    No weak reference tells that: torch frees CUDA's streams without clearing those (its issue 183403 mends that), and
-    Python, which looks at them when it ends, then dies of a segmentation fault.
+    No weak reference tells that: torch 2.11 frees CUDA's streams without clearing those (its pull request 183403 is
+    about that), and Python, which looks at them when it ends, then dies of a segmentation fault.
     """
 
     class LentStream(kind):  # type: ignore[misc]

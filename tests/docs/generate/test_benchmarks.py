@@ -59,6 +59,26 @@ def test_docs_benchmarks_known_kinds_have_their_own_tables(tmp_path: Path, monke
     assert "### `bench/results/a.json`" in benchmark_tables(tmp_path)
 
 
+def test_docs_benchmarks_show_a_check_of_a_gpu_as_it_prints_itself(tmp_path: Path) -> None:
+    ended = {"name": "sanitize", "status": "ok", "why": "", "seconds": 9.5, "targets": []}
+    run = {"tool": "memcheck", "ranks": 1, "status": "clean", "says": "0 errors"}
+    check = {
+        "benchmark": "device_check",
+        "started": "t",
+        "device": "cuda",
+        "quick": False,
+        "seconds": 9.5,
+        "targets": [],
+    }
+    for name in ("h100/1.json", "h100/2.json"):
+        write(tmp_path, name, {**check, "steps": [{**ended, "result": {"runs": [run]}}]})
+    text = benchmark_tables(tmp_path)
+    assert (
+        text.startswith("### `bench/results/h100/2.json`\n\n```text\n")
+        and text.count("memcheck, 1 rank(s): clean") == 2
+    )
+
+
 def test_docs_benchmarks_refuse_a_broken_file(tmp_path: Path) -> None:
     (tmp_path / "broken.json").write_text("{", encoding="utf-8")
     with pytest.raises(json.JSONDecodeError):
