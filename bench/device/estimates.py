@@ -41,8 +41,8 @@ PUBLISHED_THROUGHPUT = {8: (153, 158), 16: (43, 43), 32: (58, 57)}
 """GB/s of the narrower link, the same page: NVLink with 8 ranks, RDMA beyond; 4,096 tokens, 24 SMs, FP8 out."""
 
 
-_NOTE = """Every time and rate of ours below is **estimated**, but for the last table: one H100 has run these kernels, of all
-ranks at once, and no node of several GPUs. The formula, each latency and rate with its source or as an
+_NOTE = """Every time and rate of ours below is **estimated**, but for the last table: one H100 has run these kernels, of
+all ranks at once, and no node of several GPUs. The formula, each latency and rate with its source or as an
 assumption, and what is left out are in `bench/device/time_model.py` and `gpus.py`.
 Kernels' counters are of PTX that was executed on a CPU (`python -m tests.gpu.ptx.collect`), with the shapes of 132 SMs
 and warps of 32 lanes, for B200 and MI300X too. DeepEP's figures are those of its page on V1 ("legacy"), measured on
@@ -147,8 +147,8 @@ def tables(counts: Mapping[str, Mapping[str, Kernel]]) -> str:
             _markdown(("ranks", "dispatch, estimated", "combine, estimated", "target", "bound by"), _copy_rows(counts)),
             "**Kernels of EP8 on H100, estimated** us by cause; trips are to a peer, own memory, L2, L1.\n",
             _markdown(("kernel", "blocks x warps", "trips", *parts), _kernel_rows(counts)),
-            "**Measured beside estimated**: one H100 plays all ranks of a node, and their kernels are queued before any "
-            f"starts; us, the slowest rank's median, of `bench/results/{MEASURED.parent.name}/{MEASURED.name}`.\n",
+            "**Measured beside estimated**: one H100 plays all ranks of a node, and their kernels are queued before "
+            f"any starts; us, the slowest rank's median, of `bench/results/{MEASURED.parent.name}/{MEASURED.name}`.\n",
             _markdown(("kernel", "ranks", "estimated", "measured", "ratio", "estimated bound"), _measured_rows()),
         ]
     )
