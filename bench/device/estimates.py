@@ -41,8 +41,8 @@ PUBLISHED_THROUGHPUT = {8: (153, 158), 16: (43, 43), 32: (58, 57)}
 """GB/s of the narrower link, the same page: NVLink with 8 ranks, RDMA beyond; 4,096 tokens, 24 SMs, FP8 out."""
 
 
-_NOTE = """Every time and rate of ours below is **estimated**, but for the last table: one H100 has run these kernels, of
-all ranks at once, and no node of several GPUs. The formula, each latency and rate with its source or as an
+_NOTE = """Every time and rate of ours below is **estimated**, but for the last table: single GPUs have run these
+kernels, of all ranks at once, and no node of several GPUs. The formula, each latency and rate with its source or as an
 assumption, and what is left out are in `bench/device/time_model.py` and `gpus.py`.
 Kernels' counters are of PTX that was executed on a CPU (`python -m tests.gpu.ptx.collect`), with the shapes of 132 SMs
 and warps of 32 lanes, for B200 and MI300X too. DeepEP's figures are those of its page on V1 ("legacy"), measured on

@@ -148,7 +148,8 @@ DEV u64 plane_of(const DispatchReceiveArgs& a) {
 }
 
 // Rows of the warp's part of a source's ids, by expert that a lane counts for.
-DEV void count_part(const DispatchReceiveArgs& a, const SourceView& v, const ExpertGroup& g, u32 (&n)[kMatchesPerLane]) {
+DEV void count_part(const DispatchReceiveArgs& a, const SourceView& v, const ExpertGroup& g,
+                    u32 (&n)[kMatchesPerLane]) {
   const Slots part = part_of(a, v);
   count_matches(v.ids + part.begin, part.end - part.begin, g.first, g.width, n);
 }
