@@ -7,7 +7,8 @@
 // only.
 //
 // On a GPU a lane that asks other processors by itself waits for each answer in turn, so the whole warp fetches what lane 0
-// needs to know. A batch ends where that ends; it is empty where lane 0 has waited for rows that the warp then fetches.
+// needs to know. A batch ends where that ends; it is empty where lane 0 has waited for rows that the warp then fetches. Of
+// what was fetched, the lanes plan a token each where only this node's rows count (plan_side_by_side).
 #pragma once
 #include "kernels/throughput/team.h"
 
