@@ -24,9 +24,10 @@ struct DispatchReceiveArgs {
   u32 unused;
 };
 struct DispatchReceiveShared {
+  static_assert(simt::kMatchWidth <= 64, "begin has no place for them");
   u32 last;
   u32 found[kMaxBlockLanes];  // by lane: rows in its warp's part of a source's ids for the expert that it counts for
-  u32 begin[simt::kMatchWidth];  // of those experts, where this source's rows begin
+  u32 begin[64];  // of those experts, where this source's rows begin; as many as the widest warp has lanes
 };
 
 // A source's routing block on this node, with no more ids than there is room for.

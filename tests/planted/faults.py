@@ -173,6 +173,22 @@ FAULTS = (
         WRONG,
     ),
     Fault(
+        "parts-of-a-list-in-one-place",
+        "kernels/low_latency/dispatch_recv.h",
+        "shared.begin[simt::lane()] + found_before(shared, simt::warp());",
+        "shared.begin[simt::lane()];",
+        ("low_latency_dispatch_recv_reads_a_list_with_all_warps_of_a_block",),
+        WRONG,
+    ),
+    Fault(
+        "first-row-for-every-token",
+        "kernels/throughput/own_sums.h",
+        "e.rows[num_rows++] = contribution_row(a.call, k, channel, ahead);",
+        "e.rows[num_rows++] = contribution_row(a.call, k, channel);",
+        ("throughput_merge_plans_side_by_side_what_one_lane_would",),
+        WRONG,
+    ),
+    Fault(
         "lost-last-row",
         "kernels/low_latency/dispatch_send.h",
         "m.bytes = rows * row;",

@@ -59,6 +59,22 @@ TEST(low_latency_dispatch_recv_orders_rows_in_every_topology) {
   }
 }
 
+// As on a GPU: the warps of a block read parts of a source's ids, for few experts or for more than a warp has lanes.
+TEST(low_latency_dispatch_recv_reads_a_list_with_all_warps_of_a_block) {
+  u64 seed = 60;
+  for (const auto& node_of : {std::vector<u32>{0}, {0, 0}, {0, 1, 0}})
+    for (const u32 experts : {3, 70}) {
+      WorldShape shape = shape_of(node_of);
+      shape.max_tokens = 40;
+      LowLatencyCase c;
+      c.seed = ++seed;
+      c.gpu = true;
+      c.num_experts = experts * shape.num_ranks();
+      c.shape = LaunchShape{2, 1 + static_cast<u32>(seed % 4), 1, seed};
+      low_latency_rounds(shape, c, 4);
+    }
+}
+
 TEST(low_latency_dispatch_recv_orders_rows_with_cells_a_rank) {
   u64 seed = 60;
   for (const auto& node_of : std::vector<std::vector<u32>>{{0, 1, 0}, {0, 0, 1, 2, 2}, {0, 0, 0, 1}}) {

@@ -2,7 +2,7 @@
 // while it holds rows.
 #include <algorithm>
 
-#include "kernels/throughput/merge.h"
+#include "kernels/throughput/own_sums.h"
 #include "kernels/world.h"
 #include "native/check.h"
 
@@ -168,6 +168,99 @@ TEST(throughput_merge_fetches_ahead_what_planning_would_find) {
     }
     CHECK(plans[0] == plans[1]);
     CHECK(plans[0].size() > 40);
+  }
+}
+
+namespace {
+
+// Rank 0's tokens and who has a row of each; contributions come chunk by chunk while it plans. With `by_lanes` a warp plans
+// where it can. What is planned, until all is or the call has failed.
+std::vector<u32> planned(Bench& bench, const std::vector<std::vector<u32>>& tokens, const std::vector<u8>& in_rank,
+                         u64 draw, bool by_lanes) {
+  CombineArgs a{};
+  a.rank = bench.world->context(0);
+  a.call = bench.call;
+  a.call.is_token_in_rank = in_rank.data();
+  a.call.share_rows = by_lanes;
+  const u32 end = static_cast<u32>(in_rank.size() / tokens.size()), chunk = bench.call.geometry.rows_per_chunk;
+  std::vector<u64> here(tokens.size(), 0);
+  std::vector<u32> plan;
+  simt::launch({1, simt::kWarp, CombineShared::bytes(1), 1, 0}, [&] {
+    CombineShared& s = simt::smem<CombineShared>();
+    const WaitContext wait = wait_context(a.rank);
+    open_contributions(a.rank, a.call, s.merge, 0, 0,
+                       OwnRows{bench.own_payload.data(), bench.own_tokens.data(), bench.own_weights.data()});
+    if (simt::lane() == 0) s.cursor = 0;
+    simt::sync_warp();
+    while (simt::shfl(s.cursor, 0) < end && simt::shfl(s.merge.ok, 0) != 0) {
+      if (simt::lane() == 0)  // of each rank at least the next row is here: nobody else would bring it
+        for (u32 g = 0; g < tokens.size(); ++g) {
+          const Contribution& k = s.merge.from[g];
+          const bool next_is_here = here[g] > tokens[g].size() - k.remaining;
+          if (here[g] == tokens[g].size() || (next_is_here && mix(++draw) % 2)) continue;
+          const u64 room = g == 0 ? ~0ull : (k.released + bench.call.geometry.num_slots) * chunk;
+          here[g] = std::min<u64>({here[g] + chunk * (1 + mix(draw) % 2), tokens[g].size(), room});
+          bench.contribute(g, tokens[g], here[g]);
+        }
+      simt::sync_warp();
+      look_around(a.call, s.merge, 0);
+      find_takers(a, s, end);
+      const bool done = plans_side_by_side(a, s.merge) && plan_side_by_side(a, s, 0, end);
+      CHECK(!done || by_lanes);
+      if (!done && simt::lane() == 0) plan_own(a, wait, s, 0, end);
+      simt::sync_warp();
+      if (simt::lane() == 0)
+        for (u32 i = 0; i < s.merge.count; ++i) {
+          const PlanEntry& e = s.merge.plan[i];
+          plan.insert(plan.end(), {e.token, e.own_row, e.num_rows, static_cast<u32>(sum_weights(bench.row, e, 0))});
+          for (u32 r = 0; r < e.num_rows; ++r)
+            plan.push_back(r == e.own_row ? static_cast<u32>(e.rows[r] - bench.own_row(0))
+                                          : static_cast<u32>(weights_in(bench.row, e.rows[r])[0]));
+        }
+      simt::sync_warp();
+      release_contributions(s.merge);
+    }
+  });
+  return plan;
+}
+
+}  // namespace
+
+// A lane a token or one lane for all: the plan is the same, and so is what is refused.
+TEST(throughput_merge_plans_side_by_side_what_one_lane_would) {
+  for (u64 seed = 1; seed <= 12; ++seed) {
+    const u32 ranks = static_cast<u32>(1 + seed % 5), num_tokens = 90;
+    std::vector<std::vector<u32>> tokens(ranks);
+    std::vector<u8> in_rank(num_tokens * ranks, 0);
+    for (u32 t = 0; t < num_tokens; ++t)
+      for (u32 g = 0; g < ranks; ++g)
+        if (mix(seed << 32 ^ t << 8 ^ g) % 3 != 0) {
+          tokens[g].push_back(t);
+          in_rank[t * ranks + g] = 1;
+        }
+    std::vector<u32> plans[2];
+    for (const bool by_lanes : {false, true}) {
+      Bench bench(tokens);
+      plans[by_lanes] = planned(bench, tokens, in_rank, seed, by_lanes);
+      CHECK(!bench.world->aborted(0));
+    }
+    CHECK(plans[0] == plans[1]);
+    CHECK(plans[0].size() > 4 * 89);
+    const u32 who = static_cast<u32>(mix(seed) % ranks);
+    const auto takers = [&](u32 t) { return std::count(&in_rank[t * ranks], &in_rank[t * ranks] + ranks, 1); };
+    u32 wrong = 40 + static_cast<u32>(seed);
+    while (in_rank[wrong * ranks + who] != 0 && takers(wrong) == 1)
+      ++wrong;  // a token that nobody takes is not looked at
+    in_rank[wrong * ranks + who] ^= 1;  // a row too many, or one that is not there
+    for (const bool by_lanes : {false, true}) {
+      Bench bench(tokens);
+      plans[by_lanes] = planned(bench, tokens, in_rank, seed, by_lanes);
+      const Fault f = bench.world->fault(0);
+      CHECK(f.kind == FaultKind::kBadArrival && f.phase == WaitPhase::kCombineReceive);
+      CHECK_EQ(f.peer, who);
+      CHECK_EQ(f.expected, wrong);
+    }
+    CHECK(plans[0] == plans[1]);
   }
 }
 
