@@ -181,14 +181,6 @@ FAULTS = (
         f"{WRONG}|SEGV",  # rows that were never placed are of no rank
     ),
     Fault(
-        "first-row-for-every-token",
-        "kernels/throughput/own_sums.h",
-        "e.rows[num_rows++] = contribution_row(a.call, k, channel, ahead);",
-        "e.rows[num_rows++] = contribution_row(a.call, k, channel);",
-        ("throughput_merge_plans_side_by_side_what_one_lane_would",),
-        WRONG,
-    ),
-    Fault(
         "lost-last-row",
         "kernels/low_latency/dispatch_send.h",
         "m.bytes = rows * row;",
