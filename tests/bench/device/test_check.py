@@ -165,6 +165,15 @@ def test_bench_check_goes_on_where_a_call_was_killed(tmp_path: Path) -> None:
     assert refused.returncode == 2 and "quick True" in refused.stderr
 
 
+def test_bench_check_a_process_that_crashes_after_its_work_has_failed(tmp_path: Path) -> None:
+    out, log = tmp_path / "step.json", tmp_path / "step.log"
+    out.write_text(json.dumps({"status": "ok", "why": "", "result": {"gb_per_s": 1}, "targets": []}))
+    log.write_text("Fatal Python error: Segmentation fault")
+    found = check.outcome(-11, out, log)
+    assert found["status"] == "failed" and "status -11" in found["why"] and "Segmentation fault" in found["why"]
+    assert found["result"] == {"gb_per_s": 1} and check.outcome(0, out, log)["status"] == "ok"
+
+
 def test_bench_check_environment_asks_for_queues_before_cuda_starts() -> None:
     assert check.environment(steps.STEPS[0])["CUDA_DEVICE_MAX_CONNECTIONS"] == "32"
     by_name = {step.name: check.environment(step) for step in steps.STEPS}
