@@ -206,14 +206,34 @@ DEV Step look_ahead(const RankContext& c, const WaitContext& wait, const Through
   return step;
 }
 
-// Lane 0: moves this rank's own next row into the entry.
-DEV void take_own(const RowShape& shape, OwnRows& own, PlanEntry& p) {
+// One lane: the `ahead`th row from the current one on goes into the entry.
+DEV void add_row(const ThroughputCall& call, const Contribution& k, u32 channel, u32 ahead, PlanEntry& p) {
+  const RowShape& shape = call.shape;
+  if (k.own.payload == nullptr) {
+    p.rows[p.num_rows++] = contribution_row(call, k, channel, ahead);
+    return;
+  }
   p.own_row = p.num_rows;
-  p.own_weights = own.weights;
-  p.rows[p.num_rows++] = own.payload;
-  own.payload += shape.payload_bytes;
-  ++own.tokens;
-  if (shape.has_weights) own.weights += shape.topk;
+  p.own_weights = shape.has_weights ? k.own.weights + ahead * shape.topk : nullptr;
+  p.rows[p.num_rows++] = k.own.payload + static_cast<u64>(ahead) * shape.payload_bytes;
+}
+
+// One lane: `rows` rows of a contribution, at least one, are in entries; the next one's token is `least` or more.
+DEV void advance(const ThroughputCall& call, Contribution& k, u32 rows, u32 least) {
+  k.least = least;
+  k.ready = 0;
+  k.remaining -= rows;
+  if (k.own.payload != nullptr) {
+    k.own.payload += static_cast<u64>(rows) * call.shape.payload_bytes;
+    k.own.tokens += rows;
+    if (call.shape.has_weights) k.own.weights += rows * call.shape.topk;
+    return;
+  }
+  k.row += rows;
+  for (; k.row >= call.geometry.rows_per_chunk; k.row -= call.geometry.rows_per_chunk) ++k.head;
+  if (k.remaining != 0 || k.row == 0) return;
+  ++k.head;  // the last chunk is not full
+  k.row = 0;
 }
 
 // Lane 0: moves the rows of the smallest waiting token (or of `token`, when not kNoToken) into the entry. Returns which
@@ -228,17 +248,8 @@ DEV u64 take_token(const ThroughputCall& call, MergeShared& m, u32 channel, u32 
     Contribution& k = m.from[g];
     if (k.remaining == 0 || k.token != token) continue;
     had |= 1ull << g;
-    k.least = token + 1;
-    k.ready = 0;
-    --k.remaining;
-    if (k.own.payload != nullptr) {
-      take_own(call.shape, k.own, p);
-      continue;
-    }
-    p.rows[p.num_rows++] = contribution_row(call, k, channel);
-    if (++k.row < call.geometry.rows_per_chunk && k.remaining != 0) continue;
-    ++k.head;
-    k.row = 0;
+    add_row(call, k, channel, 0, p);
+    advance(call, k, 1, token + 1);
   }
   return had;
 }

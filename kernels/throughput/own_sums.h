@@ -133,23 +133,6 @@ DEV void plan_own(const CombineArgs& a, const WaitContext& wait, CombineShared& 
   }
 }
 
-// One lane: `rows` rows of a contribution have been planned, of tokens below `next`.
-DEV void advance(const ThroughputCall& call, Contribution& k, u32 rows, u32 next) {
-  k.ready = 0;
-  k.remaining -= rows;
-  k.least = next;
-  if (k.own.payload != nullptr) {
-    k.own.payload += static_cast<u64>(rows) * call.shape.payload_bytes;
-    k.own.tokens += rows;
-    if (call.shape.has_weights) k.own.weights += static_cast<u64>(rows) * call.shape.topk;
-    return;
-  }
-  const u32 row = k.row + rows, per_chunk = call.geometry.rows_per_chunk;
-  const bool ends = k.remaining == 0 && row % per_chunk != 0;  // the last chunk may not be full
-  k.head += row / per_chunk + ends;
-  k.row = ends ? 0 : row % per_chunk;
-}
-
 // Whether plan_side_by_side can plan: on a GPU, with this node's rows only, of ranks that stay.
 DEV bool plans_side_by_side(const CombineArgs& a, const MergeShared& m) {
   return simt::kWarp > kMaxPlan && a.call.share_rows != 0 && a.rank.topology.num_nodes == 1 && a.rank.shrink == 0 &&
@@ -160,13 +143,12 @@ DEV bool plans_side_by_side(const CombineArgs& a, const MergeShared& m) {
 // they are what they must be. False: there is no such token, so plan_own has to wait, or to say what is wrong.
 DEV bool plan_side_by_side(const CombineArgs& a, CombineShared& s, u32 channel, u32 end) {
   MergeShared& m = s.merge;
-  const RowShape& shape = a.call.shape;
   const u32 lane = simt::lane(), token = s.cursor + lane;
   bool good = lane < kMaxPlan && token < end;
   const u64 takers = good ? s.takers[lane] : 0;
-  PlanEntry& e = m.plan[lane % kMaxPlan];
+  PlanEntry& e = m.plan[lane % kMaxPlan];  // of a lane that is good
   simt::mask_t taken = 0;  // lanes whose tokens have a row of contribution number `lane`
-  u32 num_rows = 0, own_row = kNoOwnRow;
+  if (good) clear_entry(e);
   for (u32 g = 0; g < m.num_from; ++g) {
     const Contribution& k = m.from[g];
     const bool takes = (takers >> g & 1) != 0;
@@ -175,23 +157,11 @@ DEV bool plan_side_by_side(const CombineArgs& a, CombineShared& s, u32 channel, 
     const u32 ahead = simt::popcount(all & simt::lane_mask_lt());
     const u32 there = ahead < k.fetched ? k.tokens[ahead] : kNoToken;
     good = good && (ahead >= k.remaining ? !takes : there != kNoToken && (takes ? there == token : there > token));
-    if (!good || !takes) continue;
-    if (k.own.payload != nullptr) {
-      own_row = num_rows;
-      if (shape.has_weights) e.own_weights = k.own.weights + ahead * shape.topk;
-      e.rows[num_rows++] = k.own.payload + static_cast<u64>(ahead) * shape.payload_bytes;
-    } else {
-      e.rows[num_rows++] = contribution_row(a.call, k, channel, ahead);
-    }
+    if (good && takes) add_row(a.call, k, channel, ahead, e);
   }
   const u32 count = simt::first_lane(simt::ballot(!good));  // lanes from kMaxPlan on are never good
   if (count == 0) return false;
-  if (lane < count) {
-    clear_entry(e);
-    e.token = token;
-    e.num_rows = num_rows;
-    e.own_row = own_row;
-  }
+  if (lane < count) e.token = token;
   simt::sync_warp();  // all have read the contributions and the cursor
   const u32 rows = simt::popcount(taken & ((simt::mask_t{1} << count) - 1));
   if (rows != 0) advance(a.call, m.from[lane], rows, token - lane + count);
