@@ -9,6 +9,7 @@ emulator.
 from __future__ import annotations
 
 import fcntl
+import gc
 import os
 import platform
 import random
@@ -65,6 +66,15 @@ def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> pytest.Col
 def _one_torch_thread() -> None:
     if "torch" in sys.modules:  # imported by a plug-in before the variables above were set
         sys.modules["torch"].set_num_threads(1)
+
+
+@pytest.hookimpl(hookwrapper=True)
+def pytest_collection() -> Iterator[None]:
+    """What is collected lives until the end, so no garbage collection walks it: neither now nor below a test."""
+    gc.disable()
+    yield
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest leaves out what is slow

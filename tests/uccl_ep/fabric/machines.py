@@ -12,12 +12,16 @@ from __future__ import annotations
 
 import ipaddress
 import os
+import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 NVIDIA, AMD, AMAZON, MELLANOX, BROADCOM, CRAY = "0x10de", "0x1002", "0x1d0f", "0x15b3", "0x14e4", "0x17db"
 V2, V1 = "RoCE v2", "IB/RoCE v1"
+IDLE = "0000:20/20:01.0/21:00.0"
+_shared = tempfile.TemporaryDirectory(prefix="uccl-ep-recorded-")
+_trees: dict[str, str] = {}  # roots by description
 
 
 @dataclass
@@ -64,10 +68,18 @@ class Recorded:
     mtus: dict[str, int] = field(default_factory=dict)  # of network interfaces
     cxi: Sequence[Nic] = ()
     modules: Sequence[str] = ()
+    idle: tuple[str, str, str] | None = None  # vendor, class and device of a PCI function that no driver has taken
     unreadable: Sequence[str] = ()  # files of the tree that nobody may read, as in a container with a strict policy
 
+    def tree(self) -> str:
+        """The root of a tree for tests that only read it: one for each description, made once."""
+        name = repr(self)
+        if name not in _trees:
+            _trees[name] = self.write(Path(_shared.name) / str(len(_trees)))
+        return _trees[name]
+
     def write(self, root: Path) -> str:
-        """Makes the tree; returns its root."""
+        """Makes a tree that the caller may change; returns its root."""
         for folder in ("class", "bus/pci/devices", "devices/system/node"):
             (root / folder).mkdir(parents=True, exist_ok=True)
         for gpu in self.gpus:
@@ -82,6 +94,9 @@ class Recorded:
             put(device / f"cxi/{nic.name}/uevent", "")
             link(root / f"class/cxi/{nic.name}", device / f"cxi/{nic.name}")
             link(device / f"cxi/{nic.name}/device", device)
+        if self.idle:
+            vendor, pci_class, device_id = self.idle
+            put(self._pci(root, IDLE, 0, vendor, pci_class) / "device", device_id)
         for number, cpus in enumerate(self.numa_cpus):
             put(root / f"devices/system/node/node{number}/cpulist", cpus)
         for name, mtu in self.mtus.items():

@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -26,12 +25,12 @@ Networks = dict[str, list[str]]
 class Cluster:
     """Hosts with recorded machines, and ranks on their GPUs."""
 
-    def __init__(self, tmp_path: Path, settings: Settings, per_host: int = 2) -> None:
-        self.tmp_path, self.settings, self.per_host = tmp_path, settings, per_host
+    def __init__(self, settings: Settings, per_host: int = 2) -> None:
+        self.settings, self.per_host = settings, per_host
         self.hellos: list[Hello] = []
 
     def host(self, name: str, recorded: Recorded, networks: Networks | None = None, absent: str = "") -> Cluster:
-        root = recorded.write(self.tmp_path / name)
+        root = recorded.tree()
         for local in range(self.per_host):
             gpu = recorded.gpus[local % len(recorded.gpus)].address if recorded.gpus else ""
             found = Probes(root, lambda lib: lib != absent, lambda: networks or {}, dict, lambda: frozenset([0]))
@@ -56,8 +55,8 @@ class Cluster:
 
 
 @pytest.fixture
-def cluster(tmp_path: Path) -> Callable[..., Cluster]:
-    return lambda per_host=2, **changes: Cluster(tmp_path, Settings(**changes), per_host)
+def cluster() -> Callable[..., Cluster]:
+    return lambda per_host=2, **changes: Cluster(Settings(**changes), per_host)
 
 
 @pytest.mark.parametrize(

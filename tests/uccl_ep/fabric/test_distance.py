@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from pathlib import Path
 
 import pytest
 
@@ -18,22 +17,22 @@ def between(machine: Machine, gpu: int, nic: str) -> tuple[Distance, int]:
     return pci_distance(machine.gpus[gpu], found.pci)
 
 
-def test_distance_on_a_dgx(tmp_path: Path) -> None:
-    machine = read_machine(machines.dgx_h100().write(tmp_path))
+def test_distance_on_a_dgx() -> None:
+    machine = read_machine(machines.dgx_h100().tree())
     assert between(machine, 0, "mlx5_0") == (Distance.SAME_SWITCH, 3)  # down port, up port, down port
     assert between(machine, 0, "mlx5_3") == (Distance.SAME_NUMA_NODE, 0)
     assert between(machine, 0, "mlx5_6") == (Distance.ACROSS_SOCKETS, 0)
     assert between(machine, 7, "mlx5_11")[0] == Distance.SAME_SWITCH
 
 
-def test_distance_behind_the_cards_own_bridges(tmp_path: Path) -> None:
-    machine = read_machine(machines.mi300x_thor2().write(tmp_path))
+def test_distance_behind_the_cards_own_bridges() -> None:
+    machine = read_machine(machines.mi300x_thor2().tree())
     assert between(machine, 0, "bnxt_re0")[0] == Distance.SAME_SWITCH
     assert between(machine, 0, "bnxt_re1")[0] == Distance.SAME_NUMA_NODE
 
 
-def test_distance_on_a_superchip_is_by_numa_node(tmp_path: Path) -> None:
-    machine = read_machine(machines.slingshot().write(tmp_path))
+def test_distance_on_a_superchip_is_by_numa_node() -> None:
+    machine = read_machine(machines.slingshot().tree())
     assert between(machine, 2, "cxi2")[0] == Distance.SAME_NUMA_NODE
     assert between(machine, 2, "cxi1")[0] == Distance.ACROSS_SOCKETS
 

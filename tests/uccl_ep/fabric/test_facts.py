@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ipaddress
 import re
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -35,12 +34,12 @@ def probes(root: str, absent: str = "", limits: Any = None, cpus: range = range(
     )
 
 
-def facts(tmp_path: Path, recorded: Recorded, gpu: str = "", absent: str = "", **changes: Any) -> Facts:
-    return gather(Settings(**changes), gpu, lambda nics: DMABUF, probes(recorded.write(tmp_path), absent))
+def facts(recorded: Recorded, gpu: str = "", absent: str = "", **changes: Any) -> Facts:
+    return gather(Settings(**changes), gpu, lambda nics: DMABUF, probes(recorded.tree(), absent))
 
 
-def test_facts_of_a_machine_without_nics(tmp_path: Path) -> None:
-    found = facts(tmp_path, Recorded())
+def test_facts_of_a_machine_without_nics() -> None:
+    found = facts(Recorded())
     assert found.families == () and found.ports == () and found.version == __version__
     assert found.missing == {
         "efa": "no EFA device",
@@ -50,8 +49,8 @@ def test_facts_of_a_machine_without_nics(tmp_path: Path) -> None:
     assert (found.gpu_memory, found.gpu_memory_reason) == ("host", "no NIC could reach it")
 
 
-def test_facts_of_a_dgx(tmp_path: Path) -> None:
-    found = facts(tmp_path, machines.dgx_h100(), "0000:1B:00.0")
+def test_facts_of_a_dgx() -> None:
+    found = facts(machines.dgx_h100(), "0000:1B:00.0")
     assert found.families == ("verbs",) and found.where == "GPU 0000:1B:00.0"
     by_name = {port.name: port for port in found.ports}
     assert len(by_name) == 12
@@ -63,26 +62,26 @@ def test_facts_of_a_dgx(tmp_path: Path) -> None:
     assert (found.gpu_memory, found.gpu_memory_reason) == ("dmabuf", DMABUF.reason)
 
 
-def test_facts_of_a_rank_on_cpus(tmp_path: Path) -> None:
+def test_facts_of_a_rank_on_cpus() -> None:
     recorded = machines.dgx_h100()
-    found = facts(tmp_path, recorded, pin_cpus=(60, 61))
+    found = facts(recorded, pin_cpus=(60, 61))
     assert found.where == "NUMA node 1"
     assert {p.name: Distance(p.distance) for p in found.ports}["mlx5_11"] == Distance.SAME_NUMA_NODE
-    both = gather(Settings(), "", lambda nics: IN_HOST_MEMORY, probes(str(tmp_path), cpus=range(100)))
+    both = gather(Settings(), "", lambda nics: IN_HOST_MEMORY, probes(recorded.tree(), cpus=range(100)))
     assert both.where == "the CPU" and {p.distance for p in both.ports} == {int(Distance.UNKNOWN)}
 
 
-def test_facts_of_amazons_machines(tmp_path: Path) -> None:
-    found = facts(tmp_path, machines.p6_b200(), "0000:86:00.0")
+def test_facts_of_amazons_machines() -> None:
+    found = facts(machines.p6_b200(), "0000:86:00.0")
     assert found.families == ("efa", "verbs")  # NVLink's ports look like InfiniBand
     assert [p.name for p in found.of("efa") if p.distance == int(Distance.SAME_SWITCH)] == ["rdmap132s0", "rdmap133s0"]
-    assert facts(tmp_path / "x", machines.p5en(), "0000:a4:00.0").families == ("efa",)
+    assert facts(machines.p5en(), "0000:a4:00.0").families == ("efa",)
 
 
-def test_facts_of_slingshot(tmp_path: Path) -> None:
-    found = facts(tmp_path, machines.slingshot())
+def test_facts_of_slingshot() -> None:
+    found = facts(machines.slingshot())
     assert found.families == () and "UCCL_EP_TRANSPORT=libfabric tries it" in found.missing["libfabric"]
-    assert facts(tmp_path, machines.slingshot(), transport="libfabric").families == ("libfabric",)
+    assert facts(machines.slingshot(), transport="libfabric").families == ("libfabric",)
     assert {p.kind for p in found.ports} == {"slingshot"}
 
 
@@ -95,18 +94,18 @@ def test_facts_of_slingshot(tmp_path: Path) -> None:
         (machines.soft_roce, "", "verbs", "only soft-RoCE, which is slower than tcp: UCCL_EP_TRANSPORT=verbs"),
     ],
 )
-def test_facts_why_a_family_is_missing(tmp_path: Path, recorded: Any, absent: str, family: str, says: str) -> None:
-    found = facts(tmp_path, recorded(), absent=absent)
+def test_facts_why_a_family_is_missing(recorded: Any, absent: str, family: str, says: str) -> None:
+    found = facts(recorded(), absent=absent)
     assert family not in found.families and says in found.missing[family]
 
 
-def test_facts_soft_roce_counts_for_who_asks(tmp_path: Path) -> None:
-    found = facts(tmp_path, machines.soft_roce(), transport="verbs")
+def test_facts_soft_roce_counts_for_who_asks() -> None:
+    found = facts(machines.soft_roce(), transport="verbs")
     assert found.families == ("verbs",) and found.ports[0].software and found.ports[0].name == "rxe0"
 
 
-def test_facts_libfabric_by_name_needs_no_nic(tmp_path: Path) -> None:
-    assert facts(tmp_path, Recorded(), absent="libfabric.so.1", transport="libfabric").families == ("libfabric",)
+def test_facts_libfabric_by_name_needs_no_nic() -> None:
+    assert facts(Recorded(), absent="libfabric.so.1", transport="libfabric").families == ("libfabric",)
 
 
 @pytest.mark.parametrize(
@@ -118,30 +117,30 @@ def test_facts_libfabric_by_name_needs_no_nic(tmp_path: Path) -> None:
         (Nic("mlx5_0", layer="Ethernet"), "mlx5_0:1 has no RoCE v2 address: give its network interface an IP address"),
     ],
 )
-def test_facts_ports_that_cannot_be_used_say_why(tmp_path: Path, nic: Nic, says: str) -> None:
-    found = facts(tmp_path, Recorded(nics=[nic]))
+def test_facts_ports_that_cannot_be_used_say_why(nic: Nic, says: str) -> None:
+    found = facts(Recorded(nics=[nic]))
     assert found.ports == () and found.left_out[0].startswith(says) and says in found.missing["verbs"]
 
 
-def test_facts_roce_v1_only_when_its_index_is_asked_for(tmp_path: Path) -> None:
+def test_facts_roce_v1_only_when_its_index_is_asked_for() -> None:
     old = Recorded(nics=[Nic("mlx5_0", "0000:00/00:01.0/01:00.0", layer="Ethernet",
                              gids=[machines.Gid(0, machines.mapped("10.0.0.1"), machines.V1)])])  # fmt: skip
-    assert facts(tmp_path, old, gid_index=0).families == ("verbs",)
+    assert facts(old, gid_index=0).families == ("verbs",)
 
 
-def test_facts_selection_and_slow_ports(tmp_path: Path) -> None:
-    found = facts(tmp_path / "a", machines.mi300x_thor2(), "0000:05:00.0")
+def test_facts_selection_and_slow_ports() -> None:
+    found = facts(machines.mi300x_thor2(), "0000:05:00.0")
     assert len(found.ports) == 8 and "bnxt_re8:1 runs at 25 Gb/s where others have 400" in found.left_out
-    named = facts(tmp_path / "b", machines.mi300x_thor2(), "0000:05:00.0", nics="bnxt_re8,bnxt_re0")
+    named = facts(machines.mi300x_thor2(), "0000:05:00.0", nics="bnxt_re8,bnxt_re0")
     assert [p.name for p in named.ports] == ["bnxt_re0", "bnxt_re8"]
     assert "bnxt_re1:1 is left out by UCCL_EP_NICS" in named.left_out
-    assert len(facts(tmp_path / "c", machines.mi300x_thor2(), nics="^bnxt_re0").ports) == 7
+    assert len(facts(machines.mi300x_thor2(), nics="^bnxt_re0").ports) == 7
     with pytest.raises(InvalidArgument, match="UCCL_EP_NICS must be .*; got 'mlx5_9'."):
-        facts(tmp_path / "d", machines.mi300x_thor2(), nics="mlx5_9")
+        facts(machines.mi300x_thor2(), nics="mlx5_9")
 
 
-def test_facts_limits_come_from_verbs_where_it_is_known(tmp_path: Path) -> None:
-    root = machines.dgx_h100().write(tmp_path)
+def test_facts_limits_come_from_verbs_where_it_is_known() -> None:
+    root = machines.dgx_h100().tree()
     limits = {("mlx5_0", 1): (131072, 4096), ("mlx5_1", 1): (99, 0)}
     by_name = {p.name: p for p in gather(Settings(), "", lambda nics: DMABUF, probes(root, limits=limits)).ports}
     assert (by_name["mlx5_0"].max_queue_pairs, by_name["mlx5_0"].mtu) == (131072, 4096)
@@ -150,17 +149,17 @@ def test_facts_limits_come_from_verbs_where_it_is_known(tmp_path: Path) -> None:
     assert isinstance(facts_module.limits_of_this_host(), dict)
 
 
-def test_facts_come_back_from_the_wire(tmp_path: Path) -> None:
+def test_facts_come_back_from_the_wire() -> None:
     for recorded in (machines.dgx_h100(), machines.p5(), machines.soft_roce(), Recorded()):
-        found = facts(tmp_path / str(len(list(tmp_path.glob("*")))), recorded)
+        found = facts(recorded)
         wire = msgpack.packb(found.plain())
         assert Facts.from_plain(msgpack.unpackb(wire), 3) == found and len(wire) < 1 << 14
     assert Facts.from_plain({}, 0) == Facts()
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_facts_of_another_form_name_the_rank(tmp_path: Path, seed: int) -> None:
-    plain: Any = msgpack.unpackb(msgpack.packb(facts(tmp_path, machines.dgx_h100()).plain()))
+def test_facts_of_another_form_name_the_rank(seed: int) -> None:
+    plain: Any = msgpack.unpackb(msgpack.packb(facts(machines.dgx_h100()).plain()))
     breakages: list[Any] = [
         lambda p: p.pop("ports"),
         lambda p: p.update(ports=3),
@@ -207,8 +206,8 @@ def test_facts_are_gathered_only_for_who_could_use_them(monkeypatch: pytest.Monk
     )
 
 
-def test_facts_ask_the_gpus_driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    root = machines.dgx_h100().write(tmp_path)
+def test_facts_ask_the_gpus_driver(monkeypatch: pytest.MonkeyPatch) -> None:
+    root = machines.dgx_h100().tree()
     monkeypatch.setattr(facts_module, "Probes", lambda: probes(root))
     driver: Any = SimpleNamespace(facts=SimpleNamespace(arch="gfx942", identity="0000:43:00.0"))
     seen: list[Any] = []

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from pathlib import Path
 
 import pytest
 
@@ -118,12 +117,12 @@ def test_gids_other_libraries_mean_roce() -> None:
         choose_gid("ethernet", 0, TABLE, [], Wanted(4, "NCCL_IB_GID_INDEX"), False)
 
 
-def test_gids_networks_come_from_the_interface(tmp_path: Path) -> None:
+def test_gids_networks_come_from_the_interface() -> None:
     others = [Gid(6, mapped("10.1.0.7"), V2, "eth0.100"), Gid(7, GLOBAL, V2, "eth0"), Gid(8, LOCAL, V1, "eth9")]
     made = machines.Recorded(
         nics=[machines.Nic("mlx5_0", layer="Ethernet", gids=machines.roce("eth0", "10.0.0.7", others))]
     )
-    (nic,) = read_machine(made.write(tmp_path)).nics
+    (nic,) = read_machine(made.tree()).nics
     networks = {"eth0": ["10.0.0.7/22", "2001:db8:0:1::7/64"], "eth0.100": ["10.1.0.8/24"]}
     table = entries_of(nic.ports[0].gids, networks)
     assert [(e.index, e.network) for e in table] == [

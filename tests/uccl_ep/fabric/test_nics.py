@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -27,9 +26,9 @@ from uccl_ep.fabric.nics import (
 from uccl_ep.fabric.sysfs import read_machine
 
 
-def places(tmp_path: Path, recorded: Recorded, kind: str = "", gpus: bool = True, ranks: int = 8) -> list[Place]:
+def places(recorded: Recorded, kind: str = "", gpus: bool = True, ranks: int = 8) -> list[Place]:
     """Ranks on the machine's GPUs, in their order, or on its NUMA nodes in turn."""
-    machine = read_machine(recorded.write(tmp_path))
+    machine = read_machine(recorded.tree())
     made = []
     for rank in range(ranks):
         gpu = machine.gpus[rank % len(machine.gpus)] if gpus else None
@@ -52,54 +51,54 @@ def names(shares: dict[int, object]) -> list[list[str]]:
     return [[port.name for port in shares[rank].ports] for rank in sorted(shares)]  # type: ignore[attr-defined]
 
 
-def test_nics_p5_each_gpu_has_its_four(tmp_path: Path) -> None:
-    shares = share_out(places(tmp_path, machines.p5(), "efa"))
+def test_nics_p5_each_gpu_has_its_four() -> None:
+    shares = share_out(places(machines.p5(), "efa"))
     assert names(shares)[0] == ["rdmap79s0", "rdmap80s0", "rdmap81s0", "rdmap82s0"]
     assert names(shares)[7] == ["rdmap198s0", "rdmap199s0", "rdmap200s0", "rdmap201s0"]
     assert shares[0].reason == "on the same PCIe switch as GPU 0000:53:00.0; no other rank uses them"
 
 
-def test_nics_p5en_two_gpus_split_a_switch(tmp_path: Path) -> None:
-    shares = names(share_out(places(tmp_path, machines.p5en(), "efa")))
+def test_nics_p5en_two_gpus_split_a_switch() -> None:
+    shares = names(share_out(places(machines.p5en(), "efa")))
     assert shares[6:] == [["rdmap160s0", "rdmap161s0"], ["rdmap162s0", "rdmap163s0"]]
     assert len({name for some in shares for name in some}) == 16
 
 
-def test_nics_p5en_alone_on_a_switch_a_rank_takes_all_of_it(tmp_path: Path) -> None:
-    shares = names(share_out(places(tmp_path, machines.p5en(), "efa", ranks=1)))
+def test_nics_p5en_alone_on_a_switch_a_rank_takes_all_of_it() -> None:
+    shares = names(share_out(places(machines.p5en(), "efa", ranks=1)))
     assert shares == [[f"rdmap{0x52 + n}s0" for n in range(4)]]
 
 
-def test_nics_p6_b200_leaves_nvlinks_own_ports_alone(tmp_path: Path) -> None:
-    shares = names(share_out(places(tmp_path, machines.p6_b200(), "efa")))
+def test_nics_p6_b200_leaves_nvlinks_own_ports_alone() -> None:
+    shares = names(share_out(places(machines.p6_b200(), "efa")))
     assert shares[6:] == [["rdmap132s0"], ["rdmap133s0"]] and len({n for s in shares for n in s}) == 8
 
 
-def test_nics_dgx_h100_pairs_as_nvidia_documents_them(tmp_path: Path) -> None:
-    shares = share_out(places(tmp_path, machines.dgx_h100(), "infiniband"))
+def test_nics_dgx_h100_pairs_as_nvidia_documents_them() -> None:
+    shares = share_out(places(machines.dgx_h100(), "infiniband"))
     assert names(shares) == [[f"mlx5_{n}"] for n in (0, 3, 4, 5, 6, 9, 10, 11)]
     assert shares[3].reason == "on the same PCIe switch as GPU 0000:61:00.0; no other rank uses it"
 
 
-def test_nics_more_ranks_than_gpus_share(tmp_path: Path) -> None:
-    shares = share_out(places(tmp_path, machines.dgx_h100(), "infiniband", ranks=16))
+def test_nics_more_ranks_than_gpus_share() -> None:
+    shares = share_out(places(machines.dgx_h100(), "infiniband", ranks=16))
     assert names(shares)[:8] == names(shares)[8:]
     assert "shared with rank(s) 11" in shares[3].reason
 
 
-def test_nics_mi300x_each_has_its_own_and_the_slow_one_is_left(tmp_path: Path) -> None:
-    shares = names(share_out(places(tmp_path, machines.mi300x_thor2(), "ethernet")))
+def test_nics_mi300x_each_has_its_own_and_the_slow_one_is_left() -> None:
+    shares = names(share_out(places(machines.mi300x_thor2(), "ethernet")))
     assert shares == [[f"bnxt_re{i}"] for i in range(8)]
 
 
-def test_nics_ranks_on_cpus_split_their_socket(tmp_path: Path) -> None:
-    shares = share_out(places(tmp_path, machines.dgx_h100(), "infiniband", gpus=False, ranks=4))
+def test_nics_ranks_on_cpus_split_their_socket() -> None:
+    shares = share_out(places(machines.dgx_h100(), "infiniband", gpus=False, ranks=4))
     assert names(shares) == [["mlx5_0", "mlx5_3"], ["mlx5_6", "mlx5_9"], ["mlx5_4", "mlx5_5"], ["mlx5_10", "mlx5_11"]]
     assert shares[0].reason.startswith("on the same NUMA node as NUMA node 0")
 
 
-def test_nics_soft_roce_is_shared_by_all(tmp_path: Path) -> None:
-    shares = share_out(places(tmp_path, machines.soft_roce(), gpus=False, ranks=4))
+def test_nics_soft_roce_is_shared_by_all() -> None:
+    shares = share_out(places(machines.soft_roce(), gpus=False, ranks=4))
     assert names(shares) == [["rxe0"]] * 4
     assert (
         "at an unknown distance from NUMA node 0, and nothing is nearer; shared with rank(s) 1, 2, 3"

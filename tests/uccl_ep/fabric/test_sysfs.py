@@ -23,8 +23,8 @@ def test_sysfs_this_machine_can_be_read() -> None:
     assert list(machine.nics) == sorted(machine.nics, key=lambda n: (n.pci.address if n.pci else "~", n.name))
 
 
-def test_sysfs_dgx_h100(tmp_path: Path) -> None:
-    machine = read_machine(machines.dgx_h100().write(tmp_path))
+def test_sysfs_dgx_h100() -> None:
+    machine = read_machine(machines.dgx_h100().tree())
     assert len(machine.gpus) == 8 and len(machine.nics) == 12 and not machine.unreadable
     first = machine.nic("mlx5_0")
     assert first is not None and first.pci is not None
@@ -44,8 +44,8 @@ def test_sysfs_dgx_h100(tmp_path: Path) -> None:
     assert [machine.numa_of(frozenset(cpus)) for cpus in ([3], [60, 200], [3, 60], [])] == [0, 1, -1, -1]
 
 
-def test_sysfs_amazon_devices_are_efa_and_not_verbs(tmp_path: Path) -> None:
-    machine = read_machine(machines.p6_b200().write(tmp_path))
+def test_sysfs_amazon_devices_are_efa_and_not_verbs() -> None:
+    machine = read_machine(machines.p6_b200().tree())
     kinds = {nic.name: nic.kind for nic in machine.nics}
     assert sum(kind == "efa" for kind in kinds.values()) == 8 and kinds["rdmap132s0"] == "efa"
     assert kinds["ibp171s0f0"] == "verbs"
@@ -54,35 +54,35 @@ def test_sysfs_amazon_devices_are_efa_and_not_verbs(tmp_path: Path) -> None:
     assert [gid.kind for gid in nic.ports[0].gids] == ["v1"]
 
 
-def test_sysfs_amd_gpus_behind_their_own_bridges(tmp_path: Path) -> None:
-    machine = read_machine(machines.mi300x_thor2().write(tmp_path))
+def test_sysfs_amd_gpus_behind_their_own_bridges() -> None:
+    machine = read_machine(machines.mi300x_thor2().tree())
     assert len(machine.gpus) == 8 and machine.gpus[0].address == "0000:05:00.0" and len(machine.gpus[0].chain) == 7
 
 
-def test_sysfs_slingshot(tmp_path: Path) -> None:
-    machine = read_machine(machines.slingshot().write(tmp_path))
+def test_sysfs_slingshot() -> None:
+    machine = read_machine(machines.slingshot().tree())
     assert [(n.name, n.kind, n.driver, n.ports[0].active, n.ports[0].rate_gbps) for n in machine.nics] == [
         (f"cxi{i}", "cxi", "cxi_core", True, 200.0) for i in range(4)
     ]
 
 
-def test_sysfs_soft_roce_has_no_pci_device(tmp_path: Path) -> None:
-    (nic,) = read_machine(machines.soft_roce().write(tmp_path)).nics
+def test_sysfs_soft_roce_has_no_pci_device() -> None:
+    (nic,) = read_machine(machines.soft_roce().tree()).nics
     assert nic.pci is None and nic.software and nic.ports[0].mtu == 4096
     assert [(g.index, str(g.ip)) for g in nic.ports[0].gids] == [(0, "fe80::200:ff:fe00:0"), (1, "127.0.0.1")]
 
 
-def test_sysfs_iwarp_and_several_ports(tmp_path: Path) -> None:
+def test_sysfs_iwarp_and_several_ports() -> None:
     made = Recorded(nics=[Nic("siw0", node_type="4: RNIC", layer="Ethernet"), Nic("mlx4_0", num_ports=2)])
-    machine = read_machine(made.write(tmp_path))
+    machine = read_machine(made.tree())
     assert {n.name: (n.kind, [p.number for p in n.ports]) for n in machine.nics} == {
         "siw0": ("iwarp", [1]), "mlx4_0": ("verbs", [1, 2]),
     }  # fmt: skip
 
 
 @pytest.mark.parametrize("state, expected", [("1: DOWN", "DOWN"), ("2: INIT", "INIT"), ("", "unknown")])
-def test_sysfs_ports_that_are_not_up(tmp_path: Path, state: str, expected: str) -> None:
-    (nic,) = read_machine(Recorded(nics=[Nic("mlx5_0", state=state)]).write(tmp_path)).nics
+def test_sysfs_ports_that_are_not_up(state: str, expected: str) -> None:
+    (nic,) = read_machine(Recorded(nics=[Nic("mlx5_0", state=state)]).tree()).nics
     assert nic.ports[0].state == expected and not nic.ports[0].active
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 from tests.uccl_ep.fabric.machines import Recorded
@@ -21,18 +20,16 @@ Change = Callable[[Hello], Hello]
 SMALL = Load(tokens=16, hidden=512, experts=64, topk=4)
 
 
-def job(
-    tmp_path: Path, *machines: Recorded, ranks: int = 16, per_host: int = 8, load: Load = SMALL, **rest: Any
-) -> Job:
+def job(*machines: Recorded, ranks: int = 16, per_host: int = 8, load: Load = SMALL, **rest: Any) -> Job:
     """A job whose hosts are these machines; the last stands for all further ones. Experts are padded."""
     load = replace(load, experts=-(-load.experts // max(1, ranks)) * max(1, ranks))
-    trees = tuple(machine.write(tmp_path / f"tree{i}") for i, machine in enumerate(machines))
+    trees = tuple(machine.tree() for machine in machines)
     return Job(ranks, per_host, load, trees=trees, **rest)
 
 
-def plan(tmp_path: Path, *machines: Recorded, settings: Settings | None = None, **rest: Any) -> GroupPlan:
+def plan(*machines: Recorded, settings: Settings | None = None, **rest: Any) -> GroupPlan:
     """Its plan."""
-    return make_plan(job(tmp_path, *machines, **rest), settings or Settings())
+    return make_plan(job(*machines, **rest), settings or Settings())
 
 
 def kinds(made: GroupPlan) -> list[str]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 
 from tests.uccl_ep.fabric import machines
 from tests.uccl_ep.plan.plans import plan
@@ -11,8 +10,8 @@ from uccl_ep.plan.lines import lines_of, warning
 from uccl_ep.plan.record import LOUD, Caution
 
 
-def test_lines_of_every_rank(tmp_path: Path) -> None:
-    lines = list(lines_of(plan(tmp_path, machines.dgx_h100())))
+def test_lines_of_every_rank() -> None:
+    lines = list(lines_of(plan(machines.dgx_h100())))
     assert sum(line.startswith("plan of rank ") for line in lines) == 16
     third = next(line for line in lines if line.startswith("plan of rank 3 "))
     assert third.startswith("plan of rank 3 on host0, node 0: GPU 0000:61:00.0; NICs mlx5_5:1 (400 Gb/s); address of")
@@ -24,14 +23,14 @@ def test_lines_of_every_rank(tmp_path: Path) -> None:
     assert not any("\n" in line for line in lines)
 
 
-def test_lines_say_what_is_left_out(tmp_path: Path) -> None:
-    made = plan(tmp_path, machines.dgx_h100())
+def test_lines_say_what_is_left_out() -> None:
+    made = plan(machines.dgx_h100())
     lines = list(lines_of(replace(made, ranks=made.ranks[:3], bill=())))
     assert lines[-1] == "ranks 3 to 15 are not shown: uccl-ep plan --json shows all"
 
 
-def test_lines_of_a_warning_stand_out(tmp_path: Path) -> None:
+def test_lines_of_a_warning_stand_out() -> None:
     caution = Caution(LOUD, "shared NIC", (0, 1), "two ranks on one NIC", "do something")
     assert list(warning(caution)) == ["!!! WARNING, shared NIC: two ranks on one NIC", "!!!   fix: do something"]
-    lines = list(lines_of(replace(plan(tmp_path, machines.p5()), cautions=(caution,))))
+    lines = list(lines_of(replace(plan(machines.p5()), cautions=(caution,))))
     assert lines[-2:] == list(warning(caution))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -27,8 +26,8 @@ def shown(agreed: Agreed) -> str:
     return stream.getvalue()
 
 
-def agreed(tmp_path: Path, recorded: machines.Recorded, settings: Settings, **rest: Any) -> Agreed:
-    return agree(introduce(job(tmp_path, recorded, **rest), settings), settings)
+def agreed(recorded: machines.Recorded, settings: Settings, **rest: Any) -> Agreed:
+    return agree(introduce(job(recorded, **rest), settings), settings)
 
 
 @pytest.fixture(autouse=True)
@@ -36,8 +35,8 @@ def fresh(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(start, "_said", set())
 
 
-def test_start_explained(tmp_path: Path) -> None:
-    text = shown(agreed(tmp_path, machines.dgx_h100(), Settings(explain=True)))
+def test_start_explained() -> None:
+    text = shown(agreed(machines.dgx_h100(), Settings(explain=True)))
     assert all(line.startswith("uccl-ep: ") for line in text.splitlines())
     for line in (
         "uccl-ep: device cuda, H100: 16 ranks on 2 node(s)\n",
@@ -51,25 +50,25 @@ def test_start_explained(tmp_path: Path) -> None:
     assert text.count("uccl-ep: plan of rank ") == 16
 
 
-def test_start_of_a_machine_as_it_should_be_says_nothing(tmp_path: Path) -> None:
-    assert shown(agreed(tmp_path, machines.p5en(), Settings())) == ""
+def test_start_of_a_machine_as_it_should_be_says_nothing() -> None:
+    assert shown(agreed(machines.p5en(), Settings())) == ""
 
 
-def test_start_says_loud_warnings_once(tmp_path: Path) -> None:
-    crowded = agreed(tmp_path, machines.roce_many_gids(), Settings(pin_cpus=(1,)), ranks=4, per_host=2)
+def test_start_says_loud_warnings_once() -> None:
+    crowded = agreed(machines.roce_many_gids(), Settings(pin_cpus=(1,)), ranks=4, per_host=2)
     text = shown(crowded)
     assert "uccl-ep: !!! WARNING, shared NIC: ranks share NICs" in text and "CPUs" not in text
     assert shown(crowded) == ""
 
 
-def test_start_sees_what_ranks_say_of_themselves(tmp_path: Path) -> None:
-    told = introduce(job(tmp_path, machines.dgx_h100()), Settings())
+def test_start_sees_what_ranks_say_of_themselves() -> None:
+    told = introduce(job(machines.dgx_h100()), Settings())
     told[9] = with_portrait(settings=[["UCCL_EP_PROXY", "process"]])(told[9])
     assert "UCCL_EP_PROXY differs between ranks" in shown(agree(told, Settings()))
 
 
-def test_start_never_fails(tmp_path: Path) -> None:
-    broken = agreed(tmp_path, machines.dgx_h100(), Settings(explain=True))
+def test_start_never_fails() -> None:
+    broken = agreed(machines.dgx_h100(), Settings(explain=True))
     bad = replace(broken, hellos=[replace(i, fabric={"odd": 1}) for i in broken.hellos])
     text = shown(bad)
     assert text.splitlines()[-1].startswith(
@@ -79,8 +78,8 @@ def test_start_never_fails(tmp_path: Path) -> None:
     assert "the plan cannot be shown" in shown(quiet)
 
 
-def test_start_describes_so_many_ranks(tmp_path: Path) -> None:
-    made = start.plan_of(agreed(tmp_path, machines.dgx_h100(), Settings()), BILL, most_ranks=5)
+def test_start_describes_so_many_ranks() -> None:
+    made = start.plan_of(agreed(machines.dgx_h100(), Settings()), BILL, most_ranks=5)
     assert (len(made.ranks), made.num_ranks, made.source) == (5, 16, "at the start")
 
 

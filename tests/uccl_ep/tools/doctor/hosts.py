@@ -47,16 +47,15 @@ def host(tmp_path: Path, recorded: Recorded | None = None, proc: dict[str, str] 
     """A machine below `tmp_path`, without a variable set, with libraries, unlimited resources and four CPUs.
 
     Args:
+        recorded: its sysfs, which tests share; none: an empty one that the test may change.
         proc: files below /proc, by path.
     """
-    root = tmp_path / "sys"
-    (recorded or Recorded()).write(root)
     for name, text in (proc or {}).items():
         path = tmp_path / "proc" / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
     values: dict[str, Any] = {
-        "sys": str(root),
+        "sys": recorded.tree() if recorded else Recorded().write(tmp_path / "sys"),
         "proc": str(tmp_path / "proc"),
         "dev": str(tmp_path / "dev"),
         "boot": str(tmp_path / "boot"),
@@ -80,8 +79,10 @@ class Live(Host):
 
 
 def live(tmp_path: Path, recorded: Recorded | None = None, proc: dict[str, str] | None = None, **changes: Any) -> Host:
-    """See `host`."""
-    made = host(tmp_path, recorded, proc, **changes)
+    """See `host`; its sysfs is its own, and the test may change it."""
+    made = host(tmp_path, None, proc, **changes)
+    if recorded:
+        recorded.write(Path(made.sys))
     return Live(**{name: getattr(made, name) for name in Host.__dataclass_fields__})
 
 

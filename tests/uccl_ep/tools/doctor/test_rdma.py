@@ -9,24 +9,15 @@ from pathlib import Path
 import pytest
 
 from tests.uccl_ep.fabric import machines
-from tests.uccl_ep.fabric.machines import Nic, Recorded, put
+from tests.uccl_ep.fabric.machines import IDLE, Nic, Recorded, put
 from tests.uccl_ep.tools.doctor.hosts import absent, host, live, told
 from uccl_ep.tools.doctor import rdma
 from uccl_ep.tools.doctor.record import MISSING, NOT_NEEDED, OK, SLOW, UNKNOWN
 
-IDLE = "0000:20/20:01.0/21:00.0"
-
 
 def pci_only(vendor: str, pci_class: str, device: str = "0x1021") -> Recorded:
     """A NIC that no driver has taken: a PCI function and nothing more."""
-
-    class Bare(Recorded):
-        def write(self, root: Path) -> str:
-            super().write(root)
-            put(self._pci(root, IDLE, 0, vendor, pci_class) / "device", device)
-            return str(root)
-
-    return Bare()
+    return Recorded(idle=(vendor, pci_class, device))
 
 
 @pytest.mark.parametrize(

@@ -16,8 +16,8 @@ from uccl_ep.settings import Settings
 from uccl_ep.tools.plan.imagine import Job, PresumedDriver, introduce
 
 
-def test_imagine_ranks_of_two_hosts(tmp_path: Path) -> None:
-    told = introduce(job(tmp_path, machines.dgx_h100(), machines.p5en(), ranks=20), Settings())
+def test_imagine_ranks_of_two_hosts() -> None:
+    told = introduce(job(machines.dgx_h100(), machines.p5en(), ranks=20), Settings())
     assert [i.rank for i in told] == list(range(20))
     assert [i.hostname for i in told] == ["host0"] * 8 + ["host1"] * 8 + ["host2"] * 4
     assert len({i.process for i in told}) == 20 and {i.device for i in told} == {"cuda"}
@@ -27,8 +27,8 @@ def test_imagine_ranks_of_two_hosts(tmp_path: Path) -> None:
     assert first.gpu_memory == "dmabuf" and "presumed" in first.gpu_memory_reason
 
 
-def test_imagine_cpus_near_each_rank(tmp_path: Path) -> None:
-    told = introduce(job(tmp_path, machines.dgx_h100(), ranks=8), Settings(proxy_threads=2))
+def test_imagine_cpus_near_each_rank() -> None:
+    told = introduce(job(machines.dgx_h100(), ranks=8), Settings(proxy_threads=2))
     near = [read_portrait(i.self_description).suggested_cpus for i in told]
     assert len({cpu for some in near for cpu in some}) == 16  # nobody's are another's
     assert all(cpu in range(56) or cpu in range(112, 168) for some in near[:4] for cpu in some)
@@ -36,26 +36,26 @@ def test_imagine_cpus_near_each_rank(tmp_path: Path) -> None:
     assert read_portrait(told[0].self_description).locked_bytes == UNLIMITED
 
 
-def test_imagine_kinds_of_processors(tmp_path: Path) -> None:
-    amd = introduce(job(tmp_path / "a", machines.mi300x_thor2(), ranks=2), Settings())
+def test_imagine_kinds_of_processors() -> None:
+    amd = introduce(job(machines.mi300x_thor2(), ranks=2), Settings())
     assert {i.device for i in amd} == {"hip"}
-    cpu = introduce(job(tmp_path / "b", machines.dgx_h100(), ranks=2), Settings(device="cpu"))
+    cpu = introduce(job(machines.dgx_h100(), ranks=2), Settings(device="cpu"))
     assert {(i.device, i.gpu) for i in cpu} == {("cpu", "")}
-    bare = introduce(job(tmp_path / "c", machines.Recorded(), ranks=3), Settings())
+    bare = introduce(job(machines.Recorded(), ranks=3), Settings())
     assert {i.device for i in bare} == {"cpu"}
-    tcp = introduce(job(tmp_path / "d", machines.dgx_h100(), ranks=2), Settings(transport="tcp"))
+    tcp = introduce(job(machines.dgx_h100(), ranks=2), Settings(transport="tcp"))
     assert tcp[0].fabric == {}
 
 
-def test_imagine_what_a_rank_would_refuse_is_told(tmp_path: Path) -> None:
-    told = introduce(job(tmp_path, machines.dgx_h100(), ranks=2), Settings(nics="mlx9_9"))
+def test_imagine_what_a_rank_would_refuse_is_told() -> None:
+    told = introduce(job(machines.dgx_h100(), ranks=2), Settings(nics="mlx9_9"))
     assert all("UCCL_EP_NICS" in i.error for i in told)
 
 
-def test_imagine_gpu_memory_as_asked(tmp_path: Path) -> None:
-    host = introduce(job(tmp_path / "a", machines.dgx_h100(), ranks=1), Settings(gpu_memory="host"))
+def test_imagine_gpu_memory_as_asked() -> None:
+    host = introduce(job(machines.dgx_h100(), ranks=1), Settings(gpu_memory="host"))
     assert Facts.from_plain(host[0].fabric, 0).gpu_memory == "host"
-    module = introduce(job(tmp_path / "b", machines.dgx_h100(), ranks=1), Settings(gpu_memory="peer_memory"))
+    module = introduce(job(machines.dgx_h100(), ranks=1), Settings(gpu_memory="peer_memory"))
     assert "none of the kernel modules" in module[0].error
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,8 +19,8 @@ from uccl_ep.tools.plan.make import make_plan
 BIG = Load(128, 7168, 256, 8, row_format="fp8")
 
 
-def test_make_low_latency(tmp_path: Path) -> None:
-    made = plan(tmp_path, machines.dgx_h100(), load=BIG)
+def test_make_low_latency() -> None:
+    made = plan(machines.dgx_h100(), load=BIG)
     bill = {line.name: line for line in made.bill}
     rows = memory_bill(128, 7168, 16, 256, ranks_per_node=8).total_bytes
     assert 0 <= bill["low-latency rows"].num_bytes - rows < 8192  # and what aligns them
@@ -31,17 +30,17 @@ def test_make_low_latency(tmp_path: Path) -> None:
     assert made.source == "before the job"
 
 
-def test_make_throughput(tmp_path: Path) -> None:
-    made = plan(tmp_path, machines.dgx_h100(), load=Load(4096, 7168, 256, 8, "throughput"))
+def test_make_throughput() -> None:
+    made = plan(machines.dgx_h100(), load=Load(4096, 7168, 256, 8, "throughput"))
     bill = {line.name: line.num_bytes for line in made.bill}
     assert bill["throughput rings"] > 100 << 20 and "zero-copy rows" not in bill
     assert made.traffic is not None and made.traffic.dispatch_bytes > 4000 * 14336 * 0.99
 
 
-def test_make_combine_reduced_in_the_node(tmp_path: Path) -> None:
+def test_make_combine_reduced_in_the_node() -> None:
     def made(form: str, **changes: Any) -> GroupPlan:
         settings = Settings(low_latency_combine=form, low_latency_topk=8)
-        return plan(tmp_path / form, machines.dgx_h100(), load=BIG, settings=settings, **changes)
+        return plan(machines.dgx_h100(), load=BIG, settings=settings, **changes)
 
     direct, node, auto = (made(form) for form in ("direct", "node", "auto"))
     chosen = {p: next(c for c in p.choices if c.what == "combine") for p in (direct, node, auto)}
@@ -52,12 +51,12 @@ def test_make_combine_reduced_in_the_node(tmp_path: Path) -> None:
     assert node.traffic.combine_bytes < 0.6 * direct.traffic.combine_bytes
 
 
-def test_make_of_a_rack(tmp_path: Path) -> None:
+def test_make_of_a_rack() -> None:
     """Of two domains of two hosts, as the setting for nodes cuts them."""
 
     def made(mnnvl: str, *hosts: machines.Recorded, per_node: int = 0) -> GroupPlan:
         settings = Settings(mnnvl=mnnvl, ranks_per_node=per_node)
-        return plan(tmp_path / mnnvl, *hosts, settings=settings, ranks=32, load=BIG)
+        return plan(*hosts, settings=settings, ranks=32, load=BIG)
 
     hosts, rack = made("auto", machines.dgx_h100()), made("1", machines.dgx_h100(), per_node=16)
     assert (hosts.num_nodes, rack.num_nodes, rack.num_hosts, rack.placement) == (4, 2, 4, "device")
@@ -71,29 +70,29 @@ def test_make_of_a_rack(tmp_path: Path) -> None:
     assert rack.traffic.remote_places < 0.7 * hosts.traffic.remote_places
 
 
-def test_make_shrink_costs_more(tmp_path: Path) -> None:
-    plain, apart = plan(tmp_path / "a", machines.p5()), plan(tmp_path / "b", machines.p5(), shrink=True)
+def test_make_shrink_costs_more() -> None:
+    plain, apart = plan(machines.p5()), plan(machines.p5(), shrink=True)
     assert apart.total_bytes > plain.total_bytes
     assert plain.traffic is not None and apart.traffic is not None
     assert apart.traffic.dispatch_bytes > plain.traffic.dispatch_bytes
 
 
-def test_make_on_cpus_and_one_rank(tmp_path: Path) -> None:
-    made = plan(tmp_path, machines.Recorded(), ranks=1, per_host=1)
+def test_make_on_cpus_and_one_rank() -> None:
+    made = plan(machines.Recorded(), ranks=1, per_host=1)
     assert (made.transport, made.placement, made.locked_bytes) == ("shared_memory", "host", 0)
     assert made.traffic is not None and made.traffic.dispatch_bytes == 0 and made.traffic.seconds == 0.0
-    tcp = plan(tmp_path / "b", machines.Recorded(), ranks=5, per_host=2)
+    tcp = plan(machines.Recorded(), ranks=5, per_host=2)
     assert (tcp.transport, tcp.num_hosts, tcp.num_nodes) == ("tcp", 3, 3)
 
 
-def test_make_emulated_nodes_on_one_host(tmp_path: Path) -> None:
-    made = plan(tmp_path, machines.dgx_h100(), ranks=8, settings=Settings(ranks_per_node=4))
+def test_make_emulated_nodes_on_one_host() -> None:
+    made = plan(machines.dgx_h100(), ranks=8, settings=Settings(ranks_per_node=4))
     assert (made.num_hosts, made.num_nodes, made.transport) == (1, 2, "shared_memory")
     assert made.choices[0].why == "UCCL_EP_RANKS_PER_NODE=4"
 
 
-def test_make_a_large_job(tmp_path: Path) -> None:
-    made = plan(tmp_path, machines.p5en(), ranks=256)
+def test_make_a_large_job() -> None:
+    made = plan(machines.p5en(), ranks=256)
     assert len(made.ranks) == 256 and made.num_nodes == 32 and made.cautions == ()
     assert made.ranks[255].nics == made.ranks[7].nics
 
@@ -107,9 +106,9 @@ def test_make_a_large_job(tmp_path: Path) -> None:
         (Settings(gpu_memory="peer_memory"), "UCCL_EP_GPU_MEMORY=peer_memory does not work here"),
     ],
 )
-def test_make_refuses_as_the_job_would(tmp_path: Path, settings: Settings, says: str) -> None:
+def test_make_refuses_as_the_job_would(settings: Settings, says: str) -> None:
     with pytest.raises(InvalidArgument, match=says):
-        make_plan(job(tmp_path, machines.dgx_h100()), settings)
+        make_plan(job(machines.dgx_h100()), settings)
 
 
 def test_make_refuses_sizes_first() -> None:
