@@ -42,7 +42,7 @@ void LibfabricHandshake::run() {
     }
     if (all) return;
     if (Clock::now() >= deadline) give_up();
-    if (!any) std::this_thread::yield();
+    if (!any) std::this_thread::sleep_for(kBetweenLooks);  // peers that share the core greet meanwhile
   }
 }
 

@@ -12,6 +12,9 @@
 
 namespace uccl {
 
+// How long who greets or says goodbye, and hears nothing, leaves its core to peers; a lane in use never sleeps.
+inline constexpr auto kBetweenLooks = std::chrono::microseconds(20);
+
 // What a lane must know of its provider and of itself.
 struct LaneShape {
   u32 rank = 0, index = 0, num_ranks = 1, max_in_flight = 1;

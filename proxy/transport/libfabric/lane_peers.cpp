@@ -48,7 +48,7 @@ LibfabricLane::~LibfabricLane() {
   while (std::any_of(peers_.begin(), peers_.end(), travelling) && Clock::now() < deadline) {
     while (!arrivals_.empty()) arrivals_.pop();
     pump();
-    if (read(arrivals_.room()) == 0) std::this_thread::yield();
+    if (read(arrivals_.room()) == 0) std::this_thread::sleep_for(kBetweenLooks);
   }
 }
 

@@ -1,5 +1,6 @@
 // Rows that stay in their owner's arena: summed where they lie, theirs again when combine returns, refused once their owner
 // has given up.
+#include <chrono>
 #include <cstring>
 #include <thread>
 
@@ -42,11 +43,12 @@ void come_and_read_nothing(World& world) {
   const RankContext& c = world.context(1);
   auto* mine = reinterpret_cast<u64*>(world.data(1) + c.signals.flag(Phase::kIdentity, 1));
   const u64 call = *mine + 1, flag = c.signals.flag(Phase::kIdentity, 0);
-  while (world.word(world.data(0), flag) < call && !world.aborted(0)) std::this_thread::yield();
+  const auto rest = [] { std::this_thread::sleep_for(std::chrono::microseconds(100)); };
+  while (world.word(world.data(0), flag) < call && !world.aborted(0)) rest();
   const u64 identity = c.signals.identity(Phase::kIdentity, call);
   std::memcpy(world.data(1) + identity, world.data(0) + identity, sizeof(CallIdentity));
   __atomic_store_n(mine, call, __ATOMIC_RELEASE);
-  while (!world.aborted(0)) std::this_thread::yield();
+  while (!world.aborted(0)) rest();
 }
 
 }  // namespace

@@ -5,6 +5,7 @@
 #include <time.h>
 
 #include <atomic>
+#include <chrono>
 #include <cstring>
 #include <mutex>
 #include <thread>
@@ -39,6 +40,19 @@ u8* source_bytes() {
   return bytes.data();
 }
 
+namespace {
+
+// What a thread does after a poll that brought nothing: it leaves the core to its peers, then for longer.
+void rest(u32 idle_polls) {
+  constexpr u32 kYields = 32;
+  if (idle_polls < kYields)
+    sched_yield();
+  else
+    std::this_thread::sleep_for(std::chrono::microseconds(30));
+}
+
+}  // namespace
+
 bool poll_until(const std::function<bool()>& done) {
   const auto worked = [] {  // a busy machine gives each thread little of it
     timespec t{};
@@ -47,9 +61,8 @@ bool poll_until(const std::function<bool()>& done) {
   };
   const auto most = worked() + std::chrono::seconds(10);
   const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(50);
-  while (!done()) {
+  for (u32 idle_polls = 0; !done(); rest(idle_polls++)) {
     if (worked() > most || std::chrono::steady_clock::now() > deadline) return false;
-    sched_yield();
   }
   return true;
 }
@@ -194,7 +207,10 @@ class Worker {
       // A peer that is done with everything may leave; until then nothing may happen to it.
       error = "event about rank " + std::to_string(event.peer) + ", code " + std::to_string(event.code);
     }
-    if (taken + num_tokens + num_arrivals == 0) sched_yield();
+    if (taken + num_tokens + num_arrivals != 0)
+      idle_polls_ = 0;
+    else
+      rest(idle_polls_++);
   }
 
   void check_arrival(const Arrival& a) {
@@ -218,6 +234,7 @@ class Worker {
   std::vector<std::pair<u32, u32>> order_;
   std::vector<u8> completed_, arrived_;
   std::size_t posted_ = 0, num_completed_ = 0, num_arrived_ = 0, expected_ = 0;
+  u32 idle_polls_ = 0;
 };
 
 }  // namespace
