@@ -160,24 +160,29 @@ def prune(folder: Path) -> None:
     Stores into mapped memory date no file, so the journal of a job that ran for days would be the first to go: one that
     is found to have ended becomes read-only and has the date of that moment.
     """
-    ended: list[tuple[int, int, int, Path]] = []
+    ended: list[tuple[int, int, int, str]] = []
     births: dict[int, float | None] = {}  # of processes, each of which may have a journal for each of its Buffers
     now = time.time_ns()
-    for path in folder.glob(f"*{SUFFIX}"):
-        with suppress(OSError):
-            if not _lives(path, births):
-                found = path.stat()
+    with os.scandir(folder) as files:  # at every start, and there may be hundreds of them: no Path for each
+        for file in files:
+            if not file.name.endswith(SUFFIX):
+                continue
+            with suppress(OSError):
+                found = file.stat()
                 since = found.st_mtime_ns
                 if found.st_mode & stat.S_IWUSR:
+                    if _lives(Path(file.path), births):
+                        continue
                     since = now
-                    os.utime(path, ns=(now, now))
-                    path.chmod(stat.S_IRUSR)
-                ended.append((since, found.st_mtime_ns, found.st_size, path))
+                    os.utime(file.path, ns=(now, now))
+                    os.chmod(file.path, stat.S_IRUSR)
+                ended.append((since, found.st_mtime_ns, found.st_size, file.path))
     total = 0
     for number, (*_, size, path) in enumerate(sorted(ended, reverse=True)):
         total += size
         if number >= KEPT or total > KEPT_BYTES:
-            path.unlink(missing_ok=True)
+            with suppress(FileNotFoundError):
+                os.unlink(path)
 
 
 def _namespace() -> int:

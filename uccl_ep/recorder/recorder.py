@@ -163,10 +163,12 @@ def default_folder() -> Path:
 
 def prune(folder: Path, keep: int) -> None:
     """Removes all but the newest records. Other ranks may do so at the same moment."""
-    aged: list[tuple[float, Path]] = []
-    for path in folder.glob(f"*{SUFFIX}"):
+    with os.scandir(folder) as found:  # at every start, and there may be hundreds of them: no Path for each
+        files = [file for file in found if file.name.endswith(SUFFIX)]
+    aged: list[tuple[float, str]] = []
+    for file in files if len(files) > keep else ():
         with suppress(OSError):
-            aged.append((path.stat().st_mtime, path))
+            aged.append((file.stat().st_mtime, file.path))
     for _, path in sorted(aged)[: max(0, len(aged) - keep)]:
         with suppress(OSError):
-            path.unlink()
+            os.unlink(path)
