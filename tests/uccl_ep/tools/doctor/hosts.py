@@ -55,7 +55,7 @@ def host(tmp_path: Path, recorded: Recorded | None = None, proc: dict[str, str] 
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
     values: dict[str, Any] = {
-        "sys": recorded.tree() if recorded else Recorded().write(tmp_path / "sys"),
+        "sys": changes.get("sys") or (recorded.tree() if recorded else Recorded().write(tmp_path / "sys")),
         "proc": str(tmp_path / "proc"),
         "dev": str(tmp_path / "dev"),
         "boot": str(tmp_path / "boot"),
@@ -80,9 +80,7 @@ class Live(Host):
 
 def live(tmp_path: Path, recorded: Recorded | None = None, proc: dict[str, str] | None = None, **changes: Any) -> Host:
     """See `host`; its sysfs is its own, and the test may change it."""
-    made = host(tmp_path, None, proc, **changes)
-    if recorded:
-        recorded.write(Path(made.sys))
+    made = host(tmp_path, None, proc, sys=(recorded or Recorded()).write(tmp_path / "sys"), **changes)
     return Live(**{name: getattr(made, name) for name in Host.__dataclass_fields__})
 
 
