@@ -160,9 +160,9 @@ DEV bool plan_side_by_side(const CombineArgs& a, CombineShared& s, u32 channel, 
     if (good && takes) add_row(a.call, k, channel, ahead, e);
   }
   const u32 count = simt::first_lane(simt::ballot(!good));  // lanes from kMaxPlan on are never good
-  if (count == 0) return false;
   if (lane < count) e.token = token;
-  simt::sync_warp();  // all have read the contributions and the cursor
+  simt::sync_warp();  // all have read the contributions and the cursor: a vote alone orders nothing for plan_own
+  if (count == 0) return false;
   const u32 rows = simt::popcount(taken & ((simt::mask_t{1} << count) - 1));
   if (rows != 0) advance(a.call, m.from[lane], rows, token - lane + count);
   if (lane == 0) {

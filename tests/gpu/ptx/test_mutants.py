@@ -11,7 +11,7 @@ import pytest
 
 from tests.gpu.ptx.known_mutants import KNOWN, REFUSED
 from tests.gpu.ptx.mutants import Notes, contradictions, fingerprints, is_of, known, mutants, outcomes, refused
-from tests.gpu.ptx.scenarios import SEEDS, Played, play
+from tests.gpu.ptx.scenarios import SCENARIOS, SEEDS, Played, play
 from tests.gpu.ptx.summary import note
 
 pytestmark = [pytest.mark.compile, pytest.mark.timeout(120)]
@@ -27,6 +27,11 @@ def _played(scenario: str) -> Played:
 
 def _executed(scenario: str, kernel: str) -> list[int]:
     return _played(scenario).world.machine.executed(kernel)
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS)
+def test_ptx_scenarios_are_right_without_a_mutant(scenario: str) -> None:
+    assert not _played(scenario).wrong
 
 
 @pytest.mark.parametrize(
