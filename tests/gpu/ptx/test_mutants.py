@@ -1,4 +1,4 @@
-"""Orders that everything rests on, weakened: the machine finds each; and nothing as they are. `mutants.py` tries all."""
+"""Orders that everything rests on, weakened: the machine finds each; and nothing as they are. `mutants.py` has all."""
 
 from __future__ import annotations
 
