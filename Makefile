@@ -154,6 +154,7 @@ test-ptx: $(VENV)/.stamp-compile ## run the kernels' PTX on the CPU, each access
 	@$(PYTEST) -p tests.gpu.ptx.plugin --ptx compute_90a --ptx-most $(MOST) tests/gpu tests/uccl_ep/gpu/test_calls.py \
 	  tests/uccl_ep/gpu/test_masks.py tests/uccl_ep/survival/test_captured.py::test_captured_calls_go_on_when_a_number_joins_and_leaves \
 	  --ignore tests/gpu/ptx -k "not cpu and not cuda and not (graph and 2)" $(ARGS)
+	@# Each is one test on one core, so both run at once; either's failure is this command's.
 	@some="$(BIN)/pytest -p tests.gpu.ptx.plugin tests/gpu/test_rounds.py --ptx"; \
 	  $$some compute_80 --ptx-seed 2 -k "fake and both" $(ARGS) & first=$$!; status=0; \
 	  $$some compute_100a --ptx-seed 3 -k "fake and both" $(ARGS) || status=$$?; \
