@@ -157,7 +157,7 @@ class Notes:
         self.arch = arch
         self._kernels = fingerprints(product(arch))
         self._file = folder / f"mutants-{arch}.jsonl"
-        self.executed: dict[tuple[str, str], list[int]] = {}  # by scenario and kernel
+        self.executed: dict[tuple[str, str], list[int]] = {}  # by scenario and kernel, most of the seeds
         self.seconds: dict[str, float] = {}
         self.found: dict[tuple[str, int, str], tuple[str, int]] = {}  # by mutant: scenario and seed
         self.clean: dict[tuple[str, int, str], set[tuple[str, int]]] = defaultdict(set)
@@ -171,7 +171,9 @@ class Notes:
         name, seed, of = note["scenario"], note["seed"], note["of"]
         same = {kernel for kernel in of if self._kernels.get(kernel) == of[kernel]}
         if "executed" in note and same == of.keys():
-            self.executed.update({(name, kernel): counts for kernel, counts in note["executed"].items()})
+            for kernel, counts in note["executed"].items():
+                before = self.executed.get((name, kernel), counts)
+                self.executed[name, kernel] = list(map(max, before, counts))
             self.seconds[name] = note["seconds"]
         mutants = [(kernel, at, how) for kernel, at, how in note.get("mutants", ()) if kernel in same]
         if not note["wrong"]:

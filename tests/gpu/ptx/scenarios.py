@@ -26,12 +26,15 @@ from tests.uccl_ep.gpu.worlds import install
 from tests.uccl_ep.ranks import assert_low_latency, case, expert_rows, reference_of
 from tests.uccl_ep.ranks import low_latency as uneven
 from uccl_ep import Config
+from uccl_ep.gpu import device
 from uccl_ep.reference import low_latency_combine, low_latency_combine_by_node
 from uccl_ep.settings import settings
 
 SEEDS = (1, 2, 3)  # each with another way to be late
 NUM_SMS = 12
 TWO_NODES = NodeWorld(4, 2)
+# One write to a peer at a time, which arrives when it likes: pushes into two slots really wait.
+SLOW = {"rings": 1, "ring_capacity": 2, "max_in_flight": 1, "shuffle_seed": 5}
 
 
 Body = Callable[[FakePlatform], object]
@@ -250,7 +253,7 @@ SCENARIOS: dict[str, Body] = {
     "throughput, rings that wrap, 2 nodes": rounds_of(Ranks(2, 1, ring_capacity=16), throughput_rounds(90), 1),
     "low latency, stats of waits for sums in the node": lambda platform: run(platform, TWO_NODES, _stats),
     "low latency, rows as they are computed": _rows_as_they_come,
-    "low latency, rows that are late": lambda platform: _rows_as_they_come(platform, 0.02),
+    "low latency, rows that are late": lambda platform: _rows_as_they_come(platform, 0.3),
     "throughput, shapes that change": rounds_of(Ranks(4, 2), _shapes),
     "throughput, cached, 2 nodes": rounds_of(Ranks(4, 2), throughput_rounds(num_cached=2)),
     "throughput, cached, shapes that change": lambda platform: run(platform, Ranks(4, 2), _cached_shapes, Ranks(4, 2)),
@@ -259,8 +262,17 @@ SCENARIOS: dict[str, Body] = {
         Ranks(2, 1, rings=1, ring_capacity=2), throughput_rounds(60, num_cached=1), 1
     ),
     "throughput, many blocks, 2 nodes": rounds_of(Ranks(3, 2, rings=1), throughput_rounds(60)),
+    "low latency, full rings of 2, a slow network": rounds_of(Ranks(3, 1, **SLOW), low_latency_rounds(16)),
+    "throughput, full rings of 2, a slow network": rounds_of(
+        Ranks(3, 1, **SLOW), throughput_rounds(20, num_cached=2), 1
+    ),
+    "low latency, small blocks, 2 nodes": rounds_of(Ranks(4, 2), low_latency_rounds(hidden=128)),
+    "throughput, small blocks": rounds_of(Ranks(3), throughput_rounds()),
+    "throughput, small blocks, 2 nodes": rounds_of(Ranks(4, 2), throughput_rounds(num_bias=1)),
 }
 SMS = {name: 2 * NUM_SMS if "many blocks" in name or "full rings" in name else NUM_SMS for name in SCENARIOS}
+# Two warps: a team of a block that also sends has one, and few warps share out all rows.
+SMALL_BLOCK_LANES = 64
 
 
 @dataclass
@@ -278,6 +290,8 @@ def play(scenario: str, seed: int, changes: Iterable[tuple[str, int, str]] = (),
     for change in changes:
         world.machine.mutate(*change)
     patch, began, wrong = pytest.MonkeyPatch(), time.monotonic(), ""
+    if "small blocks" in scenario:
+        patch.setattr(device, "MAX_BLOCK_LANES", SMALL_BLOCK_LANES)
     try:
         with playing(world):
             SCENARIOS[scenario](FakePlatform(install(patch, FakeDriver(num_sms=SMS[scenario])), "cuda"))

@@ -10,6 +10,7 @@ namespace ptx {
 inline constexpr u32 kLaneBits = 18;         // of an id: the lane within its launch; above it the stream, from 1 on
 inline constexpr u32 kInstructionBits = 20;  // of Access::instruction; above it the kernel's number
 inline constexpr u64 kSpinInstructions = 500;  // more than a turn of a loop that waits
+inline constexpr u64 kDawdlesOneIn = 8;        // strong loads
 inline constexpr u64 kSectorBytes = 32;         // that a GPU reads of the host's memory at once
 inline constexpr u64 kSharedGuard = 128;     // bytes behind a block's shared memory that nobody else has
 
@@ -22,6 +23,7 @@ struct Machine::Lane {
   u32 next = 0, at = 0;  // instructions: the one to come, the one at hand
   u64 wide = 0, executed = 0;
   u64 last_sleep = 0;  // instructions executed by then
+  bool dawdled = false;  // before the instruction to come
   Trips trips;
   u32 host_trips = 0, flag_trips = 0, fences = 0;
   u8 asked =
@@ -67,7 +69,7 @@ struct Machine::Launch {
   u32 next_block = 0;
   u64 full_since = ~0ull;  // how many blocks had ended when there was no room for the next
   std::map<u32, std::unique_ptr<Block>> blocks;
-  std::vector<Lane*> ready, sleeping;
+  std::vector<Lane*> ready, sleeping, late;
   std::unordered_set<u64> host_words, host_reads, plain_host_reads, flags;
   Counts counts;
   std::string error;

@@ -12,9 +12,13 @@
 
 namespace ptx {
 
+// Times 256 turns without work, and a rest of 50 us, until lanes that dawdle go on: 1 ms, in which proxies have moved rows.
+static constexpr u64 kQuiet = 24;
+
 Machine::Machine(const Settings& settings) : settings_(settings), rng_(settings.seed * 0x9E3779B97F4A7C15ull + 1) {
   static constexpr u32 kEvery[] = {0, 32, 512};  // turns; 0: only what a release or a kernel's end takes with it
   write_back_every_ = kEvery[settings.seed % 3];
+  dawdles_ = settings.judge && settings.seed % 3 == 0;
   mallopt(M_MMAP_THRESHOLD, 1 << 30);  // blocks come and go: their registers stay with the process
   mallopt(M_TRIM_THRESHOLD, 1 << 30);
   thread_ = std::thread([this] { execute(); });
@@ -190,6 +194,16 @@ void Machine::execute() {
     }
     lock.lock();
     if (idle_ > 4) give_up_on_room();
+    if (idle_ > kQuiet) wake_late();
+  }
+}
+
+// All others have come as far as they come without those that dawdle, and so have host threads.
+void Machine::wake_late() {
+  for (Launch* launch : active_) {
+    if (!launch->late.empty()) idle_ = 0;
+    launch->ready.insert(launch->ready.end(), launch->late.begin(), launch->late.end());
+    launch->late.clear();
   }
 }
 
@@ -252,6 +266,7 @@ bool Machine::turn(Launch& launch) {
     if (launch.ready.empty()) {
       launch.ready.swap(launch.sleeping);
       if (launch.ready.empty()) {
+        if (!launch.late.empty()) return false;
         if (!launch.blocks.empty())
           throw std::runtime_error(launch.kernel->name + ": all lanes wait for each other in barriers");
         return false;  // there is no room for any block yet
@@ -298,6 +313,7 @@ void Machine::finish(Launch& launch) {
   launch.blocks.clear();
   launch.ready.clear();
   launch.sleeping.clear();
+  launch.late.clear();
   launch.all_known.learn(launch.known);
   std::erase_if(pending_, [&](const auto& entry) {  // the end of a kernel releases all that it stored
     if (entry.second.id >> kLaneBits != launch.first_id >> kLaneBits) return false;

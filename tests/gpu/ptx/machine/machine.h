@@ -145,6 +145,7 @@ class Machine {
   void execute();
   bool turn(Launch& launch);
   void give_up_on_room();
+  void wake_late();
   void sweep();
   void admit(Launch& launch);
   Sm need(const LaunchRequest& request) const;
@@ -158,6 +159,7 @@ class Machine {
   void run(Lane& lane);
   void look_at_all();
   void changed_by_host(Cell& cell, u64 address);
+  bool dawdles(Lane& lane, const Instruction& i);
   void load_elements(Lane& lane, const Instruction& i);
   void store_elements(Lane& lane, const Instruction& i);
   void atomic(Lane& lane, const Instruction& i);
@@ -208,6 +210,7 @@ class Machine {
   std::vector<u64> pending_order_;  // words to pick from; some are gone
   u64 rng_;
   u32 write_back_every_;
+  bool dawdles_;  // lanes rest before loads
   u32 now_ = 1;
   std::map<u32, std::vector<Sm>> gpus_;
   std::map<u32, u32> occupied_;  // processors that other processes have filled
