@@ -23,6 +23,7 @@ _UNSEEN = "it orders a NIC's write behind reads of this node, and the machine do
 _AGREED = "a word goes to all lanes of the warp; what it orders another barrier orders before a row is read"
 _CPU = "kernels take this way on a CPU only"
 _NO_WORK = "its team was told that nothing is left to do: no row was read or written in this turn"
+_STREAM = "what this rank pushed for the call came in launches before, which its stream orders"
 _NO_ROW = "the command names no row of this launch: what it names was released before"
 
 KNOWN: tuple[tuple[str, str, str], ...] = (
@@ -67,13 +68,19 @@ KNOWN: tuple[tuple[str, str, str], ...] = (
     ("relax", r"^.*in_ring && simt::ld_acquire_sys\(tail\)|^.*tail_fits\(wait, site, call\.geometry", _AGAIN),
     ("remove", r"^.*(\n.*)?\nif \(simt::warp\(\) == 0\) open_contributions\(", _TWICE),
     ("relax", r"^throughput_settle: ld(.*\n)+.*drain_(dispatch|combine)\(", _AGAIN),
-    ("remove", r"^throughput.*a shuffle alone orders no memory", _AGREED),
+    ("remove", r"^throughput.*a shuffle alone orders no memory(?!\nreturn warp_agree\(.*send_partials)", _AGREED),
     (
         "narrow",
         r"^.*ring\.(head|cached_tail)(.*\n)+.*(rings\[0\]|send_weights|announce_consumed|kSpare|finish_dispatch|send_counts)",
         _ONE_BLOCK,
     ),
     ("narrow", r"^throughput_combine: .*ring\.(head|cached_tail)(.*\n)+.*tell_identity", "others push behind it"),
+    (
+        "narrow",
+        r"^.*: st\.release\.gpu.*\n.*learn_done\(a\.rank\.rings|^low_latency_combine_reduce: .*&a\.sizes\[source\]\)",
+        _ONE_BLOCK,
+    ),
+    ("narrow", r"^low_latency_combine_recv: .*ring\.head", _STREAM),
     ("narrow", r"^low_latency_combine_reduce: .*ring\.(head|cached_tail)(.*\n)+.*send_expect\($", _ONE_BLOCK),
     ("relax", r"^rank_barrier: (.*\n)+.*came", _GATE),
     ("relax", r"identities->(node|compared)|^throughput(.*\n)+.*DeviceWord\{compared\}", _GATE),

@@ -199,9 +199,10 @@ def _rows_as_they_come(platform: FakePlatform, late_s: float = 0.0) -> None:
 
 
 def _node_sums(platform: FakePlatform, tokens: int = 16, ranks: Ranks = TWO_NODES) -> None:
-    c = case(41, "mixed", num_ranks=4, num_experts=8, num_topk=4, hidden=256, max_tokens=tokens)
-    outputs = [expert_rows(rank, c.shape) for rank in range(4)]
-    due = low_latency_combine_by_node(outputs, c.topk_idx, c.topk_weights, reference_of(c), 2)
+    num = ranks.ranks
+    c = case(41, "mixed", num_ranks=num, num_experts=2 * num, num_topk=4, hidden=256, max_tokens=tokens)
+    outputs = [expert_rows(rank, c.shape) for rank in range(num)]
+    due = low_latency_combine_by_node(outputs, c.topk_idx, c.topk_weights, reference_of(c), ranks.ranks_per_node)
     run(platform, ranks, node_sums, c, due, False)
 
 
@@ -267,6 +268,10 @@ SCENARIOS: dict[str, Body] = {
         Ranks(3, 1, **SLOW), throughput_rounds(20, num_cached=2), 1
     ),
     "low latency, small blocks, 2 nodes": rounds_of(Ranks(4, 2), low_latency_rounds(hidden=128)),
+    "low latency, batches in small blocks, 2 nodes": rounds_of(
+        Ranks(2, 1, rings=1), low_latency_rounds(100, 2, hidden=128)
+    ),
+    "low latency, sums in nodes of 3, many blocks": lambda platform: _node_sums(platform, 9, NodeWorld(6, 3, rings=1)),
     "throughput, small blocks": rounds_of(Ranks(3), throughput_rounds()),
     "throughput, small blocks, 2 nodes": rounds_of(Ranks(4, 2), throughput_rounds(num_bias=1)),
 }
