@@ -109,6 +109,19 @@ MESSAGE(message, simt::st_release_gpu, simt::ld_acquire_gpu)
 MESSAGE(message_not_released, simt::st_relaxed_gpu, simt::ld_acquire_gpu)
 MESSAGE(message_not_acquired, simt::st_release_gpu, simt::ld_relaxed_gpu)
 #undef MESSAGE
+// Wrong only where the message is there already when block 1 first looks, and block 0 takes its time.
+KERNEL message_not_acquired_at_first(TwoWords a) {
+  if (simt::tid() != 0) return;
+  if (simt::bid() == 0) {
+    for (u32 i = 0; i < 64; ++i) simt::add_gpu(a.data + 2, 1u);
+    a.data[0] = 42;
+    simt::st_release_gpu(a.flag, 1u);
+  } else {
+    if (simt::ld_relaxed_gpu(a.flag) == 0)
+      while (simt::ld_acquire_gpu(a.flag) == 0) simt::pause();
+    a.data[1] = a.data[0];
+  }
+}
 // The same in two launches.
 KERNEL sends_to_system(TwoWords a) {
   if (simt::tid() != 0) return;

@@ -164,6 +164,21 @@ def test_ptx_machine_orders_in_a_launch(kernel: str, shape: dict[str, int], said
     bench.machine.close()
 
 
+def test_ptx_machine_lanes_dawdle_by_one_seed_of_three() -> None:
+    def goes_wrong(seed: int) -> bool:
+        bench = Bench(seed)
+        try:
+            bench.message("message_not_acquired_at_first", grid=2)
+        except MachineError as error:
+            return "it reads what message_not_acquired_at_first" in str(error)
+        finally:
+            bench.machine.close()
+        return False
+
+    wrong = {seed for seed in range(60) if goes_wrong(seed)}
+    assert wrong and {seed % 3 for seed in wrong} == {0}
+
+
 @pytest.mark.parametrize(
     ("sender", "receiver", "device", "ok"),
     [

@@ -198,13 +198,16 @@ void Machine::execute() {
   }
 }
 
-// All others have come as far as they come without those that dawdle, and so have host threads.
+// All others have come as far as they come without those that dawdle, and so have host threads. Half of the late ones go
+// on, so that some dawdle until even others that did have come to their end.
 void Machine::wake_late() {
-  for (Launch* launch : active_) {
-    if (!launch->late.empty()) idle_ = 0;
-    launch->ready.insert(launch->ready.end(), launch->late.begin(), launch->late.end());
-    launch->late.clear();
-  }
+  for (Launch* launch : active_)
+    std::erase_if(launch->late, [&](Lane* lane) {
+      if (random() % 2 == 0) return false;
+      launch->ready.push_back(lane);
+      idle_ = 0;
+      return true;
+    });
 }
 
 // Launches that are at their end go; after a mistake all are.
