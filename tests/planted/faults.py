@@ -117,9 +117,9 @@ FAULTS = (
         "proxy/engine/arrivals.cpp",
         "  Epoch& e = counter.window[epoch % kEpochWindow];\n  // Complete",
         "  Epoch& e = counter.window[(epoch = counter.published + 1) % kEpochWindow];\n  // Complete",
-        ("low_latency_common_two_dispatches_outstanding",),
-        # A flag raised too early: wrong rows, or, when ThreadSanitizer is quicker, the reader's race with the writer.
-        f"{WRONG}|data race kernels/low_latency/dispatch_recv.h",
+        # All orders of arrivals: the kernels' tests see a flag that is raised too early only where a reader is quick.
+        ("exhaustive_arrivals_one_source_three_epochs_of_up_to_four_writes",),
+        WRONG,
     ),
     Fault(
         "identity-never-compared",

@@ -21,6 +21,9 @@ _TWICE = "a barrier of the same lanes follows, or has come before, with nothing 
 _TAKEN_ALONG = "the machine lets a lane's release take all stores along for words stored later too: PTX needs this one"
 _UNSEEN = "it orders a NIC's write behind reads of this node, and the machine does not see when a NIC writes"
 _AGREED = "a word goes to all lanes of the warp; what it orders another barrier orders before a row is read"
+_STALE = "the words that it orders are read by strong loads, of which the machine plays no old value: PTX needs it"
+_FOLLOWS = "a barrier of the block, or a word of the team, comes before other warps read a row"
+_UNREAD = "no other block of this kernel reads the word"
 _CPU = "kernels take this way on a CPU only"
 _NO_WORK = "its team was told that nothing is left to do: no row was read or written in this turn"
 _STREAM = "what this rank pushed for the call came in launches before, which its stream orders"
@@ -67,7 +70,7 @@ KNOWN: tuple[tuple[str, str, str], ...] = (
     ("relax", r"^throughput_combine: (.*\n)+.*return seen > head", _AGAIN),
     ("relax", r"^.*in_ring && simt::ld_acquire_sys\(tail\)|^.*tail_fits\(wait, site, call\.geometry", _AGAIN),
     ("remove", r"^.*(\n.*)?\nif \(simt::warp\(\) == 0\) open_contributions\(", _TWICE),
-    ("relax", r"^throughput_settle: ld(.*\n)+.*drain_(dispatch|combine)\(", _AGAIN),
+    ("relax", r"^throughput_settle: ld(.*\n)+.*(drain_(dispatch|combine)\(|\{ return dispatch_head\()", _AGAIN),
     ("remove", r"^throughput.*a shuffle alone orders no memory(?!\nreturn warp_agree\(.*send_partials)", _AGREED),
     (
         "narrow",
@@ -84,6 +87,28 @@ KNOWN: tuple[tuple[str, str, str], ...] = (
     ("narrow", r"^low_latency_combine_reduce: .*ring\.(head|cached_tail)(.*\n)+.*send_expect\($", _ONE_BLOCK),
     ("relax", r"^rank_barrier: (.*\n)+.*came", _GATE),
     ("relax", r"identities->(node|compared)|^throughput(.*\n)+.*DeviceWord\{compared\}", _GATE),
+    ("relax", r"^.*ring\.cached_done", _HOST),
+    ("relax", r"^throughput_dispatch: .*heads\[g\](.*\n)+.*\bk, (news|k\.landing)", _UNSEEN),
+    ("relax", r"^throughput_dispatch: .*heads\[g\](.*\n)+.*(return_credit\(a, wait, k, 1\)|slowest, )", _AGAIN),
+    (
+        "relax",
+        r"^throughput.*\n.*\n(.*\n)*.*(wait_or_mask\($|compare_identities\(c, wait, phase, identity, epoch, false)",
+        _STALE,
+    ),
+    (
+        "relax",
+        r"^low_latency_combine_re(cv|duce): (.*\n)+.*wait_for_flag\((a\.rank|c), (turn\.)?wait, site, flag, (turn\.number|site)",
+        _STALE,
+    ),
+    ("remove", r"^throughput_combine: barand: const bool all = simt::sync_block_and\(simt::warp\(\) != 0", _FOLLOWS),
+    ("remove", r"^throughput.*what lane 0 wrote is visible to all\n.*hear_leader\((team, room|t, ok)", _TWICE),
+    ("remove", r"^throughput_combine: barsync: simt::sync_block\(\);\ncombine_own\(", _TWICE),
+    (
+        "narrow",
+        r"^throughput_(combine|dispatch): .*peer_stats.*\n.*channel == 0\) add_stat.*PeerStat::kWaitNs",
+        _ONE_LANE,
+    ),
+    ("narrow", r"^throughput_dispatch: .*identities->node", _UNREAD),
     ("relax|narrow|remove", r"stage_batches|await_read\(|all tails are there", _CPU),
 )
 """(how, a pattern of kernel, instruction and source lines, why). No mutant of these is ever found: where one is, the

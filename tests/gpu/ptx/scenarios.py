@@ -251,6 +251,7 @@ SCENARIOS: dict[str, Body] = {
     "throughput, 2 nodes of 2": rounds_of(Ranks(4, 2), throughput_rounds(num_bias=1)),
     "throughput, cached": rounds_of(Ranks(2), throughput_rounds(num_cached=2)),
     "throughput, rings that wrap": rounds_of(Ranks(2), throughput_rounds(90), 1),
+    "throughput, rings that wrap, 2 nodes of 2": rounds_of(Ranks(4, 2, rings=1), throughput_rounds(90), 1),
     "throughput, rings that wrap, 2 nodes": rounds_of(Ranks(2, 1, ring_capacity=16), throughput_rounds(90), 1),
     "low latency, stats of waits for sums in the node": lambda platform: run(platform, TWO_NODES, _stats),
     "low latency, rows as they are computed": _rows_as_they_come,
