@@ -341,7 +341,7 @@ KERNEL KERNEL_BOUNDS(kMaxBlockLanes) throughput_counts(CountsArgs a) {
   fill_counts(a, epoch);
   const LayoutPart wrong = finish_check(check);
   if (wrong != LayoutPart::kNone && simt::tid() == 0) fill_refusal(a, epoch, wrong);
-  simt::sync_block();
+  simt::sync_block();  // what is sent is there
   send_counts(a, wait, epoch);
   if (wrong != LayoutPart::kNone) {
     simt::sync_block();  // what is still to be pushed would end with the fault

@@ -275,10 +275,10 @@ DEV void combine_own(const CombineArgs& a, const WaitContext& wait, CombineShare
     if (s.merge.ok == 0) return;
     for (u32 i = turn.first(s.merge.count); i < s.merge.count; i += simt::num_warps())
       reduce_own(a, wait, s, channel, s.merge.plan[i]);
-    simt::sync_block();
+    simt::sync_block();  // all rows of the batch are read
     if (simt::ld_acquire_cta(&s.merge.bad) != 0) return;
     if (simt::warp() == 0 && !rows_stayed(a, wait, s.merge, channel) && simt::lane() == 0) s.merge.ok = 0;
-    simt::sync_block();
+    simt::sync_block();  // whether they have stayed is said
     if (simt::warp() == 0) release_contributions(s.merge);
     release_partials(a, wait, channel);
   }

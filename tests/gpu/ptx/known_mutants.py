@@ -24,6 +24,9 @@ _AGREED = "a word goes to all lanes of the warp; what it orders another barrier 
 _STALE = "the words that it orders are read by strong loads, of which the machine plays no old value: PTX needs it"
 _FOLLOWS = "a barrier of the block, or a word of the team, comes before other warps read a row"
 _UNREAD = "no other block of this kernel reads the word"
+_COUNTED = "only counters follow in the turn; a barrier of the block orders what the warp stored before the flag"
+_GRID = "a barrier of the grid lies between it and all writes but that of a launch which fails"
+_TENSOR = "it orders rows which the host computes in torch's memory, and that the machine does not watch: PTX needs it"
 _CPU = "kernels take this way on a CPU only"
 _NO_WORK = "its team was told that nothing is left to do: no row was read or written in this turn"
 _STREAM = "what this rank pushed for the call came in launches before, which its stream orders"
@@ -90,25 +93,17 @@ KNOWN: tuple[tuple[str, str, str], ...] = (
     ("relax", r"^.*ring\.cached_done", _HOST),
     ("relax", r"^throughput_dispatch: .*heads\[g\](.*\n)+.*\bk, (news|k\.landing)", _UNSEEN),
     ("relax", r"^throughput_dispatch: .*heads\[g\](.*\n)+.*(return_credit\(a, wait, k, 1\)|slowest, )", _AGAIN),
-    (
-        "relax",
-        r"^throughput.*\n.*\n(.*\n)*.*(wait_or_mask\($|compare_identities\(c, wait, phase, identity, epoch, false)",
-        _STALE,
-    ),
-    (
-        "relax",
-        r"^low_latency_combine_re(cv|duce): (.*\n)+.*wait_for_flag\((a\.rank|c), (turn\.)?wait, site, flag, (turn\.number|site)",
-        _STALE,
-    ),
+    ("relax", r"^throughput(.*\n)+ok = ok && compare_identities\(c, wait, phase, identity, epoch, false", _STALE),
+    ("relax", r"^low_latency_combine_recv: (.*\n)+.*flag\(a\.rank, turn\.wait, site, flag, turn\.number", _STALE),
     ("remove", r"^throughput_combine: barand: const bool all = simt::sync_block_and\(simt::warp\(\) != 0", _FOLLOWS),
     ("remove", r"^throughput.*what lane 0 wrote is visible to all\n.*hear_leader\((team, room|t, ok)", _TWICE),
-    ("remove", r"^throughput_combine: barsync: simt::sync_block\(\);\ncombine_own\(", _TWICE),
-    (
-        "narrow",
-        r"^throughput_(combine|dispatch): .*peer_stats.*\n.*channel == 0\) add_stat.*PeerStat::kWaitNs",
-        _ONE_LANE,
-    ),
+    ("remove", r"^.*// (all rows of the batch are|whether they have stayed|what is sent is there)", _TWICE),
+    ("narrow", r"^throughput.*peer_stats.*\n.*add_stat\(a\.rank, (site\.peer|k\.source), PeerStat::kWaitNs", _ONE_LANE),
     ("narrow", r"^throughput_dispatch: .*identities->node", _UNREAD),
+    ("narrow", r"^low_latency_dispatch_recv: .*bool launch_fail(s|ed)\(", _GRID),
+    ("relax|narrow|remove", r"^low_latency_combine_send: (.*\n)+.*await_computed\(", _TENSOR),
+    ("remove", r"^.*what that lane acquired is then visible", _HOST),
+    ("remove", r"^low_latency_combine_send: barwarp: simt::sync_warp\(\);\ngive_to_host\(", _COUNTED),
     ("relax|narrow|remove", r"stage_batches|await_read\(|all tails are there", _CPU),
 )
 """(how, a pattern of kernel, instruction and source lines, why). No mutant of these is ever found: where one is, the

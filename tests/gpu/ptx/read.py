@@ -126,7 +126,7 @@ def _split(text: str) -> list[str]:
 def _chain(at: str, callers: dict[str, str], files: dict[int, str]) -> str:
     """A place, and where it was inlined, and where that was."""
     lines = []
-    while at and len(lines) < 6:
+    while at and len(lines) < 9:
         number, line, _ = at.split()
         lines.append(f"{_short(files, number)}:{line}")
         at = callers.get(at, "")

@@ -269,10 +269,12 @@ SCENARIOS: dict[str, Body] = {
         Ranks(3, 1, **SLOW), throughput_rounds(20, num_cached=2), 1
     ),
     "low latency, small blocks, 2 nodes": rounds_of(Ranks(4, 2), low_latency_rounds(hidden=128)),
-    "low latency, batches in small blocks, 2 nodes": rounds_of(
-        Ranks(2, 1, rings=1), low_latency_rounds(100, 2, hidden=128)
+    "low latency, batches in small blocks, a slow network": rounds_of(
+        Ranks(2, 1, **SLOW), low_latency_rounds(100, 2, hidden=128)
     ),
-    "low latency, sums in nodes of 3, many blocks": lambda platform: _node_sums(platform, 9, NodeWorld(6, 3, rings=1)),
+    "low latency, sums in nodes of 3, full rings of 2": lambda platform: _node_sums(
+        platform, 9, NodeWorld(6, 3, **SLOW)
+    ),
     "throughput, small blocks": rounds_of(Ranks(3), throughput_rounds()),
     "throughput, small blocks, 2 nodes": rounds_of(Ranks(4, 2), throughput_rounds(num_bias=1)),
 }
