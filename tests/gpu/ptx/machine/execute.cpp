@@ -237,16 +237,6 @@ void Machine::atomic(Lane& lane, const Instruction& i) {
   lane.set(i.to[0], old);
 }
 
-// Whether the lane rests before a strong load, until all others only wait: what it then reads at its first look is there.
-bool Machine::dawdles(Lane& lane, const Instruction& i) {
-  if (!dawdles_ || i.op != Op::k_ld || i.order == Order::kWeak) return false;
-  lane.dawdled = !lane.dawdled && random() % kDawdlesOneIn == 0;
-  if (!lane.dawdled) return false;
-  lane.next = lane.at;
-  lane.block->launch.late.push_back(&lane);
-  return true;
-}
-
 void Machine::run(Lane& lane) {
   Launch& launch = lane.block->launch;
   const auto a = [&](const Instruction& i) { return lane.value(i.from[0]); };

@@ -1,4 +1,4 @@
-// What lanes have stored weakly and the host does not see yet.
+// What comes late: weak stores to the host, a NIC's bytes to lanes, and lanes that dawdle.
 #include <emmintrin.h>
 
 #include <cstring>
@@ -145,6 +145,28 @@ void Machine::write_back_some() {
     pending_order_.pop_back();
     write_back_range(word, 4);
   }
+}
+
+// Whether the lane rests before a strong load, until all others only wait: what it then reads at its first look is there.
+bool Machine::dawdles(Lane& lane, const Instruction& i) {
+  if (!dawdles_ || i.op != Op::k_ld || i.order == Order::kWeak) return false;
+  lane.dawdled = !lane.dawdled && random() % kDawdlesOneIn == 0;
+  if (!lane.dawdled) return false;
+  lane.next = lane.at;
+  lane.block->launch.late.push_back(&lane);
+  return true;
+}
+
+// All others have come as far as they come without those that dawdle, and so have host threads. Half of the late ones go
+// on, so that some dawdle until even others that did have come to their end.
+void Machine::wake_late() {
+  for (Launch* launch : active_)
+    std::erase_if(launch->late, [&](Lane* lane) {
+      if (random() % 2 == 0) return false;
+      launch->ready.push_back(lane);
+      idle_ = 0;
+      return true;
+    });
 }
 
 }  // namespace ptx

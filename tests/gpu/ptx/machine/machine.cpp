@@ -198,18 +198,6 @@ void Machine::execute() {
   }
 }
 
-// All others have come as far as they come without those that dawdle, and so have host threads. Half of the late ones go
-// on, so that some dawdle until even others that did have come to their end.
-void Machine::wake_late() {
-  for (Launch* launch : active_)
-    std::erase_if(launch->late, [&](Lane* lane) {
-      if (random() % 2 == 0) return false;
-      launch->ready.push_back(lane);
-      idle_ = 0;
-      return true;
-    });
-}
-
 // Launches that are at their end go; after a mistake all are.
 void Machine::sweep() {
   for (Launch* launch : active_)
