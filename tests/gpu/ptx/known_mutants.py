@@ -97,7 +97,11 @@ KNOWN: tuple[tuple[str, str, str], ...] = (
     ("relax", r"^low_latency_combine_recv: (.*\n)+.*flag\(a\.rank, turn\.wait, site, flag, turn\.number", _STALE),
     ("remove", r"^throughput_combine: barand: const bool all = simt::sync_block_and\(simt::warp\(\) != 0", _FOLLOWS),
     ("remove", r"^throughput.*what lane 0 wrote is visible to all\n.*hear_leader\((team, room|t, ok)", _TWICE),
-    ("remove", r"^throughput_combine: barwarp: simt::sync_warp\(\);\n(const bool planned|.*side_by_side\) look_around\()", _TWICE),
+    (
+        "remove",
+        r"^throughput_combine: barwarp: .*sync_warp\(\);\n(const bool planned|.*side_by_side\) look_around)",
+        _TWICE,
+    ),
     ("remove", r"^.*// (all rows of the batch are|whether they have stayed|what is sent is there)", _TWICE),
     ("narrow", r"^throughput.*peer_stats.*\n.*add_stat\(a\.rank, (site\.peer|k\.source), PeerStat::kWaitNs", _ONE_LANE),
     ("narrow", r"^throughput_dispatch: .*identities->node", _UNREAD),
