@@ -80,10 +80,10 @@ FAULTS = (
     Fault(
         "missing-block-barrier-in-combine",
         "kernels/throughput/own_sums.h",
-        "    simt::sync_block();\n"
+        "    simt::sync_block();  // all rows of the batch are read\n"
         "    if (simt::ld_acquire_cta(&s.merge.bad) != 0) return;\n"
         "    if (simt::warp() == 0 && !rows_stayed(a, wait, s.merge, channel) && simt::lane() == 0) s.merge.ok = 0;\n"
-        "    simt::sync_block();\n",
+        "    simt::sync_block();  // whether they have stayed is said\n",
         "",
         ("throughput_combine_sums_over_uneven_nodes",),
         RACE,
