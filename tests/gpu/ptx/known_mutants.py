@@ -115,6 +115,9 @@ KNOWN: tuple[tuple[str, str, str], ...] = (
 """(how, a pattern of kernel, instruction and source lines, why). No mutant of these is ever found: where one is, the
 reason is wrong or its pattern too wide, and the table is not made."""
 
+UNSEEN = frozenset({_HOST, _TAKEN_ALONG, _UNSEEN, _STALE, _TENSOR})
+"""Reasons that lie in the machine: PTX promises what such a mutant takes away, and the machine does not see it."""
+
 REFUSED: tuple[tuple[str, str], ...] = (
     ("narrow", r"^.*(context\.abort|context\.departed|fault->|record_fault|ControlLayout::kAbort\))"),
     ("narrow", r"^.*\n.*mask_peer\("),

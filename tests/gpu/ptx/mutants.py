@@ -29,7 +29,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.gpu.ptx.known_mutants import KNOWN, REFUSED
+from tests.gpu.ptx.known_mutants import KNOWN, REFUSED, UNSEEN
 from tests.gpu.ptx.lower import ORDERS, SCOPES
 from tests.gpu.ptx.programs import product
 from tests.gpu.ptx.scenarios import SCENARIOS, SEEDS, play
@@ -302,7 +302,7 @@ def main() -> int:
     return 1 if missed else 0
 
 
-COLUMNS = ("made", "found", "equivalent", "not executed", "missed", "open")
+COLUMNS = ("made", "found", "equivalent", "unseen", "not executed", "missed", "open")
 
 
 def contradictions(notes: Notes, made: Sequence[Mutant]) -> list[str]:
@@ -316,8 +316,9 @@ def contradictions(notes: Notes, made: Sequence[Mutant]) -> list[str]:
 
 
 def outcomes(notes: Notes, made: Sequence[Mutant]) -> list[str]:
-    """For each mutant one of COLUMNS[1:]. "not executed": by no scenario, but known_mutants has it, or a copy of the
-    line that was inlined elsewhere is found; "open": not all scenarios have been tried, or none executes it.
+    """For each mutant one of COLUMNS[1:]. "unseen": PTX promises something else then, and the machine does not see it;
+    "not executed": by no scenario, but known_mutants has it, or a copy of the line that was inlined elsewhere is found;
+    "open": not all scenarios have been tried, or none executes it.
 
     Raises:
         AssertionError: contradictions.
@@ -334,8 +335,8 @@ def _outcome(notes: Notes, mutant: Mutant, found_elsewhere: bool) -> str:
     names = notes.scenarios_of(mutant)
     if not names:
         return "not executed" if found_elsewhere or known(mutant) or refused(mutant) else "open"
-    if known(mutant):
-        return "equivalent"
+    if why := known(mutant):
+        return "unseen" if why in UNSEEN else "equivalent"
     if any((name, seed) not in notes.clean[mutant.key] for name in names for seed in SEEDS):
         return "open"
     return "not executed" if refused(mutant) else "missed"  # it was not in those plays: waits differ from play to play

@@ -10,7 +10,8 @@ namespace ptx {
 inline constexpr u32 kLaneBits = 18;         // of an id: the lane within its launch; above it the stream, from 1 on
 inline constexpr u32 kInstructionBits = 20;  // of Access::instruction; above it the kernel's number
 inline constexpr u64 kSpinInstructions = 500;  // more than a turn of a loop that waits
-inline constexpr u64 kDawdlesOneIn = 8;        // strong loads
+inline constexpr u64 kDawdlesOneIn = 8;        // strong loads that a lane comes to
+inline constexpr u64 kWakesOneIn = 4;          // lanes that dawdle, each time that all others only wait
 inline constexpr u64 kSectorBytes = 32;         // that a GPU reads of the host's memory at once
 inline constexpr u64 kSharedGuard = 128;     // bytes behind a block's shared memory that nobody else has
 

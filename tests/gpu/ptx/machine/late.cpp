@@ -157,12 +157,12 @@ bool Machine::dawdles(Lane& lane, const Instruction& i) {
   return true;
 }
 
-// All others have come as far as they come without those that dawdle, and so have host threads. One in four of the late
-// ones goes on, so that some dawdle until even others that did have come to their end.
+// All others have come as far as they come without those that dawdle, and so have host threads. One in a few of the late
+// goes on, so that some dawdle until even others that did have come to their end.
 void Machine::wake_late() {
   for (Launch* launch : active_)
     std::erase_if(launch->late, [&](Lane* lane) {
-      if (random() % 4 != 0) return false;
+      if (random() % kWakesOneIn != 0) return false;
       launch->ready.push_back(lane);
       idle_ = 0;
       return true;
