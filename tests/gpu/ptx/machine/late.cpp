@@ -157,8 +157,8 @@ bool Machine::dawdles(Lane& lane, const Instruction& i) {
   return true;
 }
 
-// All others have come as far as they come without those that dawdle, and so have host threads. One in a few of the late
-// goes on, so that some dawdle until even others that did have come to their end.
+// All others have come as far as they come without those that dawdle, and so have host threads. One in kWakesOneIn of
+// those goes on, so that some dawdle until even others that did have come to their end.
 void Machine::wake_late() {
   for (Launch* launch : active_)
     std::erase_if(launch->late, [&](Lane* lane) {
