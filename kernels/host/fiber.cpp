@@ -18,12 +18,12 @@ thread_local Fiber* running = nullptr;
 }  // namespace
 
 Fiber::Fiber(std::function<void()> body)
-    : body_(std::move(body)), stack_(stacks.take()), tsan_fiber_(tsan_create_fiber()) {
+    : body_(std::move(body)), stack_(stacks.take()), tsan_fiber_(tsan_take_fiber()) {
   stack_pointer_ = make_fiber(stack_ + kStackBytes - 64, main);
 }
 
 Fiber::~Fiber() {
-  tsan_destroy_fiber(tsan_fiber_);
+  tsan_give_fiber(tsan_fiber_, ended_);
   stacks.give(stack_);
 }
 

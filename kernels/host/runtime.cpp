@@ -81,9 +81,9 @@ struct Warp {
   u8* slab;
   Lane lanes[kWarp];
 
-  Warp() : tsan_fiber(tsan_create_fiber()), slab(nullptr) { slab = stacks.take(); }
+  Warp() : tsan_fiber(tsan_take_fiber()), slab(nullptr) { slab = stacks.take(); }
   ~Warp() {
-    tsan_destroy_fiber(tsan_fiber);
+    tsan_give_fiber(tsan_fiber, done == kAllLanes);
     stacks.give(slab);
   }
   StackBounds stack(const Lane& lane) const {

@@ -12,6 +12,9 @@
 #endif
 #if defined(UCCL_SIMT_TSAN)
 #include <sanitizer/tsan_interface.h>
+
+#include <mutex>
+#include <vector>
 #endif
 #if defined(__SANITIZE_ADDRESS__)
 #include <sanitizer/common_interface_defs.h>
@@ -25,16 +28,36 @@ struct StackBounds {
 };
 
 #if defined(UCCL_SIMT_TSAN)
-inline void* tsan_create_fiber() { return __tsan_create_fiber(0); }
+// Fibers are used again: ThreadSanitizer maps, clears and unmaps the state of one for longer than most warps run. No race
+// hides behind the past of one: whoever gives it back has acquired what it did, and the lock hands that on to whoever takes
+// it.
+struct TsanFibers {
+  std::mutex mutex;
+  std::vector<void*> idle;
+};
+inline TsanFibers tsan_fibers;  // made before there are threads, as stacks are: see runtime.cpp
+
+inline void* tsan_take_fiber() {
+  std::lock_guard<std::mutex> lock(tsan_fibers.mutex);
+  if (tsan_fibers.idle.empty()) return __tsan_create_fiber(0);
+  void* const fiber = tsan_fibers.idle.back();
+  tsan_fibers.idle.pop_back();
+  return fiber;
+}
+// `ended`: every function that was called on it has returned; else its calls would stand in every later report.
+inline void tsan_give_fiber(void* fiber, bool ended) {
+  if (!ended) return __tsan_destroy_fiber(fiber);
+  std::lock_guard<std::mutex> lock(tsan_fibers.mutex);
+  tsan_fibers.idle.push_back(fiber);
+}
 inline void* tsan_current_fiber() { return __tsan_get_current_fiber(); }
-inline void tsan_destroy_fiber(void* fiber) { __tsan_destroy_fiber(fiber); }
 inline void tsan_switch_to(void* fiber) { __tsan_switch_to_fiber(fiber, __tsan_switch_to_fiber_no_sync); }
 inline void tsan_acquire(void* address) { __tsan_acquire(address); }
 inline void tsan_release(void* address) { __tsan_release(address); }
 #else
-inline void* tsan_create_fiber() { return nullptr; }
+inline void* tsan_take_fiber() { return nullptr; }
+inline void tsan_give_fiber(void*, bool) {}
 inline void* tsan_current_fiber() { return nullptr; }
-inline void tsan_destroy_fiber(void*) {}
 inline void tsan_switch_to(void*) {}
 inline void tsan_acquire(void*) {}
 inline void tsan_release(void*) {}

@@ -1,5 +1,6 @@
 // Rows that stay in their owner's arena: summed where they lie, theirs again when combine returns, refused once their owner
 // has given up.
+#include <atomic>
 #include <chrono>
 #include <cstring>
 #include <thread>
@@ -38,8 +39,9 @@ TEST(throughput_contribute_reads_rows_in_arenas) {
 // them after that refuses them.
 namespace {
 
-// Rank 1 says that it is in rank 0's call, and then does nothing until that one has given up.
-void come_and_read_nothing(World& world) {
+// Rank 1 says that it is in rank 0's call, and then does nothing until that one's call has ended. Not only until it has
+// given up: the warp that looked at rank 1's identity, which is written again, is not the one that gives up.
+void come_and_read_nothing(World& world, const std::atomic<bool>& ended) {
   const RankContext& c = world.context(1);
   auto* mine = reinterpret_cast<u64*>(world.data(1) + c.signals.flag(Phase::kIdentity, 1));
   const u64 call = *mine + 1, flag = c.signals.flag(Phase::kIdentity, 0);
@@ -48,7 +50,7 @@ void come_and_read_nothing(World& world) {
   const u64 identity = c.signals.identity(Phase::kIdentity, call);
   std::memcpy(world.data(1) + identity, world.data(0) + identity, sizeof(CallIdentity));
   __atomic_store_n(mine, call, __ATOMIC_RELEASE);
-  while (!world.aborted(0)) rest();
+  while (!ended.load(std::memory_order_acquire)) rest();
 }
 
 }  // namespace
@@ -71,6 +73,7 @@ TEST(throughput_contribute_names_a_rank_that_does_not_read) {
   };
   while (!has_rows_of(0, 1) || has_rows_of(1, 0)) ++round;
   const CombineInput inputs[] = {{world, c, round, 0}, {world, c, round, 1}};
+  std::atomic<bool> ended{false};
   world.run([&](u32 me) {
     const RoundPlan plan = round_plan(world, c, round);
     const RankInput in = throughput_input(world, c, round, me);
@@ -81,12 +84,13 @@ TEST(throughput_contribute_names_a_rank_that_does_not_read) {
     Dispatched got(routing.recv_total[0], plan.hidden, plan.scale_words, plan.topk);
     rank.dispatch(plan, in, plan.topk, routing, &got, false);
     check_no_fault(world, me, "dispatch");
-    if (me == 1) come_and_read_nothing(world);
+    if (me == 1) come_and_read_nothing(world, ended);
     Poisoned<u16> out(u64{in.num_tokens} * plan.combine_hidden);
     Poisoned<float> weights(u64{in.num_tokens} * plan.combine_topk);
     rank.combine(plan, in.num_tokens, routing,
                  {inputs[me].x.data(), inputs[me].weights.data(), got.src_idx.data(), nullptr, nullptr, out.data(),
                   weights.data(), true});
+    if (me == 0) ended.store(true, std::memory_order_release);  // pairs with come_and_read_nothing
   });
   const Fault first = world.fault(0), second = world.fault(1);
   CHECK(first.kind == FaultKind::kTimeout && first.phase == WaitPhase::kCombineSend);
