@@ -51,6 +51,6 @@ endif()
 function(uccl_precompile target)
   if(UCCL_EP_TESTS)
     target_precompile_headers(${target} PRIVATE <algorithm> <array> <atomic> <cstring> <functional> <memory> <random>
-                              <span> <stdexcept> <string> <thread> <vector>)
+                              <span> <sstream> <stdexcept> <string> <thread> <vector>)
   endif()
 endfunction()

@@ -51,6 +51,7 @@ def fuzzer(tmp_path_factory: pytest.TempPathFactory) -> Path:
     clang, folder = compiler(), tmp_path_factory.mktemp("fuzzer")
     sources = [p for name in _FOLDERS for p in sorted((ROOT / "proxy" / name).rglob("*.cpp"))]
     sources += [p for name in ("host", "launch") for p in sorted((ROOT / "kernels" / name).glob("*.cpp"))]
+    sources += [ROOT / "tests/native/check.cpp"]
     for name in ("fuzz", "kernels", "kernels/throughput", "kernels/low_latency"):
         sources += [p for p in sorted((ROOT / "tests" / name).glob("*.cpp")) if not p.name.startswith("test_")]
     includes = [f"-I{ROOT / p}" for p in ("proxy", "", "tests")]
