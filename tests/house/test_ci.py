@@ -10,7 +10,7 @@ _FIRST = {"machine", "setup"}  # what every job of the workflow begins with
 
 
 def sections_of_script(text: str) -> list[str]:
-    return re.findall(r"^ *(?:section|extra) ([\w-]+) \d+ ", text, re.MULTILINE)
+    return re.findall(r"^ *(?:section|by_turns \d) ([\w-]+) \d+ ", text, re.MULTILINE)
 
 
 def sections_of_workflow(text: str) -> list[str]:
@@ -25,8 +25,15 @@ def test_house_ci_workflow_runs_every_section_once() -> None:
     assert ".ci/run machine setup ${{ matrix.sections }}" in workflow
 
 
+def test_house_ci_every_turn_comes() -> None:
+    script = (ROOT / ".ci/run").read_text(encoding="utf-8")
+    modulus = re.findall(r"turn % (\d)", script)
+    turns = {int(turn) for turn in re.findall(r"^ *by_turns (\d) ", script, re.MULTILINE)}
+    assert modulus == ["3"] and turns == {1, 2, 3}
+
+
 def test_house_ci_reads_both_forms() -> None:
-    assert sections_of_script("section a 60 make a\n  extra b-c 9 env X=1 make\n# section d 5 no\n") == ["a", "b-c"]
+    assert sections_of_script("section a 60 make a\n  by_turns 2 b-c 9 env X=1 make\n# section d 5 no\n") == ["a", "b-c"]
     assert sections_of_workflow("x\n        sections:\n          - a b\n          - c\n    steps:\n - d\n") == [
         "a",
         "b",
