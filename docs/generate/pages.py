@@ -63,6 +63,9 @@ PARTS: dict[str, Callable[[], str]] = {
     "program": _program,
 }
 
+SLOW_PARTS = ("refusals", "benchmarks", "combine-errors", "estimates")
+"""Those that take seconds to make; they have no code that runs."""
+
 
 def written_pages(folder: Path = PAGES) -> dict[str, str]:
     """The pages that are written by hand, by their path on the site, as they stand in the folder."""
@@ -80,17 +83,26 @@ def drawn_files() -> dict[str, str]:
     return {f"pictures/{name}": text for name, text in pictures().items()}
 
 
-def fill(markdown: str) -> str:
-    """The page with its generated parts in place.
+def fill(markdown: str, left_out: tuple[str, ...] = ()) -> str:
+    """The page with its generated parts in place, but for those to leave out.
 
     Raises:
         KeyError: a part that PARTS does not have.
     """
-    return _PART.sub(lambda match: PARTS[match["name"]](), markdown)
+    return _PART.sub(lambda match: "" if match["name"] in left_out else PARTS[match["name"]](), markdown)
 
 
 @functools.cache  # it takes seconds
 def all_pages() -> dict[str, str]:
     """Every page of the site as it is rendered, by its path."""
+    return _pages(())
+
+
+def pages_with_code() -> dict[str, str]:
+    """Every page, by its path, with all code that runs: without SLOW_PARTS."""
+    return _pages(SLOW_PARTS)
+
+
+def _pages(left_out: tuple[str, ...]) -> dict[str, str]:
     added = {path: text for path, text in generated_files().items() if path.endswith(".md")}
-    return {path: fill(text) for path, text in {**written_pages(), **added}.items()}
+    return {path: fill(text, left_out) for path, text in {**written_pages(), **added}.items()}

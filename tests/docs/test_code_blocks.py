@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from docs.generate.markdown import Block, blocks
-from docs.generate.pages import all_pages
+from docs.generate.pages import PARTS, SLOW_PARTS, pages_with_code
 
 ROOT = Path(__file__).resolve().parents[2]
 NOT_RUN = (  # titles that tell readers what a block takes; CI runs most of them in a section of their own
@@ -28,7 +28,7 @@ NOT_RUN = (  # titles that tell readers what a block takes; CI runs most of them
 RUN = {"python", "bash", "sh", "console", "shell"}
 SHOWN = {"text", "cpp", "json", "yaml", "toml"}
 STARTS_RANKS = re.compile(r"torchrun|python |uccl-ep (bench|demo|conformance|simulate|top)")
-PAGES = {path: blocks(text) for path, text in all_pages().items()}
+PAGES = {path: blocks(text) for path, text in pages_with_code().items()}  # at import: what to collect
 
 
 def runs(block: Block) -> bool:
@@ -109,6 +109,11 @@ def test_docs_blocks_say_what_they_are() -> None:
             if block.title not in NOT_RUN and not is_file(block) and block.title:
                 wrong.append(f"{where}: the title {block.title!r} is no file and none of {NOT_RUN}")
     assert not wrong, "\n".join(wrong)
+
+
+def test_docs_slow_parts_have_no_code_that_runs() -> None:
+    for name in SLOW_PARTS:
+        assert {block.language for block in blocks(PARTS[name]())} <= SHOWN, name
 
 
 def test_docs_most_blocks_run() -> None:

@@ -17,7 +17,6 @@ from uccl_ep import Buffer
 from uccl_ep.settings import describe
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = all_pages()
 LINK = re.compile(r"!?\[[^\]\n]*\]\((?P<target>[^)\s]+)\)")
 
 
@@ -44,7 +43,7 @@ def broken_links(pages: dict[str, str], others: set[str]) -> list[str]:
 
 def test_docs_links_lead_somewhere() -> None:
     pictures = {f"pictures/{path.name}" for path in (ROOT / "docs/pages/pictures").iterdir()}
-    assert not broken_links(PAGES, set(generated_files()) | set(drawn_files()) | pictures)
+    assert not broken_links(all_pages(), set(generated_files()) | set(drawn_files()) | pictures)
 
 
 def test_docs_broken_links_are_found() -> None:
@@ -57,25 +56,25 @@ def test_docs_every_page_is_in_the_navigation() -> None:
     """The integrators' pages are added by docs/hooks.py."""
     nav = (ROOT / "mkdocs.yml").read_text(encoding="utf-8").split("\nnav:\n")[1]
     named = set(re.findall(r"[\w/]+\.md", nav))
-    assert named == set(PAGES) - set(integrators())
+    assert named == set(all_pages()) - set(integrators())
 
 
 def test_docs_variables_exist() -> None:
     known = {row.name for row in describe()}
     outside = {"UCCL_EP_REQUIRE_TOOLS", "UCCL_EP_TEST_DEPTH", "UCCL_EP_FUZZ_SECONDS"}  # the tests' own
-    for page, text in PAGES.items():
+    for page, text in all_pages().items():
         named = set(re.findall(r"UCCL_EP_[A-Z_]*[A-Z]", text)) - outside
         assert named <= known, (page, named - known)
 
 
 def test_docs_tuning_has_every_variable() -> None:
-    rows = re.findall(r"^\| `(UCCL_EP_\w+)` \|", PAGES["tuning.md"], re.M)
+    rows = re.findall(r"^\| `(UCCL_EP_\w+)` \|", all_pages()["tuning.md"], re.M)
     assert sorted(rows) == sorted(row.name for row in describe())
 
 
 def command_names() -> dict[str, set[str]]:
     """Command -> its options, from the commands' page."""
-    sections = re.split(r"^## ", PAGES["commands.md"], flags=re.M)[1:]
+    sections = re.split(r"^## ", all_pages()["commands.md"], flags=re.M)[1:]
     return {s.split("\n")[0].removeprefix("uccl-ep "): set(re.findall(r"(?<![\w-])--[\w-]+", s)) for s in sections}
 
 
@@ -86,7 +85,7 @@ def test_docs_commands_and_options_exist() -> None:
     commands = command_names()
     assert {"env", "demo", "bench", "run", "conformance"} <= set(commands)
     for page in (*written_pages(), "project/contributing.md", "project/changelog.md"):
-        for name, rest in CALL.findall(PAGES[page]):
+        for name, rest in CALL.findall(all_pages()[page]):
             assert name in commands, f"{page}: there is no `uccl-ep {name}`"
             before = rest.split(" -- ")[0]
             unknown = set(re.findall(r"(?<![\w-])--[a-z][\w-]*", before)) - commands[name] - {"--help"}
@@ -98,7 +97,7 @@ PATH = re.compile(r"`((?:uccl_ep|proxy|kernels|tests|bench|docs|docker|cmake)/[\
 
 def test_docs_files_exist() -> None:
     sources = {page: (ROOT / source).parent for source, page in imported().items()}
-    for page, text in PAGES.items():
+    for page, text in all_pages().items():
         places = {ROOT, sources.get(page, ROOT)}  # a folder's README names what is in it
         for path in PATH.findall(without_blocks(text)):
             if "mynet" not in path and page != "comparison.md":  # CONTRIBUTING's example; other repositories
@@ -107,7 +106,7 @@ def test_docs_files_exist() -> None:
 
 
 def test_docs_parts_are_filled() -> None:
-    for page, text in PAGES.items():
+    for page, text in all_pages().items():
         assert "<!-- generated:" not in text, page
     asked = {name for text in written_pages().values() for name in re.findall(r"<!-- generated: ([\w-]+) -->", text)}
     assert asked == set(PARTS)
@@ -121,7 +120,7 @@ def test_docs_nobody_writes_what_is_generated() -> None:
 
 
 def test_docs_pages_begin_with_a_title() -> None:
-    for page, text in PAGES.items():
+    for page, text in all_pages().items():
         assert re.match(r"(---\n.*?\n---\n\n)?# \S", text, re.S), page
         titles = [line for line in without_blocks(text).splitlines() if line.startswith("# ")]
         assert len(titles) == 1, (page, titles)
@@ -130,7 +129,7 @@ def test_docs_pages_begin_with_a_title() -> None:
 def test_docs_pages_fit_the_house() -> None:
     everywhere = [ban for ban in BANS if ".ci" in ban.folders]
     assert len(everywhere) >= 2
-    for page, text in PAGES.items():
+    for page, text in all_pages().items():
         for ban in everywhere:
             assert not ban.pattern.search(text), (page, ban.why, ban.pattern.search(text))
     for page, text in written_pages().items():

@@ -33,7 +33,10 @@ def test_house_ci_every_turn_comes() -> None:
 
 
 def test_house_ci_reads_both_forms() -> None:
-    assert sections_of_script("section a 60 make a\n  by_turns 2 b-c 9 env X=1 make\n# section d 5 no\n") == ["a", "b-c"]
+    assert sections_of_script("section a 60 make a\n  by_turns 2 b-c 9 env X=1 make\n# section d 5 no\n") == [
+        "a",
+        "b-c",
+    ]
     assert sections_of_workflow("x\n        sections:\n          - a b\n          - c\n    steps:\n - d\n") == [
         "a",
         "b",

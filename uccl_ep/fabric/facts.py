@@ -155,6 +155,7 @@ class Probes:
     networks: Callable[[], Networks] = field(default_factory=lambda: networks_of_this_host)
     limits: Callable[[], Limits] = field(default_factory=lambda: limits_of_this_host)
     cpus: Callable[[], frozenset[int]] = lambda: frozenset(os.sched_getaffinity(0))
+    machine: Callable[[str], Machine] = read_machine  # from that root
 
 
 def gather(
@@ -176,7 +177,7 @@ def gather(
         NotSupported: UCCL_EP_GPU_MEMORY asks for what does not work here.
     """
     probes = probes or Probes()
-    machine = read_machine(probes.root)
+    machine = probes.machine(probes.root)
     selection = parse_selection(settings.nics)
     if settings.from_site("nics") is None:  # others' lists hold for a whole cluster: not every host has every name
         check_selection(selection, [(nic.name, port.number) for nic in machine.nics for port in nic.ports])
@@ -329,14 +330,19 @@ _Made = TypeVar("_Made")
 
 def _made(kind: type[_Made], values: Mapping[str, Any]) -> _Made:
     """An object of a dataclass whose fields have defaults or not, with values of the fields' own types."""
-    wanted = {f.name: f for f in fields(kind)}  # type: ignore[arg-type]
-    if set(values) != set(wanted):
+    wanted = _types_of(kind)  # type: ignore[arg-type]  # a class has a hash, whatever its objects are
+    if values.keys() != wanted.keys():
         raise ValueError(f"{kind.__name__} has fields {sorted(values)}, expected {sorted(wanted)}")
-    for name, f in wanted.items():
-        allowed = _SHAPES[str(f.type).partition("[")[0]]
+    for name, (said, allowed) in wanted.items():
         if not isinstance(values[name], allowed) or isinstance(values[name], bool):
-            raise ValueError(f"{kind.__name__}.{name} is {values[name]!r}, expected {f.type}")
+            raise ValueError(f"{kind.__name__}.{name} is {values[name]!r}, expected {said}")
     return kind(**values)
+
+
+@functools.cache
+def _types_of(kind: type[Any]) -> dict[str, tuple[str, tuple[type, ...]]]:
+    """Of each field of a dataclass its type as it is written, and what a value may be."""
+    return {f.name: (str(f.type), _SHAPES[str(f.type).partition("[")[0]]) for f in fields(kind)}
 
 
 _SHAPES: dict[str, tuple[type, ...]] = {

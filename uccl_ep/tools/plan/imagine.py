@@ -180,8 +180,9 @@ def _order(kind: str, settings: Settings) -> GpuOrder:
 def _probes(host: _Host, local: int, settings: Settings) -> Probes:
     cpus = frozenset(_cpus_of(host, local, host.gpu_of(local, settings)))
     if not host.recorded:
-        return Probes(host.tree, cpus=lambda: cpus or frozenset(os.sched_getaffinity(0)))
-    return Probes(host.tree, lambda library: True, dict, dict, lambda: cpus)
+        here = cpus or frozenset(os.sched_getaffinity(0))
+        return Probes(host.tree, cpus=lambda: here, machine=lambda _: host.machine)
+    return Probes(host.tree, lambda library: True, dict, dict, lambda: cpus, lambda _: host.machine)
 
 
 def _cpus_of(host: _Host, local: int, gpu: PciFunction | None) -> list[int]:
