@@ -65,7 +65,8 @@ def _sources(files: tuple[Path, ...]) -> list[Path]:
     if any("simulation" in file.parts for file in files):
         product += (ROOT / "proxy/simulation").glob("*.cpp")
     helpers = [p for p in (ROOT / "tests/kernels").rglob("*.cpp") if not p.name.startswith("test_")]
-    return [*files, ROOT / "tests/native/main.cpp", *sorted(product), *sorted(helpers)]
+    harness = (ROOT / "tests/native").glob("*.cpp")
+    return [*files, *sorted(harness), *sorted(product), *sorted(helpers)]
 
 
 class Nursery:
