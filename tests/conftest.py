@@ -93,7 +93,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """What a test that was run again (CI's --reruns) said the first time: pytest shows failures that stay alone."""
+    """What a test that was run again (CI's --reruns) said the first time: pytest shows only failures that stay."""
     for report in terminalreporter.stats.get("rerun", []):
         terminalreporter.section(f"failed, then run again: {report.nodeid}")
         terminalreporter.write_line(report.longreprtext[-4000:])

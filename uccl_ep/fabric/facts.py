@@ -331,7 +331,7 @@ _Made = TypeVar("_Made")
 def _made(kind: type[_Made], values: Mapping[str, Any]) -> _Made:
     """An object of a dataclass whose fields have defaults or not, with values of the fields' own types."""
     wanted = _types_of(kind)  # type: ignore[arg-type]  # a class has a hash, whatever its objects are
-    if values.keys() != wanted.keys():
+    if set(values) != set(wanted):
         raise ValueError(f"{kind.__name__} has fields {sorted(values)}, expected {sorted(wanted)}")
     for name, (said, allowed) in wanted.items():
         if not isinstance(values[name], allowed) or isinstance(values[name], bool):

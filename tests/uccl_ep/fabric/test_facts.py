@@ -157,7 +157,7 @@ def test_facts_come_back_from_the_wire() -> None:
     assert Facts.from_plain({}, 0) == Facts()
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", range(9))
 def test_facts_of_another_form_name_the_rank(seed: int) -> None:
     plain: Any = msgpack.unpackb(msgpack.packb(facts(machines.dgx_h100()).plain()))
     breakages: list[Any] = [
@@ -169,6 +169,7 @@ def test_facts_of_another_form_name_the_rank(seed: int) -> None:
         lambda p: p["ports"][0]["gids"][0].update(address="no address"),
         lambda p: p.update(missing=[1]),
         lambda p: p["ports"][0].update(distance=True),
+        lambda p: p["ports"][0]["gids"].append(["no", "mapping"]),
     ]
     breakages[seed](plain)
     with pytest.raises(UcclEpError, match="rank 3 describes its network in a form that is not known here"):
