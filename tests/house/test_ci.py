@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import subprocess
 
 from tests.house.source import ROOT
 
@@ -30,6 +31,13 @@ def test_house_ci_every_turn_comes() -> None:
     modulus = re.findall(r"turn % (\d)", script)
     turns = {int(turn) for turn in re.findall(r"^ *by_turns (\d) ", script, re.MULTILINE)}
     assert modulus == ["3"] and turns == {1, 2, 3}
+
+
+def test_house_ci_refuses_a_section_that_is_none() -> None:
+    done = subprocess.run([ROOT / ".ci/run", "doctor", "no-such"], capture_output=True, text=True, timeout=20)
+    sections = " ".join(sections_of_script((ROOT / ".ci/run").read_text(encoding="utf-8")))
+    assert done.returncode == 2 and done.stdout == ""
+    assert done.stderr == f"there is no section 'no-such'; allowed: all, or any of: {sections}\n"
 
 
 def test_house_ci_reads_both_forms() -> None:
