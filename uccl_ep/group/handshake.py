@@ -22,7 +22,7 @@ from uccl_ep.errors import PeerLost, PeerTimeout, SettingsMismatch, UcclEpError
 from uccl_ep.group.group import Group
 from uccl_ep.system.os_limits import naming
 
-VERSION = 6
+VERSION = 7
 MAX_BLOB_BYTES = 1 << 20
 _MOST_QUOTED = 500  # characters
 _TYPES: Mapping[str, type] = {

@@ -3,10 +3,14 @@
 Each rank says a public value (Diffie-Hellman, group 14 of RFC 3526); the first one draws the secret and hands it to
 every other, hidden by what only those two can compute. Who reads all of it learns nothing. Who can change the group's
 messages is believed, as in whatever else the group says. A later life's secret does not travel at all: it is derived.
+
+A process keeps its public value, since to compute with numbers of 2048 bits takes milliseconds a peer: its second
+Buffer starts without. What hides a secret depends on the session too, so no two secrets are hidden alike.
 """
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import secrets
 from collections.abc import Sequence
@@ -18,6 +22,7 @@ from uccl_ep.membership.proof import keyed
 
 SECRET_BYTES = 32
 _PUBLIC_BYTES = 256
+_KEPT = 4096  # powers, of 256 bytes each: at least a peer's each
 _PRIME = int(
     "FFFFFFFFFFFFFFFFC90FDAA22168C234C4C6628B80DC1CD129024E088A67CC74020BBEA63B139B22514A08798E3404DD"
     "EF9519B3CD3A431B302B0A6DF25F14374FE1356D6D51C245E485B576625E7EC6F44C42E9A637ED6B0BFF5CB6F406B7ED"
@@ -30,17 +35,23 @@ _PRIME = int(
 
 
 class KeyPair:
-    """One rank's, for one session."""
+    """One process's: ranks that are its threads have it in common."""
 
     def __init__(self) -> None:
         self._exponent = secrets.randbits(256) | 1 << 255
+        self._power = functools.lru_cache(_KEPT)(self._compute)
+
+    def _compute(self, base: int) -> bytes:
+        return pow(base, self._exponent, _PRIME).to_bytes(_PUBLIC_BYTES, "big")
 
     def public(self) -> bytes:
         """What the others may see."""
-        return pow(2, self._exponent, _PRIME).to_bytes(_PUBLIC_BYTES, "big")
+        return self._power(2)
 
-    def hide(self, text: bytes, other: Hello) -> bytes:
+    def hide(self, text: bytes, other: Hello, session: int) -> bytes:
         """A secret for, or what was hidden by, the rank of that hello: the same function both ways.
+
+        `session`: its name, by which the same two processes hide each secret in another way.
 
         Raises:
             UcclEpError: its public value is none.
@@ -48,9 +59,12 @@ class KeyPair:
         value = int.from_bytes(other.public, "big")
         if len(other.public) != _PUBLIC_BYTES or not 1 < value < _PRIME - 1:
             raise UcclEpError(f"rank {other.rank} says no public value: is it another version of uccl_ep?")
-        shared = pow(value, self._exponent, _PRIME).to_bytes(_PUBLIC_BYTES, "big")
-        mask = keyed(hashlib.sha256(shared).digest(), b"uccl-ep secret")
+        mask = keyed(hashlib.sha256(self._power(value)).digest(), b"uccl-ep secret of session %d" % session)
         return bytes(a ^ b for a, b in zip(text, mask, strict=True))
+
+
+OWN_PAIR = KeyPair()
+"""This process's. One that was forked has its parent's, whose memory it has seen anyway."""
 
 
 def deal(group: Group, pair: KeyPair, present: Sequence[Hello]) -> bytes:
@@ -63,7 +77,7 @@ def deal(group: Group, pair: KeyPair, present: Sequence[Hello]) -> bytes:
     secret, boxes, error = secrets.token_bytes(SECRET_BYTES), b"", ""
     try:
         if rank == first.rank:
-            boxes = b"".join(pair.hide(secret, other) for other in present[1:])
+            boxes = b"".join(pair.hide(secret, other, first.session) for other in present[1:])
     except UcclEpError as failure:
         error = str(failure)
     dealt = exchange(group, Deal(rank, boxes, error))[first.rank].boxes
@@ -72,4 +86,4 @@ def deal(group: Group, pair: KeyPair, present: Sequence[Hello]) -> bytes:
     if len(dealt) != SECRET_BYTES * (len(present) - 1):
         raise UcclEpError(f"rank {first.rank} dealt no secret: is it another version of uccl_ep?")
     at = SECRET_BYTES * [other.rank for other in present[1:]].index(rank)
-    return pair.hide(dealt[at : at + SECRET_BYTES], first)
+    return pair.hide(dealt[at : at + SECRET_BYTES], first, first.session)

@@ -37,7 +37,7 @@ from uccl_ep.layout.plan import MemoryBill, MemoryPlan
 from uccl_ep.layout.regions import Peer, Regions
 from uccl_ep.membership.agreement_service import AgreementService
 from uccl_ep.membership.death_notices import watched_by
-from uccl_ep.membership.secret import KeyPair, deal
+from uccl_ep.membership.secret import OWN_PAIR, deal
 from uccl_ep.observe.publish import publish
 from uccl_ep.plan.fill import Agreed
 from uccl_ep.plan.start import show_start
@@ -211,7 +211,7 @@ class Session(NoCopies):
     def _introduce(self, group: Group, shared: Mapping[str, Any]) -> list[Hello]:
         if not 1 <= self.num_ranks <= _native.MAX_RANKS:
             refuse("group", self.num_ranks, f"of 1 to {_native.MAX_RANKS} ranks")
-        pair, known = KeyPair(), self.agreement_service
+        pair, known = OWN_PAIR, self.agreement_service
         hello = Hello(
             rank=self.rank,
             hostname=socket.gethostname(),

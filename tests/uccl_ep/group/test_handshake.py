@@ -76,10 +76,10 @@ def test_handshake_unknown_field() -> None:
         unpack(Ready, altered(READY, surprise=1), 2)
 
 
-@pytest.mark.parametrize("version", [..., 0, 1, 2, 3, 4, 5, "6", None])
+@pytest.mark.parametrize("version", [..., 0, 1, 2, 3, 4, 5, 6, "7", None])
 def test_handshake_other_version(version: Any) -> None:
     seen = None if version is ... else version
-    with pytest.raises(UcclEpError, match=f"rank 2 speaks handshake version {seen}, this rank 6: install one version"):
+    with pytest.raises(UcclEpError, match=f"rank 2 speaks handshake version {seen}, this rank 7: install one version"):
         unpack(Endpoints, altered(MEETING, v=version), 2)
 
 

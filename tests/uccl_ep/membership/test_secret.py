@@ -12,6 +12,7 @@ from uccl_ep.group.handshake import Hello
 from uccl_ep.membership import secret
 from uccl_ep.membership.agreement_service import AgreementService
 from uccl_ep.membership.secret import KeyPair, deal
+from uccl_ep.session import session as session_module
 from uccl_ep.session.session import Session
 
 
@@ -55,9 +56,35 @@ def test_secret_is_everybodys_and_never_seen(ranks: int) -> None:
 
 def test_secret_is_hidden_from_the_third() -> None:
     a, b, c = KeyPair(), KeyPair(), KeyPair()
-    box = a.hide(b"s" * 32, hello(1, b.public()))
-    assert b.hide(box, hello(0, a.public())) == b"s" * 32
-    assert c.hide(box, hello(0, a.public())) != b"s" * 32 != box
+    box = a.hide(b"s" * 32, hello(1, b.public()), 5)
+    assert b.hide(box, hello(0, a.public()), 5) == b"s" * 32
+    assert c.hide(box, hello(0, a.public()), 5) != b"s" * 32 != box
+
+
+def test_secret_of_another_session_is_hidden_in_another_way() -> None:
+    """Else whoever sees both boxes, and later one secret, had the other."""
+    a, b = KeyPair(), KeyPair()
+    boxes = {a.hide(b"s" * 32, hello(1, b.public()), session) for session in (0, 5, 6, -1, 1 << 64)}
+    assert len(boxes) == 5
+
+
+def test_secret_public_value_is_computed_once_a_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And what two processes have in common once for all sessions of theirs."""
+    computed: list[int] = []
+    compute = KeyPair._compute
+
+    def counted(pair: KeyPair, base: int) -> bytes:
+        computed.append(base)
+        return compute(pair, base)
+
+    monkeypatch.setattr(KeyPair, "_compute", counted)
+    monkeypatch.setattr(session_module, "OWN_PAIR", KeyPair())
+    run_ranks(3, lambda group: Buffer(group, 1 << 20).destroy())
+    assert set(computed) == {2, pow(2, session_module.OWN_PAIR._exponent, secret._PRIME)}
+    before = len(computed)
+    assert before <= 2 * 3, "threads that begin at once may each compute it"
+    run_ranks(3, lambda group: Buffer(group, 1 << 20).destroy())
+    assert len(computed) == before
 
 
 @pytest.mark.parametrize("public", [b"", b"\0" * 256, b"\0" * 255 + b"\1", b"\xff" * 256, b"\2" * 257])
