@@ -77,6 +77,15 @@ def pytest_collection() -> Iterator[None]:
     gc.enable()
 
 
+@pytest.hookimpl(hookwrapper=True)
+def pytest_runtest_protocol() -> Iterator[None]:
+    """What a whole collection has left, the modules that the test imported above all, no later one walks again."""
+    before = gc.get_stats()[2]["collections"]
+    yield
+    if gc.get_stats()[2]["collections"] != before:
+        gc.freeze()
+
+
 @pytest.hookimpl(tryfirst=True)  # before pytest leaves out what is slow
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Of alike cases (mostly_slow) only a sample is quick: the same one everywhere, and of all their parameters."""
