@@ -55,6 +55,13 @@ class Mutant:
         return [source_line(place) for place in places[1:] or places]
 
     @property
+    def behind(self) -> str:
+        """The line of source before the first of those."""
+        places = self.place.split(" < ")
+        file, _, number = places[1 if len(places) > 1 else 0].partition(":")
+        return source_line(f"{file}:{int(number) - 1}")
+
+    @property
     def source(self) -> str:
         """The same in one text."""
         return " < ".join(self.lines)
@@ -136,6 +143,8 @@ def refused(mutant: Mutant) -> bool:
 def is_of(mutant: Mutant, how: str, pattern: str) -> bool:
     """Whether an entry of known_mutants matches it."""
     text = "\n".join([f"{mutant.kernel}: {mutant.what}: {mutant.lines[0]}", *mutant.lines[1:]])
+    if "behind: " in pattern:
+        text += f"\nbehind: {mutant.behind}"
     return mutant.how in how.split("|") and re.search(pattern, text) is not None
 
 

@@ -27,7 +27,8 @@ from tests.uccl_ep.ranks import assert_low_latency, case, expert_rows, reference
 from tests.uccl_ep.ranks import low_latency as uneven
 from uccl_ep import Config
 from uccl_ep.gpu import device
-from uccl_ep.reference import low_latency_combine, low_latency_combine_by_node
+from uccl_ep.layout import plan
+from uccl_ep.reference import RandomCase, low_latency_combine, low_latency_combine_by_node
 from uccl_ep.settings import settings
 
 SEEDS = (1, 2, 3)  # each with another way to be late
@@ -61,10 +62,9 @@ def low_latency_rounds(tokens: int = 9, rounds: int = 5, **changed: Any) -> Call
     return lambda: [LowLatencyStep(40 + n, max_tokens=tokens, **how) for n in range(rounds)]
 
 
-def throughput_rounds(tokens: int = 24, **changed: Any) -> Callable[[], list[Step]]:
-    return lambda: [
-        ThroughputStep(60 + n, max_tokens=tokens, hidden=128, topk=3, num_sms=8, **changed) for n in range(3)
-    ]
+def throughput_rounds(tokens: int = 24, rounds: int = 3, **changed: Any) -> Callable[[], list[Step]]:
+    how = {"hidden": 128, "topk": 3, "num_sms": 8, **changed}
+    return lambda: [ThroughputStep(60 + n, max_tokens=tokens, **how) for n in range(rounds)]
 
 
 def _only_dispatches(group: Any, platform: FakePlatform) -> None:
@@ -77,7 +77,7 @@ def _only_dispatches(group: Any, platform: FakePlatform) -> None:
             assert_low_latency(rank.received(rank.dispatch(use_fp8=False)), due)
 
 
-def _two_in_flight(group: Any, platform: FakePlatform, tokens: int = 9) -> None:
+def _two_in_flight(group: Any, platform: FakePlatform, tokens: int = 9, rounds: int = 5) -> None:
     """Each call is received when the next one has been sent: only words of what was read let a set be reused."""
     ranks = group.size()
     c = case(17, "uniform", num_ranks=ranks, num_experts=2 * ranks, num_topk=2, hidden=128, max_tokens=tokens)
@@ -85,7 +85,7 @@ def _two_in_flight(group: Any, platform: FakePlatform, tokens: int = 9) -> None:
     with uneven(group, c.shape, device=platform.device) as buffer:
         rank = Rank(buffer, platform, c)
         before = rank.dispatch(use_fp8=False, return_recv_hook=True)
-        for _ in range(5):
+        for _ in range(rounds):
             got = rank.dispatch(use_fp8=False, return_recv_hook=True)
             before[4]()
             assert_low_latency(rank.received(before), due)
@@ -206,6 +206,27 @@ def _node_sums(platform: FakePlatform, tokens: int = 16, ranks: Ranks = TWO_NODE
     run(platform, ranks, node_sums, c, due, False)
 
 
+def _other_weights(group: Any, platform: FakePlatform, c: RandomCase, due: list[torch.Tensor]) -> None:
+    """Node sums with other weights in each call, so that those of an earlier one are seen to be old; in some calls one
+    rank's come late."""
+    with uneven(group, c.shape, device=platform.device) as buffer:
+        rank = Rank(buffer, platform, c)
+        for n in range(8):
+            got, scale = rank.dispatch(use_fp8=False), 2.0 ** (n % 3)  # which rounds no sum otherwise
+            rank.weights = rank.here.put(c.topk_weights[rank.rank] * scale)
+            platform.synchronize()
+            if n % 2 and n // 2 == rank.rank:
+                time.sleep(0.02)
+            assert torch.equal(rank.here.get(rank.combine(got)[0]), due[rank.rank] * scale)
+
+
+def _weights_that_change(platform: FakePlatform) -> None:
+    c = case(41, "mixed", num_ranks=4, num_experts=8, num_topk=4, hidden=128, max_tokens=6)
+    outputs = [expert_rows(rank, c.shape) for rank in range(4)]
+    due = low_latency_combine_by_node(outputs, c.topk_idx, c.topk_weights, reference_of(c), 2)
+    run(platform, TWO_NODES, _other_weights, c, due)
+
+
 def _coded_sums(rows: str) -> Body:
     """Node sums in a format: the kernels of combine then have every line of it, in both directions."""
 
@@ -277,10 +298,26 @@ SCENARIOS: dict[str, Body] = {
     ),
     "throughput, small blocks": rounds_of(Ranks(3), throughput_rounds()),
     "throughput, small blocks, 2 nodes": rounds_of(Ranks(4, 2), throughput_rounds(num_bias=1)),
+    "low latency, two calls in flight, small blocks": lambda platform: run(platform, Ranks(3), _two_in_flight, 9, 20),
+    "low latency, small blocks, rows that are a little late": lambda platform: _rows_as_they_come(platform, 0.003),
+    "low latency, small blocks, few staging rows": rounds_of(
+        Ranks(2, 1, rings=1), low_latency_rounds(16, 3, hidden=128)
+    ),
+    "low latency, sums in the node, small blocks, weights that change": _weights_that_change,
+    "throughput, small blocks, many of them at one full ring": rounds_of(
+        Ranks(5, 2, **SLOW), throughput_rounds(40, 2, num_sms=60, num_cached=2), 1
+    ),
 }
 SMS = {name: 2 * NUM_SMS if "many blocks" in name or "full rings" in name else NUM_SMS for name in SCENARIOS}
+SMS |= {
+    "low latency, two calls in flight, small blocks": 9,  # three blocks a launch
+    "low latency, small blocks, few staging rows": 24,
+    "throughput, small blocks, many of them at one full ring": 60,
+}
 # Two warps: a team of a block that also sends has one, and few warps share out all rows.
 SMALL_BLOCK_LANES = 64
+# One for some warps, none for the others: rows are staged again while the network has them.
+FEW_STAGING_ROWS = 8
 
 
 @dataclass
@@ -300,6 +337,8 @@ def play(scenario: str, seed: int, changes: Iterable[tuple[str, int, str]] = (),
     patch, began, wrong = pytest.MonkeyPatch(), time.monotonic(), ""
     if "small blocks" in scenario:
         patch.setattr(device, "MAX_BLOCK_LANES", SMALL_BLOCK_LANES)
+    if "few staging rows" in scenario:
+        patch.setattr(plan, "STAGING_ROWS", FEW_STAGING_ROWS)
     try:
         with playing(world):
             SCENARIOS[scenario](FakePlatform(install(patch, FakeDriver(num_sms=SMS[scenario])), "cuda"))

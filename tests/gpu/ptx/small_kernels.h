@@ -143,6 +143,12 @@ KERNEL receives_relaxed(TwoWords a) {
   while (simt::ld_relaxed_sys(a.flag) == 0) simt::pause();
   a.data[1] = a.data[0];
 }
+// Acquires a word that nobody has written meanwhile.
+KERNEL receives_beside(TwoWords a) {
+  if (simt::tid() != 0) return;
+  while (simt::ld_relaxed_sys(a.flag) == 0) simt::pause();
+  if (simt::ld_acquire_sys(a.flag + 1) == 0) a.data[1] = a.data[0];
+}
 // Many blocks count themselves; the last one reads what all have written.
 KERNEL last_one_reads(TwoWords a) {
   a.data[simt::bid() * simt::ntid() + simt::tid()] = 1;

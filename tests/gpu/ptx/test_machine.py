@@ -211,7 +211,9 @@ def test_ptx_machine_streams_and_events_order(bench: Bench) -> None:
         bench.message("receives_relaxed", stream=4)
 
 
-@pytest.mark.parametrize(("receiver", "ok"), [("receives", True), ("receives_relaxed", False)])
+@pytest.mark.parametrize(
+    ("receiver", "ok"), [("receives", True), ("receives_relaxed", False), ("receives_beside", False)]
+)
 def test_ptx_machine_what_the_host_wrote_must_be_acquired(bench: Bench, receiver: str, ok: bool) -> None:
     bench.words[0], bench.words[WORDS // 2] = 5, 1
     bench.message(receiver)  # a launch brings what the host has written before

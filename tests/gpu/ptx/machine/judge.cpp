@@ -27,12 +27,14 @@ void Machine::changed_by_host(Cell& cell, u64 address) {
   cell.write = Access{};
   cell.write.clock = cell.seen;
   cell.write.scope = Scope::kSys;
+  cell.noticed = now_;
   cell.reads.clear();
 }
 
 // Memory that the host may write, when a thread of it queues something: what it writes from now on, a kernel gets to
 // know only by an acquire.
 void Machine::look_at_all() {
+  looked_ = now_;
   const auto of_host = [&](u64 begin, u64 end) {
     const auto after = regions_.lower_bound(end);
     return after != regions_.begin() && begin < std::prev(after)->second.end &&
@@ -72,7 +74,10 @@ void Machine::judge(Lane& lane, const Instruction& i, u64 address, u32 bytes, bo
     u32 current = 0;
     std::memcpy(&current, value + (at - address), size);
     if (shared && cell.seen == 0 && !write) fail(lane, "it reads shared memory that nobody has written");
-    if (cell.seen != 0 && cell.value != current && !shared) { changed_by_host(cell, at); }
+    if (cell.seen == 0)
+      cell.noticed = now_;
+    else if (cell.value != current && !shared)
+      changed_by_host(cell, at);
     if (cell.seen != 0 && cell.write.clock != 0 && !ordered(cell.write) && !(write && cell.write.id == kHost))
       fail(lane, std::string(write ? "it overwrites" : "it reads") + " what " + describe(cell.write) +
                      " wrote, without order");
@@ -94,10 +99,19 @@ void Machine::judge(Lane& lane, const Instruction& i, u64 address, u32 bytes, bo
 // What an acquire of the word at `address` brings: what was released with the value that it reads.
 void Machine::acquire(Lane& lane, const Instruction& i, u64 address, bool shared) {
   bool from_host = false;
-  if (!shared) shadow_.visit(address, 1, [&](const Cell& cell, u64, u32) { from_host = cell.write.id == kHost; });
+  u32 written = 0;  // by the host before
+  const auto look = [&](const Cell& cell, u64, u32) {
+    if (cell.write.id != kHost) return;
+    from_host = true;
+    written = std::max(written, cell.noticed);
+  };
+  if (!shared) shadow_.visit(address, i.bytes * i.count, look);
   if (from_host) {
     if (i.scope != Scope::kSys) return;
-    lane.known.learn(kHost, now_);
+    // It does not bring what the host writes from now on, and whatever has changed since a look may be from before.
+    const bool at_once = settings_.lag.owner == 0 && settings_.lag.others == 0;  // or a look would be the first of lags
+    if (at_once && lane.known.at(kHost) < written && written > looked_ && now_ - looked_ >= kLooksApart) look_at_all();
+    lane.known.learn(kHost, written);
     lane.known.learn(host_known_);
     return;
   }

@@ -11,7 +11,9 @@ inline constexpr u32 kLaneBits = 18;         // of an id: the lane within its la
 inline constexpr u32 kInstructionBits = 20;  // of Access::instruction; above it the kernel's number
 inline constexpr u64 kSpinInstructions = 500;  // more than a turn of a loop that waits
 inline constexpr u64 kDawdlesOneIn = 8;        // strong loads that a lane comes to
+inline constexpr u64 kLagsTurns = 16;         // that a lane which lags lets pass
 inline constexpr u64 kWakesOneIn = 4;          // lanes that dawdle, each time that all others only wait
+inline constexpr u32 kLooksApart = 256;       // turns between two looks at all that hosts write
 inline constexpr u64 kSectorBytes = 32;         // that a GPU reads of the host's memory at once
 inline constexpr u64 kSharedGuard = 128;     // bytes behind a block's shared memory that nobody else has
 
@@ -25,6 +27,7 @@ struct Machine::Lane {
   u64 wide = 0, executed = 0;
   u64 last_sleep = 0;  // instructions executed by then
   bool dawdled = false;  // before the instruction to come
+  bool lags = false;     // lets turns pass
   Trips trips;
   u32 host_trips = 0, flag_trips = 0, fences = 0;
   u8 asked =

@@ -147,13 +147,15 @@ void Machine::write_back_some() {
   }
 }
 
-// Whether the lane rests before a strong load, until all others only wait: what it then reads at its first look is there.
+// Whether the lane rests before a strong load: until all others only wait, and what it then reads at its first look is
+// there; or for some turns, in which others come further.
 bool Machine::dawdles(Lane& lane, const Instruction& i) {
-  if (!dawdles_ || i.op != Op::k_ld || i.order == Order::kWeak) return false;
+  if (!(dawdles_ || lags_) || i.op != Op::k_ld || i.order == Order::kWeak) return false;
   lane.dawdled = !lane.dawdled && random() % kDawdlesOneIn == 0;
   if (!lane.dawdled) return false;
   lane.next = lane.at;
-  lane.block->launch.late.push_back(&lane);
+  lane.lags = lags_;
+  (lags_ ? lane.block->launch.ready : lane.block->launch.late).push_back(&lane);
   return true;
 }
 

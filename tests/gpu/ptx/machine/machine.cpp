@@ -19,6 +19,7 @@ Machine::Machine(const Settings& settings) : settings_(settings), rng_(settings.
   static constexpr u32 kEvery[] = {0, 32, 512};  // turns; 0: only what a release or a kernel's end takes with it
   write_back_every_ = kEvery[settings.seed % 3];
   dawdles_ = settings.judge && settings.seed % 3 == 0;
+  lags_ = settings.judge && settings.seed % 3 == 2;
   mallopt(M_MMAP_THRESHOLD, 1 << 30);  // blocks come and go: their registers stay with the process
   mallopt(M_TRIM_THRESHOLD, 1 << 30);
   thread_ = std::thread([this] { execute(); });
@@ -265,6 +266,8 @@ bool Machine::turn(Launch& launch) {
     }
     const u64 picked = random() % launch.ready.size();
     Lane& lane = *launch.ready[picked];
+    if (lane.lags && random() % kLagsTurns != 0) return true;
+    lane.lags = false;
     launch.ready[picked] = launch.ready.back();
     launch.ready.pop_back();
     worked = lane.last_sleep == 0 || lane.executed - lane.last_sleep > kSpinInstructions;

@@ -210,12 +210,13 @@ class Machine {
   std::vector<u64> pending_order_;  // words to pick from; some are gone
   u64 rng_;
   u32 write_back_every_;
-  bool dawdles_;  // lanes rest before loads
+  bool dawdles_, lags_;  // lanes rest before loads: until all others wait; for some turns
   u32 now_ = 1;
   std::map<u32, std::vector<Sm>> gpus_;
   std::map<u32, u32> occupied_;  // processors that other processes have filled
   u64 ended_blocks_ = 0;
   u64 idle_ = 0;
+  u32 looked_ = 0;  // when all that hosts write was looked at
   u64 stuck_since_ = 0;  // ns; lanes only wait since then, and blocks wait for room. 0: not so
   bool stop_ = false, broken_ = false;
   std::thread thread_;

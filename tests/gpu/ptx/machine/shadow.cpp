@@ -14,6 +14,7 @@ void Shadow::split(Cell& word) {
     part.reads = word.reads;
     part.value = word.value >> 8 * i & 0xff;
     part.seen = word.seen;
+    part.noticed = word.noticed;
   }
   word.bytes = std::move(parts);
 }

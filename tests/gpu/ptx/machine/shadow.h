@@ -3,7 +3,8 @@
 // Two accesses of one word, at least one of them a write, by lanes neither of which knows the other's, are a race
 // unless both are strong and each lies within the other's scope ("morally strong"). The host is lane 0: its writes are
 // not seen happening, but a word that has changed since a lane last looked was written by it (or by a NIC), and a lane
-// may read such a word weakly only when it has acquired something from the host since then.
+// may read such a word weakly only when it has acquired a word that the host has written since then, as far as can be
+// seen: its value was first seen later than that look.
 #pragma once
 #include <memory>
 #include <string>
@@ -39,6 +40,7 @@ struct Cell {
   std::unique_ptr<std::array<Cell, 4>> bytes;  // where lanes touch less than the word
   u32 value = 0;
   u32 seen = 0;  // when a lane last touched it, and the value was as above; 0: never
+  u32 noticed = 0;  // when that value was first seen, if the host wrote it: it had by then
 };
 
 class Shadow {
