@@ -48,11 +48,16 @@ class Mutant:
     what: str  # the instruction
     place: str  # file:line, and behind each "<" where that was inlined
 
-    @property
+    @functools.cached_property
     def lines(self) -> list[str]:
         """The lines of source that say what is ordered: callers of the primitive, the nearest first."""
         places = self.place.split(" < ")
         return [source_line(place) for place in places[1:] or places]
+
+    @functools.cached_property
+    def text(self) -> str:
+        """What known_mutants' patterns are searched in."""
+        return "\n".join([f"{self.kernel}: {self.what}: {self.lines[0]}", *self.lines[1:]])
 
     @property
     def behind(self) -> str:
@@ -142,10 +147,10 @@ def refused(mutant: Mutant) -> bool:
 
 def is_of(mutant: Mutant, how: str, pattern: str) -> bool:
     """Whether an entry of known_mutants matches it."""
-    text = "\n".join([f"{mutant.kernel}: {mutant.what}: {mutant.lines[0]}", *mutant.lines[1:]])
-    if "behind: " in pattern:
-        text += f"\nbehind: {mutant.behind}"
-    return mutant.how in how.split("|") and re.search(pattern, text) is not None
+    if mutant.how not in how.split("|"):
+        return False
+    text = f"{mutant.text}\nbehind: {mutant.behind}" if "behind: " in pattern else mutant.text
+    return re.search(pattern, text) is not None
 
 
 def fingerprints(text: str) -> dict[str, str]:

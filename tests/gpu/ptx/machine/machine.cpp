@@ -264,7 +264,8 @@ bool Machine::turn(Launch& launch) {
         return false;  // there is no room for any block yet
       }
     }
-    const u64 picked = random() % launch.ready.size();
+    // Where nothing is judged, no order matters: lanes that met last are still in the cache.
+    const u64 picked = settings_.judge ? random() % launch.ready.size() : launch.ready.size() - 1;
     Lane& lane = *launch.ready[picked];
     if (lane.lags && random() % kLagsTurns != 0) return true;
     lane.lags = false;
