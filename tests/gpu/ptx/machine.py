@@ -20,7 +20,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[3]
 SOURCES = Path(__file__).resolve().parent / "machine"
 FLAGS = (
-    *("-std=c++20", "-O2", "-g", "-fPIC", "-pthread", "-Wall", "-Wextra", "-Werror"),
+    *("-std=c++20", "-O3", "-g", "-fPIC", "-pthread", "-Wall", "-Wextra", "-Werror"),
     *(
         "-fno-strict-aliasing",
         "-ffp-contract=off",
