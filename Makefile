@@ -14,9 +14,9 @@ unexport PYTHONDONTWRITEBYTECODE
 # Ranks share the cores: one OpenMP thread each, or they spin in each other's way.
 export OMP_NUM_THREADS := 1
 
-# Tests mostly wait (for processes that start, deadlines, peers), so one more runs than there are cores. JOBS=0: one by
+# Tests mostly wait (for processes that start, deadlines, peers), so two more run than there are cores. JOBS=0: one by
 # one, in the order in which they stand.
-JOBS ?= $(shell expr $$(nproc 2>/dev/null || echo 1) + 1)
+JOBS ?= $(shell expr $$(nproc 2>/dev/null || echo 1) + 2)
 PYTEST = $(BIN)/pytest -n $(JOBS) --dist worksteal
 # What `make prove` runs is left out of a whole `make test`; so is nothing of what ARGS names.
 PROVED := $(addprefix --ignore=tests/,exhaustive faults fuzz model)
