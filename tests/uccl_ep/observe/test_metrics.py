@@ -145,7 +145,8 @@ def test_metrics_port_of_the_environment(variables: Any) -> None:
 
     def body(group: ThreadGroup) -> float:
         buffer = Buffer(group, 1 << 20)
-        deadline = time.monotonic() + 20  # rank 0 listens as soon as it is ready, and looks for new ranks now and then
+        group.barrier()  # rank 0 listens
+        deadline = time.monotonic() + 20  # it may have looked before rank 1 was ready, and looks again now and then
         while len(ups := scrape(port)["uccl_ep_up"]) < 2 and time.monotonic() < deadline:
             time.sleep(0.02)
         group.barrier()
