@@ -5,7 +5,8 @@ every other, hidden by what only those two can compute. Who reads all of it lear
 messages is believed, as in whatever else the group says. A later life's secret does not travel at all: it is derived.
 
 A process keeps its public value, since to compute with numbers of 2048 bits takes milliseconds a peer: its second
-Buffer starts without. What hides a secret depends on the session too, so no two secrets are hidden alike.
+Buffer starts without. What hides a secret depends on the session too, so no two secrets are hidden alike. Whoever reads
+the process's memory can then open what was dealt before: secrets of sessions that have ended, which prove nothing now.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ _PRIME = int(
 
 
 class KeyPair:
-    """One process's: ranks that are its threads have it in common."""
+    """A secret exponent, and the powers that were computed with it. Threads may share it."""
 
     def __init__(self) -> None:
         self._exponent = secrets.randbits(256) | 1 << 255
@@ -51,10 +52,13 @@ class KeyPair:
     def hide(self, text: bytes, other: Hello, session: int) -> bytes:
         """A secret for, or what was hidden by, the rank of that hello: the same function both ways.
 
-        `session`: its name, by which the same two processes hide each secret in another way.
+        Args:
+            text: of SECRET_BYTES.
+            other: what that rank has said of itself.
+            session: its name, so that the same two processes hide each secret in another way.
 
         Raises:
-            UcclEpError: its public value is none.
+            UcclEpError: the rank's public value is none.
         """
         value = int.from_bytes(other.public, "big")
         if len(other.public) != _PUBLIC_BYTES or not 1 < value < _PRIME - 1:
@@ -64,7 +68,7 @@ class KeyPair:
 
 
 OWN_PAIR = KeyPair()
-"""This process's. One that was forked has its parent's, whose memory it has seen anyway."""
+"""This process's; ranks that are its threads have it in common. A forked process has its parent's."""
 
 
 def deal(group: Group, pair: KeyPair, present: Sequence[Hello]) -> bytes:
