@@ -79,8 +79,10 @@ def pytest_collection() -> Iterator[None]:
 
 @pytest.hookimpl(hookwrapper=True)
 def pytest_runtest_protocol() -> Iterator[None]:
-    """What a whole collection has left, the modules that the test imported above all, no later one walks again. What the
-    test has dropped since goes first, or it would stay."""
+    """What a whole collection has left, the modules that the test imported above all, no later one walks again.
+
+    What the test has dropped since goes first, or it would stay.
+    """
     before = gc.get_stats()[2]["collections"]
     yield
     if gc.get_stats()[2]["collections"] != before:
