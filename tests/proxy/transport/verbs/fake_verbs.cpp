@@ -208,7 +208,9 @@ void Fabric::miss(Qp& qp, Wr& wr) {
   const u64 period = timed ? 4096ull << qp.timeout : 0;
   if (wr.first_try_ns == 0) wr.first_try_ns = now;
   wr.next_try_ns = now + period;
-  if (now - wr.first_try_ns > (timed ? (qp.retries + 1) * period : options.retry_ns)) fail(qp, wr, ibv::kWcRetryExcErr);
+  if (now - wr.first_try_ns <= (timed ? (qp.retries + 1) * period : options.retry_ns)) return;
+  ++unanswered_;
+  fail(qp, wr, ibv::kWcRetryExcErr);
 }
 
 void Fabric::deliver(Qp& qp, Wr& wr) {

@@ -115,6 +115,10 @@ class Fabric {
     std::lock_guard lock(mutex);
     return moved_to_error_;
   }
+  u32 num_unanswered() const {  // by a peer that is not there, until no retry was left
+    std::lock_guard lock(mutex);
+    return unanswered_;
+  }
   u32 num_registrations() const { return static_cast<u32>(regions_.size()); }
   u32 first_queue_pair(u32 device) const;  // the lowest number there
   u32 num_queue_pairs() const { return static_cast<u32>(qps_.size()); }
@@ -158,7 +162,7 @@ class Fabric {
   std::vector<bool> cut_, held_;
   u32 next_number_ = 100, next_key_ = 1000;
   u32 overruns_ = 0, not_ready_ = 0, doorbells_ = 0, signalled_ = 0, inlined_ = 0, reads_ = 0, deadlocks_ = 0;
-  u32 moved_to_error_ = 0;
+  u32 moved_to_error_ = 0, unanswered_ = 0;
   u64 last_access_ = 0;
   const void* last_address_ = nullptr;  // of reg_mr_iova2
 

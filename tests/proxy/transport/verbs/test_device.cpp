@@ -1,7 +1,5 @@
 // The contract over verbs on a device of this machine: UCCL_EP_TEST_VERBS_DEVICE names it ("rxe0"; tests/rdma does so in
 // a guest with soft-RoCE). Without one the same tests run on the fake fabric. Sizes suit an emulated processor.
-#include <sched.h>
-
 #include <chrono>
 #include <cstdlib>
 #include <thread>
@@ -16,10 +14,12 @@ using contract::Shape;
 
 namespace {
 
+const char* real_device() { return std::getenv("UCCL_EP_TEST_VERBS_DEVICE"); }
+
 contract::Family device(bool extended = true, const verbs_test::Change& change = {}) {
   VerbsTuning tuning;
   tuning.extended = extended;
-  const char* name = std::getenv("UCCL_EP_TEST_VERBS_DEVICE");
+  const char* name = real_device();
   fake::Options options;
   options.seed = 11;
   options.extended = extended;
@@ -92,9 +92,13 @@ void late_rank(bool extended) {
     } catch (const std::exception& e) { errors[0] = e.what(); }
   });
   const auto begin = std::chrono::steady_clock::now();
-  while (std::chrono::steady_clock::now() - begin < std::chrono::milliseconds(400)) sched_yield();
+  const bool late = contract::poll_until([begin] {
+    if (real_device() == nullptr) return fake::Fabric::the().num_unanswered() != 0;
+    return std::chrono::steady_clock::now() - begin > std::chrono::milliseconds(400);  // a device does not tell
+  });
   t[1]->connect(addresses);
   early.join();
+  CHECK(late);
   CHECK_EQ(errors[0], std::string());
   bool again = false;
   for (const Note& n : t[0]->notes()) again |= n.choice.find("greeted again") != std::string::npos;
@@ -120,7 +124,7 @@ TEST(verbs_real_a_peer_whose_queue_pairs_are_gone_is_lost_by_a_probe) {
   VerbsTuning tuning;
   tuning.probe_ns = 20'000'000;
   tuning.farewell_ns = 0;  // rank 1 ends without a word
-  const char* name = std::getenv("UCCL_EP_TEST_VERBS_DEVICE");
+  const char* name = real_device();
   fake::Options options;
   options.seed = 12;
   const verbs_test::Change quick = [](TransportSettings& s) {
