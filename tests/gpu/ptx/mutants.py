@@ -35,7 +35,7 @@ from tests.gpu.ptx.programs import product
 from tests.gpu.ptx.scenarios import SCENARIOS, SEEDS, play
 from tests.kernels.ptx import ROOT
 
-BATCH = 24  # mutants that play together, once each by itself has not been found at first sight
+BATCH = 256  # mutants that play together, once each by itself has not been found at first sight: none hides another
 
 
 @dataclass(frozen=True)
