@@ -178,12 +178,13 @@ KERNEL KERNEL_BOUNDS(kMaxBlockLanes) throughput_dispatch(DispatchArgs a) {
     if (a.call.identify)
       wait.deadline_ns = later_deadline(a.rank, wait);  // its readers identify first, and name who is missing
     send_streams(a, wait, shared, plan.send(share), channel);
-  } else if (same) {
+  } else {
     const ReadPlan readers = plan.read(even, share);
     const u32 here = readers.teams.team_of_warp(simt::warp());
     Team team = team_of(shared.teams, readers.teams.begin(here), readers.teams.size(here));
-    if (here < readers.teams.num) receive_streams(a, wait, team, readers, here, channel);
-    if (!even && a.pad_tail) pad_tail(a, channel, shared.total);
+    if (here < readers.teams.num && same) receive_streams(a, wait, team, readers, here, channel);
+    if (here < readers.teams.num && !same) leave_team(team);  // others of it may have seen what this warp has not
+    if (same && !even && a.pad_tail) pad_tail(a, channel, shared.total);
   }
   if (a.call.identify) end_identified(a.call);
 }

@@ -1,4 +1,6 @@
 // The reading half of a throughput dispatch: a team that goes round its sources.
+#include <stdexcept>
+
 #include "kernels/throughput/calls.h"
 #include "kernels/throughput/common.h"
 #include "native/check.h"
@@ -53,7 +55,63 @@ void without(u32 late) {
   CHECK(chunks > 0);
 }
 
+// All of a launch's warps in one thread. After kAbortAfter passes the rank has failed; the identity of rank 1, for which it
+// had waited, comes some passes later, when some warps have seen the one and others will see the other.
+struct FailsMeanwhile : simt::HostHooks {
+  static constexpr u64 kAbortAfter = 100, kMostPasses = 10'000;
+  const World& world;
+  const u64 late;
+  u64 passes = 0;
+  FailsMeanwhile(const World& of, u64 passes_late) : HostHooks{1, &pass}, world(of), late(passes_late) {
+    simt::host_hooks = this;
+  }
+  ~FailsMeanwhile() { simt::host_hooks = nullptr; }
+
+  static void pass(HostHooks* self, bool) {
+    auto& me = *static_cast<FailsMeanwhile*>(self);
+    const RankContext &mine = me.world.context(0), &other = me.world.context(1);
+    ++me.passes;
+    if (me.passes == kAbortAfter) simt::st_release_sys(wait_context(mine).abort, 1ull);
+    if (me.passes == kAbortAfter + me.late) {
+      *own_identity(other, Phase::kIdentity, 1) = *own_identity(mine, Phase::kIdentity, 1);
+      simt::st_release_sys(word(own_data(other), other.signals.flag(Phase::kIdentity, 1)), u64{1});
+    }
+    if (me.passes == kMostPasses) throw std::runtime_error("warps of a launch that failed wait for each other");
+  }
+};
+
+void fails_meanwhile(u64 passes_late) {
+  WorldShape shape;
+  shape.node_of = {0, 0};
+  shape.unit_bytes = 65536;
+  World world(shape);
+  ThroughputCase c;
+  c.num_experts = 2;
+  c.max_channels = 1;
+  c.warps = 6;
+  c.gpu = simt::kWarp != 1;
+  const RoundPlan plan = round_plan(world, c, 0);
+  world.run([&](u32 me) {
+    const RankInput in = throughput_input(world, c, 0, me);
+    Routing routing(world, c, in, plan.channels);
+    ThroughputRank rank(world, me, c);
+    rank.layout(in, &routing);
+    rank.counts(plan, in, &routing);
+    Dispatched got(routing.recv_total[0], plan.hidden, plan.scale_words, plan.topk);
+    rank.dispatch(plan, in, plan.topk, routing, &got, false);
+    if (me != 0) return;
+    const FailsMeanwhile hooks(world, passes_late);
+    rank.dispatch(plan, in, 0, routing, &got, false);  // cached: it asks which call the other is in
+    CHECK(hooks.passes > FailsMeanwhile::kAbortAfter);
+  });
+}
+
 }  // namespace
+
+// Each warp finds out by itself whether the ranks are in one call. One that found that the rank has failed tells its team.
+TEST(throughput_receive_ends_where_warps_see_a_failure_and_others_an_identity) {
+  for (u64 late = 1; late <= simt::kSpinsPerCheck; ++late) fails_meanwhile(late);
+}
 
 TEST(throughput_receive_reads_on_while_a_source_is_late) {
   for (const u32 late : {0u, 2u}) without(late);  // whichever block reads it, with one behind it
