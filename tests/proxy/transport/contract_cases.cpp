@@ -307,10 +307,13 @@ void refused_requests(const Family& family) {
   CHECK_EQ(lane.counters().refused, 4u);
 }
 
-void connect_times_out(const Family& family) {
+namespace {
+
+// Rank 2 never calls connect. Whether ranks 0 and 1, which need each other within that time, do not name each other.
+bool names_rank_2_alone(const Family& family, std::chrono::milliseconds timeout) {
   Shape shape;
   shape.num_ranks = 3;
-  shape.connect_timeout_ns = 600ull * 1000 * 1000;  // ranks 0 and 1 need each other within it
+  shape.connect_timeout_ns = static_cast<u64>(std::chrono::nanoseconds(timeout).count());
   std::vector<std::shared_ptr<Segment>> segments;
   std::vector<std::unique_ptr<Transport>> transports;
   std::vector<std::string> addresses;
@@ -319,7 +322,7 @@ void connect_times_out(const Family& family) {
     transports.push_back(family.make(settings_for(shape, r, *segments.back())));
     addresses.push_back(transports.back()->local_address());
   }
-  std::string errors[2];  // rank 2 never calls connect
+  std::string errors[2];
   std::vector<std::thread> threads;
   for (u32 r = 0; r < 2; ++r) {
     threads.emplace_back([&, r] {
@@ -330,10 +333,21 @@ void connect_times_out(const Family& family) {
   }
   const auto begin = std::chrono::steady_clock::now();
   for (auto& t : threads) t.join();
-  CHECK(std::chrono::steady_clock::now() - begin < std::chrono::seconds(5));
-  for (const std::string& e : errors) {
-    CHECK(e.find(" 2") != std::string::npos && e.find("rank(s) 0") == std::string::npos);
+  CHECK(std::chrono::steady_clock::now() - begin < timeout + std::chrono::milliseconds(4400));
+  bool alone = true;
+  for (u32 r = 0; r < 2; ++r) {
+    CHECK(errors[r].find(" 2") != std::string::npos);
+    alone &= errors[r].find("rank(s) " + std::to_string(1 - r)) == std::string::npos;
   }
+  return alone;
+}
+
+}  // namespace
+
+void connect_times_out(const Family& family) {
+  // A crowded machine may let threads stand still for the shorter time.
+  CHECK(names_rank_2_alone(family, std::chrono::milliseconds(600)) ||
+        names_rank_2_alone(family, std::chrono::milliseconds(6000)));
 }
 
 void connect_twice(const Family& family) {
