@@ -105,13 +105,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             case.add_marker(pytest.mark.slow)
 
 
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """What a test that was run again (CI's --reruns) said the first time: pytest shows only failures that stay."""
-    for report in terminalreporter.stats.get("rerun", []):
-        terminalreporter.section(f"failed, then run again: {report.nodeid}")
-        terminalreporter.write_line(report.longreprtext[-4000:])
-
-
 class NativeBuild:
     """One configured and built folder of native test programs: build/native, or build/native-<kind>.
 

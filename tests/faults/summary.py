@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 VARIABLE = "FAULT_PLANS_JSON"
@@ -32,13 +32,8 @@ class Summary:
         self.lines: list[Line] = []
 
     def add(self, line: Line) -> None:
-        """Notes one plan. One that is run again (`pytest --reruns`) takes the place of its first try, and says so."""
-        first = [index for index, noted in enumerate(self.lines) if noted.plan == line.plan]
-        if first:
-            line = replace(line, note="; ".join(filter(None, ["run again: the first try failed", line.note])))
-            self.lines[first[0]] = line
-        else:
-            self.lines.append(line)
+        """Notes one plan."""
+        self.lines.append(line)
         if self.path is not None:
             with self.path.open("a", encoding="utf-8") as file:
                 file.write(json.dumps(asdict(line)) + "\n")

@@ -36,12 +36,3 @@ def test_summary_table_and_totals(monkeypatch: pytest.MonkeyPatch) -> None:
     assert summary.totals() == ("fault plans: 2 passed, 1 failed, 1 skipped; slowest survivor's report 3.50 s; 2 leaks")
     rows = summary.table().splitlines()
     assert len(rows) == 6 and "0.25s" in rows[1] and "iproute2" in rows[3] and rows[5] == summary.totals()
-
-
-def test_summary_of_a_plan_that_is_run_again_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(VARIABLE, raising=False)
-    summary = Summary()
-    for line in [*LINES, Line("stop 2", "passed", 3.2, 9.0)]:
-        summary.add(line)
-    assert summary.totals().startswith("fault plans: 3 passed, 0 failed, 1 skipped")
-    assert [("run again" in row) for row in summary.table().splitlines()] == [False] * 4 + [True, False]

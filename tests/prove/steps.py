@@ -71,15 +71,11 @@ def read_simulation(_: str, figures: Path) -> Iterable[Row]:
 
 def read_plans(_: str, figures: Path) -> Iterable[Row]:
     """JSON lines of tests/faults/summary.py."""
-    tries = [json.loads(line) for line in figures.read_text().splitlines()] if figures.exists() else []
-    plans = list({line["plan"]: line for line in tries}.values())  # a plan that was run again has a line for each try
+    plans = [json.loads(line) for line in figures.read_text().splitlines()] if figures.exists() else []
     passed = [p for p in plans if p["outcome"] == "passed"]
     skipped = [p for p in plans if p["outcome"] == "skipped"]
     good = bool(passed) and len(passed) + len(skipped) == len(plans)
     yield Row("fault plans passed", f"{len(passed)} of {len(plans)}", good)
-    if len(tries) > len(plans):
-        again = sorted({line["plan"] for line in tries if line["outcome"] == "failed"})
-        yield Row("fault plans RUN AGAIN after a failure", f"{len(again)}: {', '.join(again)}")
     if skipped:
         yield Row("fault plans SKIPPED", f"{len(skipped)}: {skipped[0]['note']}")
     slowest = max(passed, key=lambda p: float(p["slowest_s"]), default=None)

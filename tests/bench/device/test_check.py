@@ -329,7 +329,7 @@ def test_bench_check_renders_every_section() -> None:
 
 def test_check_gpu_tests_need_no_package_that_it_does_not_bring() -> None:
     """bench/device_check.sh names what a machine with a GPU has to have; the other packages of a checkout stay away."""
-    away = "hypothesis xdist pytest_rerunfailures typer click rich shellingham matplotlib transformers mkdocs".split()
+    away = "hypothesis xdist typer click rich shellingham matplotlib transformers mkdocs".split()
     program = f"""
 import sys
 sys.modules.update(dict.fromkeys({away!r}))
