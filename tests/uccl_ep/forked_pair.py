@@ -11,6 +11,7 @@ from __future__ import annotations
 import codecs
 import contextlib
 import ctypes
+import gc
 import multiprocessing
 import os
 import resource
@@ -60,12 +61,15 @@ def limit_for(free: int) -> int:
 @contextlib.contextmanager
 def free_descriptors(free: int) -> Any:
     """This process can open `free` more, unless it raises its limit."""
+    gc.collect()  # what a collection closed meanwhile could be opened too
+    gc.disable()
     before = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (limit_for(free), before[1]))
     try:
         yield
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, before)
+        gc.enable()
 
 
 def change(what: str) -> None:
