@@ -82,7 +82,8 @@ DEV bool finish_turn(const Team& t) {
   return all;
 }
 
-// The whole warp: it has failed, and takes no further turn.
+// The whole warp: it has failed, and takes no further turn, or none at all. The others of its team would wait for it
+// forever: a wait in a team has no deadline.
 DEV bool leave_team(const Team& t) {
   if (t.size == 1 || simt::lane() != 0) return false;
   if (t.member() == 0)
