@@ -1,12 +1,14 @@
 """Proof that the machine finds wrong order: each instruction of the kernels that orders memory is weakened in turn.
 
-    python -m tests.gpu.ptx.mutants            every mutant, about half an hour on a core; a second call goes on
+    python -m tests.gpu.ptx.mutants            every mutant, some hours on a core; a second call goes on
     python -m tests.gpu.ptx.mutants --kernel combine --minutes 5
 
 A release, an acquire or both become relaxed ("relax"); a scope becomes the next narrower one ("narrow"); a barrier is
 taken out ("remove"). The mutant plays scenarios that execute the instruction; it is found when the machine reports an
 error, a result is wrong or a rank waits in vain. Some cannot be found, or change nothing that PTX promises: KNOWN has
 them, with the reason. What is neither is printed, and fails.
+
+Not beside other work: a play that gets no processor for seconds ends as if its mutant had been found.
 
 What each play has shown is kept in build/ptx, by kernel: when a kernel has changed, its own mutants are played again.
 After a change of the machine or of a scenario, --anew.
