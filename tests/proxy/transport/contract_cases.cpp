@@ -307,13 +307,10 @@ void refused_requests(const Family& family) {
   CHECK_EQ(lane.counters().refused, 4u);
 }
 
-namespace {
-
-// Rank 2 never calls connect. Whether ranks 0 and 1, which need each other within that time, do not name each other.
-bool names_rank_2_alone(const Family& family, std::chrono::milliseconds timeout) {
+void connect_times_out(const Family& family) {
   Shape shape;
   shape.num_ranks = 3;
-  shape.connect_timeout_ns = static_cast<u64>(std::chrono::nanoseconds(timeout).count());
+  shape.connect_timeout_ns = 1500ull * 1000 * 1000;  // ranks 0 and 1 need each other within it, on busy cores too
   std::vector<std::shared_ptr<Segment>> segments;
   std::vector<std::unique_ptr<Transport>> transports;
   std::vector<std::string> addresses;
@@ -322,7 +319,7 @@ bool names_rank_2_alone(const Family& family, std::chrono::milliseconds timeout)
     transports.push_back(family.make(settings_for(shape, r, *segments.back())));
     addresses.push_back(transports.back()->local_address());
   }
-  std::string errors[2];
+  std::string errors[2];  // rank 2 never calls connect
   std::vector<std::thread> threads;
   for (u32 r = 0; r < 2; ++r) {
     threads.emplace_back([&, r] {
@@ -333,21 +330,11 @@ bool names_rank_2_alone(const Family& family, std::chrono::milliseconds timeout)
   }
   const auto begin = std::chrono::steady_clock::now();
   for (auto& t : threads) t.join();
-  CHECK(std::chrono::steady_clock::now() - begin < timeout + std::chrono::milliseconds(4400));
-  bool alone = true;
+  CHECK(std::chrono::steady_clock::now() - begin < std::chrono::seconds(5));
   for (u32 r = 0; r < 2; ++r) {
     CHECK(errors[r].find(" 2") != std::string::npos);
-    alone &= errors[r].find("rank(s) " + std::to_string(1 - r)) == std::string::npos;
+    CHECK(errors[r].find("rank(s) " + std::to_string(1 - r)) == std::string::npos);
   }
-  return alone;
-}
-
-}  // namespace
-
-void connect_times_out(const Family& family) {
-  // A crowded machine may let threads stand still for the shorter time.
-  CHECK(names_rank_2_alone(family, std::chrono::milliseconds(600)) ||
-        names_rank_2_alone(family, std::chrono::milliseconds(6000)));
 }
 
 void connect_twice(const Family& family) {
