@@ -132,6 +132,15 @@ void ThroughputRank::dispatch(const RoundPlan& plan, const RankInput& in, u32 to
   recording.launch(throughput_dispatch, launch.args, blocks(launch.grid.blocks));
 }
 
+ThroughputRank::Received ThroughputRank::receive(const RoundPlan& plan, const RankInput& in) {
+  Routing routing(world_, case_, in, plan.channels);
+  layout(in, &routing);
+  counts(plan, in, &routing);
+  Dispatched rows(routing.recv_total[0], plan.hidden, plan.scale_words, plan.topk);
+  dispatch(plan, in, plan.topk, routing, &rows, false);
+  return {std::move(routing), std::move(rows)};
+}
+
 void ThroughputRank::combine(const RoundPlan& plan, u32 num_tokens, const Routing& r, const Combining& rows) {
   RowShape shape;
   shape.payload_bytes = plan.combine_hidden * 2;

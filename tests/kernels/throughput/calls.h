@@ -72,6 +72,12 @@ class ThroughputRank {
   // `topk`: of this call; 0 in a cached one. `pad`: rows beyond the count get index -1.
   void dispatch(const RoundPlan& plan, const RankInput& in, u32 topk, const Routing& routing, Dispatched* out,
                 bool pad);
+  // A whole dispatch: layout, counts and rows.
+  struct Received {
+    Routing routing;
+    Dispatched rows;
+  };
+  Received receive(const RoundPlan& plan, const RankInput& in);
   struct Combining {
     const u16* x;
     const float* weights;

@@ -77,12 +77,8 @@ TEST(throughput_contribute_names_a_rank_that_does_not_read) {
   world.run([&](u32 me) {
     const RoundPlan plan = round_plan(world, c, round);
     const RankInput in = throughput_input(world, c, round, me);
-    Routing routing(world, c, in, plan.channels);
     ThroughputRank rank(world, me, c);
-    rank.layout(in, &routing);
-    rank.counts(plan, in, &routing);
-    Dispatched got(routing.recv_total[0], plan.hidden, plan.scale_words, plan.topk);
-    rank.dispatch(plan, in, plan.topk, routing, &got, false);
+    auto [routing, got] = rank.receive(plan, in);
     check_no_fault(world, me, "dispatch");
     if (me == 1) come_and_read_nothing(world, ended);
     Poisoned<u16> out(u64{in.num_tokens} * plan.combine_hidden);

@@ -10,20 +10,7 @@ namespace {
 
 const std::vector<std::vector<u32>> kWorlds = {{0, 0}, {0, 1}, {0, 0, 0}, {0, 0, 1}, {0, 1, 1, 2, 2}};
 
-struct Received {
-  Routing routing;
-  Dispatched rows;
-};
-// What a rank takes in a dispatch.
-Received dispatched(World& world, ThroughputRank& rank, const ThroughputCase& c, const RoundPlan& plan, u32 me) {
-  const RankInput in = throughput_input(world, c, 0, me);
-  Routing routing(world, c, in, plan.channels);
-  rank.layout(in, &routing);
-  rank.counts(plan, in, &routing);
-  Dispatched rows(routing.recv_total[0], plan.hidden, plan.scale_words, plan.topk);
-  rank.dispatch(plan, in, plan.topk, routing, &rows, false);
-  return {std::move(routing), std::move(rows)};
-}
+using Received = ThroughputRank::Received;
 
 // This rank's combine of what it took, all rows zero.
 void combine(World& world, ThroughputRank& rank, const ThroughputCase& c, const RoundPlan& plan, u32 me,
@@ -54,8 +41,8 @@ TEST(throughput_identify_refuses_a_routing_of_another_exchange) {
       world.run([&](u32 me) {
         const RoundPlan plan = round_plan(world, c, 0);
         ThroughputRank rank(world, me, c);
-        const Received first = dispatched(world, rank, c, plan, me);
-        const Received second = dispatched(world, rank, c, plan, me);
+        const Received first = rank.receive(plan, throughput_input(world, c, 0, me));
+        const Received second = rank.receive(plan, throughput_input(world, c, 0, me));
         const Received& taken = me == odd ? first : second;
         if (!rows_again) return combine(world, rank, c, plan, me, taken);
         const RankInput in = throughput_input(world, c, 0, me);
@@ -85,7 +72,7 @@ TEST(throughput_identify_refuses_rows_of_another_size) {  // whose place in the 
     world.run([&](u32 me) {
       RoundPlan plan = round_plan(world, c, 0);
       ThroughputRank rank(world, me, c);
-      const Received taken = dispatched(world, rank, c, plan, me);
+      const Received taken = rank.receive(plan, throughput_input(world, c, 0, me));
       plan.combine_hidden = me == 0 ? 16 : 8;
       plan.combine_topk = 0;
       combine(world, rank, c, plan, me, taken);
@@ -110,7 +97,7 @@ TEST(throughput_identify_names_a_rank_that_does_not_come) {
     world.run([&](u32 me) {
       RoundPlan plan = round_plan(world, c, 0);
       ThroughputRank rank(world, me, c);
-      const Received taken = dispatched(world, rank, c, plan, me);
+      const Received taken = rank.receive(plan, throughput_input(world, c, 0, me));
       world.set_timeout(me, 700'000'000);  // not of the dispatch too, for which all come
       if (me != missing) combine(world, rank, c, plan, me, taken);
     });

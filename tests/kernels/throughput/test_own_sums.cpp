@@ -17,12 +17,8 @@ TEST(throughput_own_sums_refuses_a_handle_that_was_written_to) {
     while (taken_rows(world, c, round, me).size() < 3) ++round;
     const RoundPlan plan = round_plan(world, c, round);
     const RankInput in = throughput_input(world, c, round, me);
-    Routing routing(world, c, in, plan.channels);
     ThroughputRank rank(world, me, c);
-    rank.layout(in, &routing);
-    rank.counts(plan, in, &routing);
-    Dispatched got(routing.recv_total[0], plan.hidden, plan.scale_words, plan.topk);
-    rank.dispatch(plan, in, plan.topk, routing, &got, false);
+    auto [routing, got] = rank.receive(plan, in);
     check_no_fault(world, me, "dispatch");
     const CombineInput mine(world, c, round, me);
     Poisoned<u16> out(u64{in.num_tokens} * plan.combine_hidden);

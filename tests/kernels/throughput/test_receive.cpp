@@ -93,12 +93,8 @@ void fails_meanwhile(u64 passes_late) {
   const RoundPlan plan = round_plan(world, c, 0);
   world.run([&](u32 me) {
     const RankInput in = throughput_input(world, c, 0, me);
-    Routing routing(world, c, in, plan.channels);
     ThroughputRank rank(world, me, c);
-    rank.layout(in, &routing);
-    rank.counts(plan, in, &routing);
-    Dispatched got(routing.recv_total[0], plan.hidden, plan.scale_words, plan.topk);
-    rank.dispatch(plan, in, plan.topk, routing, &got, false);
+    auto [routing, got] = rank.receive(plan, in);
     if (me != 0) return;
     const FailsMeanwhile hooks(world, passes_late);
     rank.dispatch(plan, in, 0, routing, &got, false);  // cached: it asks which call the other is in
