@@ -115,6 +115,11 @@ class Plan:
         return [rank for rank in range(self.world.ranks) if rank not in self.survivors]
 
     @property
+    def beside(self) -> list[int]:
+        """Ranks that a link parts with the victim: what they have sent until its point has arrived too by then."""
+        return [] if self.point == "idle" else [rank for rank in self.victims if rank != self.rank]
+
+    @property
     def recovers(self) -> bool:
         """All that live call recover() after the fault."""
         return self.harm == "part" or self.network == "shared_memory-netns"
@@ -191,6 +196,7 @@ def parse(line: str) -> Plan:
         "a rank that leaves does so between calls": harm == "leave" and point in (*STARTING, *MID_STREAM, "counted"),
         "before it has a Buffer, a rank is killed or stopped": point in STARTING and harm not in ("kill", "stop"),
         "a stream is parted from outside": point in MID_STREAM and harm in LINKS,
+        "inside of a call, a link parts one rank": point == "counted" and plan.beside != [],
         "without links, a rank is killed": network == "shared_memory-netns" and (harm != "kill" or point in STARTING),
     }
     for why, wrong in conflicts.items():

@@ -35,6 +35,7 @@ class Actor:
     def __init__(self, member: Member, plan: Plan) -> None:
         self.member, self.plan = member, plan
         self.victim = member.rank() == plan.rank
+        self.beside = member.rank() in plan.beside
         self.mode = "l" if plan.mode == "low_latency" else "t"
         self._exchanges = 0
 
@@ -59,10 +60,16 @@ class Actor:
     # ---- harm ------------------------------------------------------------------------------------------------------
 
     def strike(self, buffer: Buffer | None) -> None:
-        """Does the plan's harm to this rank, or lets the test do it. What this rank has sent has arrived before."""
+        """Does the plan's harm to this rank, or lets the test do it. What this rank has sent has arrived before.
+
+        A rank beside the victim only says that it has.
+        """
         if buffer is not None and self.plan.point not in MID_STREAM:
             buffer._device.finish()  # a call may be asynchronous
             deliver(buffer)
+        if self.beside:
+            self.member.tell("delivered")
+            return
         if self.plan.harm == "leave":
             assert buffer is not None
             buffer.destroy()
@@ -99,7 +106,7 @@ class Actor:
             if self.victim:
                 self.strike(buffer)
         if self.plan.point == "barrier":
-            if self.victim:
+            if self.victim or self.beside:
                 self.strike(buffer)
             buffer.barrier()
         number = DOOMED_ROUND
@@ -108,7 +115,8 @@ class Actor:
             number += 1
 
     def _play(self, buffer: Buffer, number: int) -> None:
-        stage = STAGES.get(self.plan.point, -1) if number == DOOMED_ROUND and self.victim else -1
+        struck = number == DOOMED_ROUND and (self.victim or self.beside)
+        stage = STAGES.get(self.plan.point, -1) if struck else -1
         stages = playing(buffer, self.step(number), self.plan.world.node_sizes)
         for at in range(5):
             if at == stage:

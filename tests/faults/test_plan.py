@@ -48,6 +48,7 @@ def test_plan_table_has_every_word() -> None:
         ("leave 2 mid-dispatch throughput 2x2 tcp thread", "between calls"),
         ("pause 2 connecting throughput 2x2 tcp thread", "killed or stopped"),
         ("cut 2 mid-combine throughput 2x2 tcp-netns thread", "from outside"),
+        ("cut 0 counted throughput 2x2 tcp-netns thread", "parts one rank"),
         ("stop 2 idle throughput 4x1 shared_memory-netns thread", "a rank is killed"),
     ],
 )
@@ -83,6 +84,8 @@ def test_plan_says_who_may_be_named_and_for_what() -> None:
     ):
         assert parse(line).recovers and parse(line).quorum == quorum, line
     assert not cut.recovers
+    assert parse("part 0 dispatch-sent low_latency 2+1 tcp-netns thread").beside == [1]
+    assert cut.beside == late.beside == []
     killed = parse("kill 1 idle throughput 4x1 tcp-apart thread")
     assert killed.kind == "PeerLost" and killed.limit_s < stopped.limit_s and len(killed.phases(0)) > 1
     for plan in TABLE:

@@ -122,6 +122,7 @@ class Result:
             os.kill(proxy.pid, signal.SIGKILL if plan.harm == "kill-proxy" else signal.SIGSTOP)
         elif plan.harm in LINKS:
             assert hosts is not None
+            fleet.wait_for("delivered", plan.beside)
             hosts.harm("cut" if plan.harm == "part" else plan.harm, plan.topology.node_of[plan.rank])
         else:
             return
