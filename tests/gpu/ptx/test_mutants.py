@@ -3,14 +3,28 @@
 from __future__ import annotations
 
 import functools
+import math
 import re
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from tests.gpu.ptx import mutants as hunting
 from tests.gpu.ptx.known_mutants import KNOWN, REFUSED
-from tests.gpu.ptx.mutants import Notes, contradictions, fingerprints, is_of, known, mutants, outcomes, refused
+from tests.gpu.ptx.mutants import (
+    AGAIN,
+    Hunt,
+    Notes,
+    contradictions,
+    fingerprints,
+    is_of,
+    known,
+    mutants,
+    outcomes,
+    refused,
+)
 from tests.gpu.ptx.scenarios import SCENARIOS, SEEDS, Played, play
 from tests.gpu.ptx.summary import note
 
@@ -90,6 +104,25 @@ def test_ptx_no_mutant_that_is_found_may_have_a_reason_why_it_is_not(tmp_path: P
     assert wrong and known(excused) in wrong[0] and all(excused.kernel in line for line in wrong)
     with pytest.raises(AssertionError, match="gives a reason for mutants that are found"):
         outcomes(notes, made)
+
+
+@pytest.mark.parametrize("found_at", [2, 5, 99])
+def test_ptx_mutant_that_all_plays_miss_plays_again(
+    found_at: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    notes, plays = Notes(ARCH, tmp_path), []
+
+    def played(scenario: str, seed: int, changes: Any, arch: str) -> SimpleNamespace:
+        plays.append(seed)
+        return SimpleNamespace(wrong="a wrong row" if len(plays) == found_at else "")
+
+    monkeypatch.setattr(hunting, "play", played)
+    mutant = next(m for m in mutants(ARCH) if not known(m) and not refused(m))
+    notes.executed[ONE, mutant.kernel] = [1] * (mutant.instruction + 1)
+    notes.seconds = dict.fromkeys(SCENARIOS, 1.0)
+    Hunt(notes, math.inf).run([mutant])
+    assert plays == [*SEEDS, *SEEDS * AGAIN][:found_at]
+    assert outcomes(notes, [mutant]) == ["missed" if found_at == 99 else "found"]
 
 
 def test_ptx_fingerprint_of_a_kernel_is_of_its_instructions() -> None:
