@@ -46,6 +46,7 @@ class Agreement:
         members: ranks of the last decision, all that are not absent at first.
         generation: its number, 0 at first.
         excluded_by: a rank that has said that the others go on without this one.
+        called_by: a rank that has called for the open generation and suspects nobody, while this one has not joined.
         late: ranks that had not come by the deadline, nor were known to have gone.
     """
 
@@ -61,6 +62,7 @@ class Agreement:
         self.members = frozenset(range(num_ranks)) - absent
         self.generation = 0
         self.excluded_by: int | None = None
+        self.called_by: int | None = None
         self.late: frozenset[int] = frozenset()
         self._quorum = quorum  # None: any survivors go on
         if quorum is not None and absent:
@@ -294,7 +296,7 @@ class Agreement:
         willing = {rank for rank, view in self._views.items() if view.allows} | ({self.rank} if self._allows else set())
         self._refused = group, group - willing
         self._refusals += 1
-        self._joined, self._called, self._phase, self._hints = False, False, ALIVE, frozenset()
+        self._joined, self._called, self.called_by, self._phase, self._hints = False, False, None, ALIVE, frozenset()
         self._suspects = set(range(self.num_ranks)) - self.members
         self._views.clear()
         self._gone.clear()
@@ -307,7 +309,7 @@ class Agreement:
         self.generation += 1
         self._decisions[self.generation] = absent
         self.members = frozenset(range(self.num_ranks)) - absent
-        self._joined, self._called, self._phase, self._hints = False, False, ALIVE, frozenset()
+        self._joined, self._called, self.called_by, self._phase, self._hints = False, False, None, ALIVE, frozenset()
         self._ballot, self._refusals = 0, 0
         self._views.clear()
         self._gone.clear()
@@ -352,7 +354,9 @@ class Agreement:
         if self._called:
             return None
         self._called = True
-        return sorted((view.suspects or view.hints) & self.members - {self.rank}) or [rank]
+        doubted = sorted((view.suspects or view.hints) & self.members - {self.rank})
+        self.called_by = None if doubted else rank
+        return doubted or [rank]
 
     def _same_ballot(self, rank: int, view: View, known: View | None) -> bool:
         """Whether a word is of this rank's ballot, after it has left that for a later one if need be. Lock held."""

@@ -79,8 +79,11 @@ class Diagnosis:
         """What the lost rank itself has said of why it leaves; empty where it has said nothing."""
         if fault["kind"] != FaultKind.PEER_LOST or self.agreement_service is None:
             return ""
-        error = self.agreement_service.error_of(fault["peer"])
-        return error and f"it left by an error of its own ({error.rstrip('.')})"
+        if error := self.agreement_service.error_of(fault["peer"]):
+            return f"it left by an error of its own ({error.rstrip('.')})"
+        if self.agreement_service.called_by == fault["peer"]:
+            return "it has called recover(), without a lost rank to name: its own log says why"
+        return ""
 
     def _network_words(self, fault: Mapping[str, int]) -> str:
         """The network's own error code in words; empty if the record has none."""

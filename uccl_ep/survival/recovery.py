@@ -96,10 +96,11 @@ class Recovery:
 
     def _with_survivors(self, allow_minority: bool) -> Life:
         session, cause = self._session, self._cause
-        suspect = cause.peer if isinstance(cause, (PeerLost, PeerTimeout)) else None
-        hints = set() if suspect is None or suspect == session.rank else {suspect}
         agreement_service = session.release_roll_call()
         assert agreement_service is not None  # only a session whose start failed has none
+        suspect = cause.peer if isinstance(cause, (PeerLost, PeerTimeout)) else None
+        innocent = session.rank, agreement_service.called_by  # who called for this without a suspect has not gone
+        hints = set() if suspect is None or suspect in innocent else {suspect}
         failure: UcclEpError | None = None
         try:
             while True:

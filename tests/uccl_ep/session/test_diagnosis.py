@@ -116,7 +116,9 @@ def test_diagnosis_words_about_one_rank_are_not_said_of_another(monkeypatch: pyt
 
 def test_diagnosis_a_rank_that_left_by_an_error_of_its_own_says_by_which(monkeypatch: pytest.MonkeyPatch) -> None:
     made = world()
-    made.agreement_service = SimpleNamespace(error_of={2: "ValueError: no such file."}.get, excluded_by=None)
+    made.agreement_service = SimpleNamespace(
+        error_of={2: "ValueError: no such file."}.get, excluded_by=None, called_by=2
+    )
     monkeypatch.setattr(made, "_root", lambda found, waited_for: waited_for)
     lost = raised(made, fault(kind=FaultKind.PEER_LOST, peer=2))
     assert isinstance(lost, PeerLost) and "it left by an error of its own (ValueError: no such file)" in str(lost)

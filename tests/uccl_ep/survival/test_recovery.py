@@ -16,6 +16,7 @@ from tests.end_to_end.steps import LowLatencyStep, Step, ThroughputStep
 from tests.end_to_end.world import World, as_threads
 from tests.uccl_ep.ranks import assert_refused
 from uccl_ep import Buffer, InvalidArgument, NoQuorum, PeerLost, PeerTimeout, ThreadGroup, UcclEpError
+from uccl_ep.membership.agreement_service import AgreementService
 from uccl_ep.survival import recovery
 
 RANKS, VICTIM = 4, 1
@@ -110,6 +111,30 @@ def test_recover_refuses_what_is_of_the_old_life() -> None:
             buffer.destroy()
 
     as_threads(World(RANKS, 2, "shared_memory"), body)
+
+
+def test_recover_of_the_others_is_what_a_late_rank_hears_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No rank is lost: the error that ends the late rank's call says so, and its own recover() suspects nobody."""
+    agree, hinted = AgreementService.agree, []
+
+    def body(group: ThreadGroup) -> None:
+        buffer = make_buffer(group, [step("t", 0)], 2, slack=6)
+        if group.rank() == 0:
+            with pytest.raises(PeerLost) as caught:
+                play(buffer, step("t", 0), 2)  # none of the others ever comes
+            assert caught.value.peer in (1, 2, 3)
+            assert "it has called recover(), without a lost rank to name" in str(caught.value)
+        assert buffer.recover() == [0, 1, 2, 3]
+        play(buffer, step("t", 1), 2)
+        buffer.destroy()
+
+    def noted(service: AgreementService, hints: set[int], *terms: Any) -> list[int]:
+        hinted.append(hints)
+        return agree(service, hints, *terms)
+
+    monkeypatch.setattr(AgreementService, "agree", noted)
+    as_threads(World(RANKS, 2, "shared_memory"), body)
+    assert hinted == [set()] * RANKS
 
 
 def test_recover_refuses_bad_arguments() -> None:
