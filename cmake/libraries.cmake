@@ -27,6 +27,11 @@ add_library(uccl_kernel_options INTERFACE)
 target_link_libraries(uccl_kernel_options INTERFACE uccl_options)
 target_compile_options(uccl_kernel_options INTERFACE -ffp-contract=off)
 
+# Sums of rows spend their time in loops of a few instructions: where one begins must not depend on what lies before it.
+set(vector_sources ${kernel_sources})
+list(FILTER vector_sources INCLUDE REGEX "/kernels/host/vector_[^/]*\\.cpp$")
+set_source_files_properties(${vector_sources} PROPERTIES COMPILE_OPTIONS -falign-loops=64)
+
 # The width is the library's public definition: whoever links it instantiates kernel templates of the same width.
 function(uccl_add_kernels wave)
   add_library(uccl_kernels_wave${wave} STATIC ${kernel_sources})
