@@ -24,7 +24,7 @@ TransportSettings transport_settings(const ProbeSettings& p, const Segment& memo
   s.fabric = p.fabric;
   s.ip.interface_address = p.interface_address;
   s.max_in_flight = kWindow;
-  s.connect_timeout_ns = p.timeout_ns;
+  s.connect_timeout_ns = p.connect_timeout_ns;
   s.local.add(Span{0, memory.bytes(), static_cast<u8*>(memory.data())});
   s.shared_memory.span_fds = {memory.fd()};
   return s;

@@ -18,7 +18,8 @@ struct ProbeSettings {
   u64 session = 0;
   std::string secret;            // 32 bytes
   u64 most_bytes = 1 << 20;      // the longest write that will be measured
-  u64 timeout_ns = 30ull * 1000 * 1000 * 1000;  // of connect and of each measurement
+  u64 connect_timeout_ns = 30ull * 1000 * 1000 * 1000;
+  u64 timeout_ns = 30ull * 1000 * 1000 * 1000;  // of each measurement
 };
 
 class TransportProbe {
