@@ -80,6 +80,8 @@ class WaitPhase(enum.IntEnum):
 
     COMBINE_SUMS = 14
 
+    BARRIER_SEND = 15
+
 class DetailKind(enum.IntEnum):
     NONE = 0
 

@@ -1,5 +1,5 @@
-// A barrier of all ranks that also orders data: on the node by words that peers read, between nodes by the proxies
-// (Op::kBarrier drains the ring first). One warp.
+// A barrier of all ranks that also orders data: a rank enters it when everything in its rings has arrived; it then meets
+// the ranks of its node by words that peers read, the others through the proxies. One warp.
 #pragma once
 #include "kernels/device/ring_push.h"
 #include "kernels/layout/access.h"
@@ -10,6 +10,16 @@ struct BarrierArgs {
   RankContext rank;
   u64 round;  // 1, 2, 3, ... the same on every rank
 };
+
+// All lanes: what this rank has sent has arrived. With `shrink` what does not arrive is given half the timeout, since others
+// leave out a rank that enters late.
+DEV bool await_sent(const BarrierArgs& a, WaitContext wait) {
+  if (a.rank.shrink) {
+    wait = begin_wait(wait, a.rank.timeout_ns / 2);
+    wait.renewed_ns = 0;
+  }
+  return simt::sync_block_and(await_rings(a.rank, wait, WaitPhase::kBarrierSend));
+}
 
 // One lane: the proxies of all ranks on other nodes have met. Who has not come in time is masked (with `shrink`), and
 // the proxy then no longer waits for it.
@@ -41,6 +51,7 @@ KERNEL rank_barrier(BarrierArgs a) {
   const TopologyView& t = a.rank.topology;
   const WaitContext wait = wait_context(a.rank);
   if (simt::bid() != 0) return;
+  if (t.num_nodes > 1 && !await_sent(a, wait)) return;
   if (simt::tid() == 0) {
     // Node peers may read what this rank stored before (release); remote peers are told by the proxy.
     simt::st_release_sys(word(own_data(a.rank), a.rank.signals.barrier()), a.round);

@@ -1,5 +1,6 @@
 // Device-side shorthands over RankContext: where a word or a row of some rank is, as this rank sees it.
 #pragma once
+#include "kernels/device/ring_push.h"
 #include "kernels/device/simt.h"
 #include "kernels/device/wait.h"
 #include "kernels/layout/rank_context.h"
@@ -58,6 +59,19 @@ DEV const u64* arrival_flag(const RankContext& c, Phase phase, u32 source) {
 DEV const RingView& ring_to(const RankContext& c, u32 peer) { return c.rings[peer % c.num_rings]; }
 // Ring of a channel's stream commands.
 DEV const RingView& ring_of_channel(const RankContext& c, u32 channel) { return c.rings[channel % c.num_rings]; }
+
+// A thread a ring: everything that this rank has put into its rings is complete at its receivers. False: the call failed.
+// With `shrink` an expired wait fails nothing: what a peer that is gone was sent, nobody will read.
+DEV bool await_rings(const RankContext& c, WaitContext wait, WaitPhase phase) {
+  if (c.shrink) wait.fault = nullptr;
+  for (u32 i = simt::tid(); i < c.num_rings; i += simt::ntid()) {
+    const RingView& ring = c.rings[i];
+    const u64 head = simt::ld_relaxed_gpu(ring.head);
+    if (head == 0 || wait_done(ring, head - 1, wait, WaitSite{phase, kNoPeer, {}, 0})) continue;
+    if (!c.shrink || aborted(wait)) return false;
+  }
+  return true;
+}
 
 DEV bool masked(const RankContext& c, u32 rank) {
   return c.mask != nullptr && simt::ld_relaxed_sys(&c.mask[rank]) != 0;

@@ -27,19 +27,6 @@ struct CombineReceiveShared {
   u32 last;
 };
 
-// A thread a ring: everything that this rank has put into its rings is complete at its receivers.
-DEV bool await_rings(const CombineReceiveArgs& a, const Turn& turn) {
-  WaitContext wait = turn.wait;
-  if (a.rank.shrink) wait.fault = nullptr;  // nothing of a peer that is gone will be read any more
-  for (u32 i = simt::tid(); i < a.rank.num_rings; i += simt::ntid()) {
-    const RingView& ring = a.rank.rings[i];
-    const u64 head = simt::ld_relaxed_gpu(ring.head);
-    if (head == 0 || wait_done(ring, head - 1, wait, WaitSite{WaitPhase::kStagingReuse, kNoPeer, {}, 0})) continue;
-    if (!a.rank.shrink || aborted(turn.wait)) return false;
-  }
-  return true;
-}
-
 // What says that everything of a rank is here: its flag, null where nothing is waited for, and what to wait for; of
 // another node's rank also its ExpectHeader.
 struct Awaited {
@@ -86,7 +73,7 @@ DEV bool compare_calls(const CombineReceiveArgs& a, const Turn& turn) {
 // rank.
 DEV bool await_combine(const CombineReceiveArgs& a, const Turn& turn) {
   const bool network_reads = a.zero_copy && a.rank.topology.num_nodes > 1 && !a.call.reduces;
-  bool good = !network_reads || await_rings(a, turn);
+  bool good = !network_reads || await_rings(a.rank, turn.wait, WaitPhase::kStagingReuse);
   if (a.call.reduces) good = compare_calls(a, turn) && good;
   for (u32 r = simt::tid(); r < a.rank.topology.num_ranks; r += simt::ntid()) {
     const Awaited from = awaited(a, turn, r);

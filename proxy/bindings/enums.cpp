@@ -47,6 +47,7 @@ constexpr const char* name(WaitPhase v) {
     case WaitPhase::kCombineWeights: return "COMBINE_WEIGHTS";
     case WaitPhase::kCombineReduce: return "COMBINE_REDUCE";
     case WaitPhase::kCombineSums: return "COMBINE_SUMS";
+    case WaitPhase::kBarrierSend: return "BARRIER_SEND";
   }
   return nullptr;
 }

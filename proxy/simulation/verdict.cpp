@@ -31,7 +31,7 @@ bool plausible_phase(Kernel kernel, WaitPhase phase) {
     case Kernel::kSettle: return any_of({P::kDispatchSend, P::kCombineSend});
     case Kernel::kDispatch: return any_of({P::kDispatchSend, P::kDispatchReceive, P::kRing});
     case Kernel::kCombine: return any_of({P::kCombineSend, P::kCombineReceive, P::kRing});
-    case Kernel::kBarrier: return any_of({P::kBarrier, P::kRing});
+    case Kernel::kBarrier: return any_of({P::kBarrier, P::kBarrierSend, P::kRing});
     default: return false;
   }
 }
@@ -86,10 +86,12 @@ std::string judge_failed(const Case& c, World& world, const Driver& driver, u32 
   if (!proxy_said_it && driver.kernel(rank) != Kernel::kQuiet &&
       !plausible_phase(driver.kernel(rank), static_cast<WaitPhase>(f.phase)))
     return "a phase that was not under way: " + what;
-  if (f.peer == ~0u)
-    return f.phase == static_cast<u32>(WaitPhase::kBarrier) || f.phase == static_cast<u32>(WaitPhase::kStagingReuse)
-               ? ""
-               : "nobody is named: " + what;
+  if (f.peer == ~0u) {  // the proxy knows whom such a wait is for
+    const auto phase = static_cast<WaitPhase>(f.phase);
+    const bool of_the_proxy =
+        phase == WaitPhase::kBarrier || phase == WaitPhase::kBarrierSend || phase == WaitPhase::kStagingReuse;
+    return of_the_proxy ? "" : "nobody is named: " + what;
+  }
   if (f.peer >= world.num_ranks()) return "a rank that does not exist: " + what;
   if (kind != FaultKind::kTimeout && !culprit(c, rank, f.peer)) return "the wrong rank was called lost: " + what;
   if (culprit(c, rank, f.peer) || !driver.finished(f.peer)) return "";

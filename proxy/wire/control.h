@@ -62,7 +62,8 @@ enum class WaitPhase : u32 {
   kComputeSignal,  // of an expert whose rows a combine sends; detail: the local expert
   kCombineWeights,  // an owner's, at its host on another node
   kCombineReduce,  // rows of a rank of the node, at the host that sums them
-  kCombineSums  // of a host on another node, at the owner
+  kCombineSums,  // of a host on another node, at the owner
+  kBarrierSend  // what was sent before a barrier: to whom, the proxy knows
 };
 
 // What the number in a DetailWord counts.

@@ -1,4 +1,4 @@
-/* BARRIER: every rank writes, then meets, ROUNDS times. A round is QUIET of the rank's ring, then an immediate to and
+/* BARRIER: every rank writes, then meets, ROUNDS times. A round is QUIET of the rank's rings, then an immediate to and
  * from every peer; immediates overtake each other, a later round may come before an earlier one's. */
 #include "promises.pml"
 
@@ -59,7 +59,7 @@ proctype Rank(byte me) {
   :: entered[me] < ROUNDS ->
     atomic { entered[me]++; data_air[PAIR(me, NEXT_RANK(me))] = 1 }
 #ifndef BUG_NO_QUIET_FIRST
-    (!data_air[PAIR(me, NEXT_RANK(me))]); /* proxy/engine/poster.cpp take_barrier */
+    (!data_air[PAIR(me, NEXT_RANK(me))]); /* kernels/collective/barrier.h await_sent, then take_barrier */
 #endif
     /* proxy/engine/barrier.cpp progress: tells each peer, then waits for each */
     other = 0;

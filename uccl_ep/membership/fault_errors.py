@@ -34,6 +34,7 @@ _PHASES: dict[int, str] = {
     WaitPhase.COMBINE_WEIGHTS: "combine (weights)",
     WaitPhase.COMBINE_REDUCE: "combine (sums in the node)",
     WaitPhase.COMBINE_SUMS: "combine (receive of sums)",
+    WaitPhase.BARRIER_SEND: "a barrier (send)",
 }
 # Of a throughput row, by the number that travels with a call (ThroughputShape in proxy/wire/identity.h).
 _DTYPES = (

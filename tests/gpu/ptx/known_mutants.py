@@ -32,6 +32,7 @@ _CPU = "kernels take this way on a CPU only"
 _NO_WORK = "its team was told that nothing is left to do: no row was read or written in this turn"
 _STREAM = "what this rank pushed for the call came in launches before, which its stream orders"
 _STAYED = "behind it a rank is asked if it gave up while its rows were read, and in no scenario one does: PTX needs it"
+_ARRIVED = "it says that this rank's writes have arrived; in no scenario only a barrier waits for some: PTX needs it"
 _NO_ROW = "the command names no row of this launch: what it names was released before"
 
 KNOWN: tuple[tuple[str, str, str], ...] = (
@@ -88,9 +89,10 @@ KNOWN: tuple[tuple[str, str, str], ...] = (
         r"^.*: st\.release\.gpu.*\n.*learn_done\(a\.rank\.rings|^low_latency_combine_reduce: .*&a\.sizes\[source\]\)",
         _ONE_BLOCK,
     ),
-    ("narrow", r"^low_latency_combine_recv: .*ring\.head", _STREAM),
+    ("narrow", r"^(low_latency_combine_recv|rank_barrier): .*ring\.head", _STREAM),
     ("narrow", r"^low_latency_combine_reduce: .*ring\.(head|cached_tail)(.*\n)+.*send_expect\($", _ONE_BLOCK),
     ("relax", r"^rank_barrier: (.*\n)+.*came", _GATE),
+    ("remove", r"^rank_barrier: barand: .*await_rings\(", _ARRIVED),
     ("relax", r"identities->(node|compared)|^throughput(.*\n)+.*DeviceWord\{compared\}", _GATE),
     ("relax", r"^.*ring\.cached_done", _HOST),
     ("relax", r"^throughput_dispatch: .*heads\[g\](.*\n)+.*\bk, (news|k\.landing)", _UNSEEN),
@@ -122,7 +124,7 @@ KNOWN: tuple[tuple[str, str, str], ...] = (
 """(how, a pattern of kernel, instruction and source lines, why). No mutant of these is ever found: where one is, the
 reason is wrong or its pattern too wide, and the table is not made."""
 
-UNSEEN = frozenset({_HOST, _TAKEN_ALONG, _UNSEEN, _STALE, _TENSOR, _STAYED})
+UNSEEN = frozenset({_HOST, _TAKEN_ALONG, _UNSEEN, _STALE, _TENSOR, _STAYED, _ARRIVED})
 """Reasons that lie in the machine: PTX promises what such a mutant takes away, and the machine does not see it."""
 
 REFUSED: tuple[tuple[str, str], ...] = (

@@ -85,6 +85,7 @@ TEST(simulation_verdict_the_right_rank_is_blamed) {
     });
   };
   CHECK_EQ(with(FaultKind::kTimeout, WaitPhase::kBarrier, 2), std::string());
+  CHECK_EQ(with(FaultKind::kTimeout, WaitPhase::kBarrierSend, ~0u), std::string());
   CHECK(with(FaultKind::kTimeout, WaitPhase::kBarrier, 3).find("blames a rank") != std::string::npos);
   CHECK(with(FaultKind::kTimeout, WaitPhase::kCombineSend, 2).find("phase") != std::string::npos);
   CHECK(with(FaultKind::kPeerLost, WaitPhase::kNone, 3).find("wrong rank") != std::string::npos);
