@@ -115,6 +115,26 @@ def barriers(member: Member, ranks_per_node: int, doom: Doom) -> None:
     buffer.destroy()
 
 
+def barrier_after_a_send(member: Member, ranks_per_node: int, mode: str, victim: int) -> None:
+    """A barrier right behind rows that the victim's stopped proxy does not take."""
+    buffer = make_buffer(member, [step(mode, 0)], ranks_per_node, slack=6)
+    member.tell("started")
+    member.ask()
+    assert set(playing(buffer, step(mode, 0), ranks_per_node or None)) == {"send", "receive"}
+    deliver(buffer)
+    member.tell("delivered")
+    member.ask()
+    sent = playing(buffer, step(mode, 1), ranks_per_node or None)
+    try:
+        if member.rank() != victim:
+            next(sent)
+        buffer.barrier()
+    except UcclEpError as error:
+        member.tell("fault", fault_of(error))
+    member.ask()
+    buffer.destroy()
+
+
 def barriers_under_watch(member: Member, watched: int) -> None:
     """Barriers until a fault; rank 0 tells when it watches another host's rank `watched`."""
     buffer = make_buffer(member, [step("t", 0)], 0, slack=6)

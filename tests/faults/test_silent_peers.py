@@ -7,8 +7,8 @@ import signal
 import pytest
 
 from tests.end_to_end.world import World
-from tests.faults.bodies import Doom, barriers, rounds
-from tests.faults.fleet import Fleet
+from tests.faults.bodies import Doom, barrier_after_a_send, barriers, rounds
+from tests.faults.fleet import Fleet, Place
 from tests.faults.test_lost_peers import SHARED_MEMORY, SURVIVORS, TCP, VICTIM, begin, slow
 
 TIMEOUT_S = 2.0
@@ -40,3 +40,27 @@ def test_silent_rank_in_a_barrier() -> None:
     with Fleet(World(4, 2, TCP, timeout_s=TIMEOUT_S), barriers, 2, doom) as fleet:
         begin(fleet, 4)
         check_timeouts(fleet, "barrier")
+
+
+def test_silent_proxy_in_a_barrier_behind_rows_that_it_does_not_take() -> None:
+    """What a rank has sent must have arrived before it enters a barrier."""
+    world = World(4, 1, TCP, proxy="process", timeout_s=TIMEOUT_S)
+    apart = [Place(f"host of node {rank}") for rank in range(4)]
+    with Fleet(world, barrier_after_a_send, 1, "l", VICTIM, places=apart) as fleet:
+        begin(fleet, 4)
+        fleet.wait_for("delivered", range(4))
+        (proxy,) = fleet.children(VICTIM)
+        proxy.suspend()
+        for rank in range(4):
+            fleet.answer(rank)
+        for rank, fault in fleet.wait_for("fault", range(4)).items():
+            if rank == VICTIM:
+                assert fault.kind == "TransportError", fault
+                continue
+            assert (fault.kind, fault.peer, fault.phase) == ("PeerTimeout", VICTIM, "a barrier (send)"), (rank, fault)
+            assert "to it did not arrive" in fault.text and "last seen" in fault.text, (rank, fault)
+        proxy.resume()
+        for rank in range(4):
+            fleet.answer(rank)
+        for rank in range(4):
+            assert fleet.join(rank) == 0

@@ -24,6 +24,8 @@ _PATIENCE_OF_TIMEOUT, _LEAST_PATIENCE_S, _MOST_PATIENCE_S = (
     5.0,
 )  # the same, of a rank that has answered that it is alive
 
+_OF_OWN_RINGS = (WaitPhase.RING, WaitPhase.STAGING_REUSE, WaitPhase.BARRIER_SEND)
+
 
 @dataclass
 class Diagnosis:
@@ -70,7 +72,7 @@ class Diagnosis:
                 fault["kind"] = FaultKind.PEER_LOST  # the peer has given up because it lost that rank
             evidence = self._evidence(fault, last_kernel)
             words = self._last_words(fault) or (words if fault["peer"] == about else "")
-            self._known = fault, replace(evidence, reason=words)
+            self._known = fault, replace(evidence, reason=words or evidence.reason)
         if self.agreement_service is not None and self.agreement_service.excluded_by is not None:
             return self.agreement_service.exclusion()  # whatever this rank has lost: all others have lost this rank
         return error_of(self._known[0], self.rank, self.hostnames, self._known[1])
@@ -142,11 +144,13 @@ class Diagnosis:
     def _root_cause(self, fault: Mapping[str, int]) -> int:
         """The rank that a fault record is about; a kernel knows only which word it waited for."""
         peer, phase = fault["peer"], fault["phase"]
-        if (
-            phase == WaitPhase.BARRIER and peer >= self.num_ranks
-        ):  # remote ranks meet in the proxy, which noted who has come
-            words = [self._word(self.rank, self.plan.control.progress(Phase.SPARE, r)) for r in range(self.num_ranks)]
-            return words.index(1 << 32) if 1 << 32 in words else peer
+        if phase == WaitPhase.BARRIER and peer >= self.num_ranks:
+            # Remote ranks meet in the proxy: it has noted who came, or awaits this rank's own writes before it begins.
+            control, own = self.plan.control, self.rank
+            missing = (r for r in range(self.num_ranks) if self._word(own, control.progress(Phase.SPARE, r)) == 1 << 32)
+            return next((r for r in missing if not self._word(own, control.excluded(r))), self._least_taker(peer))
+        if _is_for_own_rings(fault):
+            return self._least_taker(peer)
         if fault["kind"] == FaultKind.TIMEOUT and phase in FLAGS and peer < self.num_ranks and peer not in self.absent:
             # Rows of a remote rank land at its landing rank here. If that has not done its own part, it is the cause.
             landing = self.topology.read_at(peer, self.rank)
@@ -155,6 +159,17 @@ class Diagnosis:
             if fault["detail_kind"] != DetailKind.CHANNEL and own < fault["expected"]:
                 return landing
         return peer
+
+    def _least_taker(self, waited_for: int) -> int:
+        """Whom a wait for this rank's own writes is for in the end. A ring's commands end in order: who holds them up
+        need not be rank `waited_for`, unless that one has not taken all either."""
+        writes = self._writes_open()
+        return waited_for if waited_for in writes else max(writes, key=writes.__getitem__, default=waited_for)
+
+    def _writes_open(self) -> dict[int, int]:
+        """How many writes of this rank have not arrived, by the rank that they are for."""
+        peers = self.regions.read_counters()[1]
+        return {rank: peer["in_flight"] for rank, peer in enumerate(peers) if peer["in_flight"]}
 
     def _evidence(self, fault: Mapping[str, int], last_kernel: str) -> Evidence:
         """What this rank knows of the peer of a fault, and what the rank knows where the peer's rows land."""
@@ -169,4 +184,11 @@ class Diagnosis:
             self.regions.read_counters()[1][peer]["last_arrival_ns"], self._word(landing, control.flag_time(peer))
         )
         last_seen_s = (time.monotonic_ns() - last_ns) / 1e9 if last_ns else None
-        return Evidence(last_kernel, *arrivals_of(fault, progress), last_seen_s)
+        writes = self._writes_open().get(peer, 0) if _is_for_own_rings(fault) else 0
+        reason = f"{writes} write{'s' * (writes > 1)} to it did not arrive" if writes else ""
+        return Evidence(last_kernel, *arrivals_of(fault, progress), last_seen_s, reason)
+
+
+def _is_for_own_rings(fault: Mapping[str, int]) -> bool:
+    """Whether a wait expired that was for what this rank had sent: the proxy knows to whom."""
+    return fault["kind"] in (FaultKind.TIMEOUT, FaultKind.RING_FULL) and fault["phase"] in _OF_OWN_RINGS

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from uccl_ep import PeerLost, TransportError, UcclEpError, _native
+from uccl_ep import PeerLost, PeerTimeout, TransportError, UcclEpError, _native
 from uccl_ep._native import FaultKind, WaitPhase
 from uccl_ep.group.topology import NO_NODE, Topology
 from uccl_ep.membership.root_cause import Knowledge
@@ -17,17 +17,20 @@ from uccl_ep.session.diagnosis import Diagnosis
 NONE = 0xFFFFFFFF
 
 
-def diagnosis_of(topology: Topology, rank: int, **words: dict[tuple[int, int], int]) -> Any:
-    """A rank's witness; words by (rank, offset), 0 where nothing is said."""
+def diagnosis_of(
+    topology: Topology, rank: int, writes_open: tuple[int, ...] = (), **words: dict[tuple[int, int], int]
+) -> Any:
+    """A rank's witness; words by (rank, offset), 0 where nothing is said. `writes_open`: by rank; empty: none."""
     absent = frozenset(r for r, node in enumerate(topology.node_of) if node == NO_NODE)
     control, signals = _native.ControlLayout(), _native.SignalLayout()
     control.num_ranks, control.num_channels = topology.num_ranks, 2
     signals.num_ranks, signals.num_channels, signals.max_readers = topology.num_ranks, 2, 2
     plan: Any = SimpleNamespace(control=control, signals=signals, num_channels=2)
+    open_ = writes_open or (0,) * topology.num_ranks
     regions: Any = SimpleNamespace(
         control_word=lambda r, offset: words.get("control", {}).get((r, offset), 0),
         data_word=lambda r, offset: words.get("data", {}).get((r, offset), 0),
-        read_counters=lambda: ([], [{"last_arrival_ns": 0}] * topology.num_ranks),
+        read_counters=lambda: ([], [{"last_arrival_ns": 0, "in_flight": n} for n in open_]),
         knowledge=Knowledge,
     )
     nics = ["mlx5_0:1", "mlx5_3:1"]
@@ -45,7 +48,39 @@ def test_diagnosis_names_who_is_missing_at_a_barrier() -> None:
     one = diagnosis_of(two, 0, control={(0, layout.progress(3, 2)): 1 << 32 | 1, (0, layout.progress(3, 3)): 1 << 32})
     assert one._root_cause(fault(phase=WaitPhase.BARRIER)) == 3
     assert diagnosis_of(two, 0)._root_cause(fault(phase=WaitPhase.BARRIER)) == NONE  # nobody was noted
+    assert diagnosis_of(two, 0, (0, 0, 2, 0))._root_cause(fault(phase=WaitPhase.BARRIER)) == 2  # behind rows to rank 2
+    left_out = {(0, layout.progress(3, 3)): 1 << 32, (0, layout.excluded(3)): 1}  # noted when that was not yet so
+    assert diagnosis_of(two, 0, (0, 0, 2, 0), control=left_out)._root_cause(fault(phase=WaitPhase.BARRIER)) == 2
     assert one._root_cause(fault(phase=WaitPhase.BARRIER, peer=1)) == 1  # a rank of the node
+
+
+@pytest.mark.parametrize(
+    ("phase", "waited_for", "named"),
+    [
+        (WaitPhase.BARRIER_SEND, NONE, 3),  # the one that takes least
+        (WaitPhase.STAGING_REUSE, NONE, 3),
+        (WaitPhase.STAGING_REUSE, 2, 2),
+        (WaitPhase.STAGING_REUSE, 1, 3),  # rank 1 has taken all: its row's turn in the ring is behind rank 3's
+        (WaitPhase.COMBINE_RECEIVE, 1, 1),  # no wait for this rank's own writes
+    ],
+)
+def test_diagnosis_of_a_wait_for_its_own_writes_names_who_does_not_take_them(
+    phase: int, waited_for: int, named: int
+) -> None:
+    one = diagnosis_of(Topology((0, 1, 2, 3)), 0, (0, 0, 1, 5))
+    found = raised(one, fault(phase=phase, peer=waited_for, waited_ns=10**9))
+    assert isinstance(found, PeerTimeout) and found.peer == named
+    writes = {2: "1 write to it did not arrive", 3: "5 writes to it did not arrive"}
+    assert found.reason == writes.get(named)
+    nobody = raised(diagnosis_of(Topology((0, 1)), 0), fault(phase=WaitPhase.BARRIER_SEND))
+    assert isinstance(nobody, PeerTimeout) and nobody.peer is None
+
+
+def test_diagnosis_of_a_full_ring_names_who_does_not_take_its_writes() -> None:
+    full = fault(kind=FaultKind.RING_FULL, phase=WaitPhase.RING, peer=1)
+    assert "towards rank 3 (host b)" in str(raised(diagnosis_of(Topology((0, 0, 1, 1)), 0, (0, 0, 1, 5)), full))
+    refused = fault(kind=FaultKind.BAD_COMMAND, phase=WaitPhase.RING, peer=1)
+    assert "rank 1" in str(raised(diagnosis_of(Topology((0, 0, 1, 1)), 0, (0, 0, 1, 5)), refused))
 
 
 def test_diagnosis_names_the_host_that_has_not_done_its_own_part() -> None:
