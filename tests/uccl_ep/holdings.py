@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+import sys
+import threading
 import time
+import traceback
 
 from tests.faults import inventory
 
@@ -20,8 +23,15 @@ class Holdings:
         deadline = time.monotonic() + 10
         while (more := self._more()) and time.monotonic() < deadline:
             time.sleep(0.02)
-        assert not more, f"still held: {more}"
+        assert not more, f"still held: {more}\n{_threads_at_work()}"
 
     def _more(self) -> dict[str, int]:
         now = Holdings()
         return now.process.since(self.process) | {f"/dev/shm/{name}": 1 for name in now.shm - self.shm}
+
+
+def _threads_at_work() -> str:
+    """Where each of Python's threads is."""
+    frames = sys._current_frames()
+    names = {thread.ident: thread.name for thread in threading.enumerate()}
+    return "\n".join(f"{names.get(at)}:\n" + "".join(traceback.format_stack(frame)) for at, frame in frames.items())
